@@ -54,7 +54,7 @@ class Podembed:
 
     def write(self, folder: Path, values: dict[str, np.ndarray]) -> None:
         from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_table_metadata
-        from podembed.workers.checkpoint.records import TablePlan
+        from podembed.workers.checkpoint.records import TablePlan, WrittenBuckets
         from podembed.workers.storage.store import Store
 
         store, (num_buckets, _, width) = Store(folder), values["rows"].shape
@@ -76,7 +76,8 @@ class Podembed:
                 arrays = write_table_metadata(store, plan)
             receipts = [threads.submit(partial(write, bucket)) for bucket in range(num_buckets)]
             threads.finish()
-        self._files = assemble_table(plan, arrays, [receipt.result() for receipt in receipts])
+            written = WrittenBuckets.of(plan, [receipt.result() for receipt in receipts])
+        self._files = assemble_table(plan, arrays, [written])
 
     def read(self, folder: Path, values: dict[str, np.ndarray]) -> None:
         from podembed.workers.checkpoint.files import read_bucket

@@ -56,6 +56,7 @@ from podembed.workers.checkpoint.records import (  # noqa: E402
     ChunkFile,
     TableFiles,
     TablePlan,
+    WrittenBuckets,
     buckets_per_file,
 )
 from podembed.workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
@@ -168,7 +169,7 @@ def measure_one_host(arguments: argparse.Namespace) -> dict[str, Any]:
                 write_s.append(time.perf_counter() - began_s)
                 undo.acknowledge(attempt)
         entry, plan = receipt.tables[0], table_plan(spec, attempt, buckets_per_file=per_file["table"])
-        files = (assemble_table(plan, entry.arrays, entry.buckets),)
+        files = (assemble_table(plan, entry.arrays, [entry.buckets]),)
         manifest = manifest_of(attempt, files, placement, 1)
         _, commit_s = timed(lambda: checkpoint.commit(store, manifest, lease))
         loaded, load_s = timed(lambda: checkpoint.load(store, attempt))
@@ -213,7 +214,7 @@ def measure_many_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
     counts = np.bincount(placement[0], minlength=arguments.hosts)
     per_file = buckets_per_file([spec], placement, num_hosts=arguments.hosts)
     plan = table_plan(spec, commit_name(step=1, generation=1), buckets_per_file=per_file["table"])
-    receipts = made_up_receipts(plan)
+    receipts = made_up_receipts(plan, placement[0], arguments.hosts)
     tables, assemble_s = timed(lambda: (assemble_made_up(plan, receipts),))
     manifest = manifest_of(plan.attempt, tables, placement, arguments.hosts)
     found, check_s = timed(lambda: problems(manifest))
@@ -237,11 +238,11 @@ def measure_many_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def made_up_receipts(plan: TablePlan) -> list[BucketReceipt]:
-    """As if every bucket had been written."""
+def made_up_receipts(plan: TablePlan, owners: np.ndarray, num_hosts: int) -> list[WrittenBuckets]:
+    """As if each host had written every bucket that it owns."""
     per_file = plan.buckets_per_file
     metadata = {array: plan.metadata(array) for array in plan.widths}
-    receipts = []
+    receipts: list[list[BucketReceipt]] = [[] for _ in range(num_hosts)]
     for first in range(0, plan.num_buckets, per_file):
         buckets = range(first, first + per_file)
         chunks = tuple(
@@ -255,11 +256,11 @@ def made_up_receipts(plan: TablePlan) -> list[BucketReceipt]:
             for array, described in metadata.items()
         )
         digests = tuple(f"{bucket:032x}" for bucket in buckets)
-        receipts.append(BucketReceipt(bucket=first, chunks=chunks, digests=digests))
-    return receipts
+        receipts[owners[first]].append(BucketReceipt(bucket=first, chunks=chunks, digests=digests))
+    return [WrittenBuckets.of(plan, of_host) for of_host in receipts]
 
 
-def assemble_made_up(plan: TablePlan, receipts: list[BucketReceipt]) -> TableFiles:
+def assemble_made_up(plan: TablePlan, receipts: list[WrittenBuckets]) -> TableFiles:
     """The table of those receipts."""
     arrays = tuple(
         ArrayFiles(

@@ -36,7 +36,7 @@ from podembed.embedding.optimizers import Adagrad  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
 from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_table_metadata  # noqa: E402
-from podembed.workers.checkpoint.records import TableFiles  # noqa: E402
+from podembed.workers.checkpoint.records import TableFiles, WrittenBuckets  # noqa: E402
 from podembed.workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
 from podembed.workers.host.moves import BucketExchange  # noqa: E402
 from podembed.workers.host.surviving_shard import SurvivingShard  # noqa: E402
@@ -64,7 +64,7 @@ def commit(folder: str, specs: list[TableSpec]) -> tuple[TableFiles, ...]:
         table.slots["accumulator"][...] = rng.random(table.rows.shape, np.float32)
         arrays = write_table_metadata(store, plan)
         receipts = [write_buckets(store, plan, int(b), [*table.bucket(int(b)).values()]) for b in table.buckets]
-        found.append(assemble_table(plan, arrays, receipts))
+        found.append(assemble_table(plan, arrays, [WrittenBuckets.of(plan, receipts)]))
     return tuple(found)
 
 

@@ -93,7 +93,7 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         group.acknowledge(attempt)
         shards, _ = receipts
         tables = [table for shard in shards for table in shard.tables]
-        size_bytes = sum(chunk.size_bytes for t in tables for bucket in t.buckets for chunk in bucket.chunks)
+        size_bytes = sum(table.buckets.written_bytes for table in tables)
         size_bytes += sum(file.size_bytes for t in tables for part in t.parts for file in part.files)
     busy = (measuring.machine_cpu_s() - busy_before) / (time.perf_counter() - started)
     shard_bytes = sum(ready.shard_bytes for ready in group.ready)

@@ -229,8 +229,8 @@ def measure_commit(
     specs = table_specs(run.job, run.table_buckets)
     per_file = buckets_per_file(specs, placement, num_hosts=num_hosts)
     plans = [table_plan(s, commit_name(step=1, generation=1), buckets_per_file=per_file[s.name]) for s in specs]
-    receipts = [made_up_receipts(plan) for plan in plans]
-    receipt_bytes = sum(packed_bytes(of_table) for of_table in receipts)
+    receipts = [made_up_receipts(plan, owners, num_hosts) for plan, owners in zip(plans, placement, strict=True)]
+    receipt_bytes = sum(packed_bytes([of_table[host] for of_table in receipts]) for host in range(num_hosts))
     tables, assemble_s = timed(
         lambda: tuple(assemble_made_up(plan, found) for plan, found in zip(plans, receipts, strict=True))
     )

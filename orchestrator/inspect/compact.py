@@ -24,7 +24,7 @@ from podembed.orchestrator.commit.manifest import FORMAT_VERSION, Manifest, comm
 from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.run.reference import open_run_store
 from podembed.workers.checkpoint.files import assemble_table, read_bucket, write_buckets, write_table_metadata
-from podembed.workers.checkpoint.records import TableFiles, TablePlan
+from podembed.workers.checkpoint.records import TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
@@ -114,4 +114,4 @@ def _whole_table(store: Store, table: TableFiles, attempt: str, on_bucket: Calla
             read_bucket(store, table, first + at, out=out)
             on_bucket()
         receipts.append(write_buckets(store, plan, first, values))
-    return assemble_table(plan, arrays, receipts)
+    return assemble_table(plan, arrays, [WrittenBuckets.of(plan, receipts)])

@@ -115,7 +115,7 @@ def _assemble(
     tables = []
     for at, spec in enumerate(table_specs(run.job, run.table_buckets)):
         parts = [shard.tables[at] for shard in shards]
-        buckets = [bucket for part in parts for bucket in part.buckets]
+        buckets = [part.buckets for part in parts]
         if shards[0].is_delta:
             changed = [changed for part in parts for changed in part.parts]
             tables.append(assemble_delta(before[spec.name], attempt, changed, buckets))

@@ -15,6 +15,7 @@ from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION, Manifest, commit_name
 from podembed.orchestrator.commit.run_record import TableRecord, open_or_create
 from podembed.workers.checkpoint.deltas import PartWriter
+from podembed.workers.checkpoint.digest import Digests
 from podembed.workers.checkpoint.files import (
     assemble_delta,
     assemble_table,
@@ -23,7 +24,7 @@ from podembed.workers.checkpoint.files import (
     write_dense,
     write_table_metadata,
 )
-from podembed.workers.checkpoint.records import BucketReceipt, TableFiles, TablePlan
+from podembed.workers.checkpoint.records import TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import RECORD, VERSIONS, take
 
@@ -113,7 +114,7 @@ def commit_changes(
         ids, arrays = changes.get(table.name, ((), None))
         plan = _plan(attempt, table.name, table.num_buckets, arrays) if arrays else None
         writer = PartWriter(store, f"data/{attempt}/tables/{table.name}", [array.name for array in table.arrays])
-        receipts = []
+        digests = []
         for bucket in range(table.num_buckets):
             mine = np.array(sorted(row for row in ids if row % table.num_buckets == bucket), np.int64)
             digest = table.digests[bucket]
@@ -121,8 +122,10 @@ def commit_changes(
                 digest = digest_of(plan, bucket, [values[bucket :: table.num_buckets] for values in arrays.values()])
             if len(mine) and arrays:
                 writer.add(bucket, mine, [values[mine] for values in arrays.values()])
-            receipts.append(BucketReceipt(bucket=bucket, chunks=(), digests=(digest,)))
-        tables.append(assemble_delta(table, attempt, writer.finish(), receipts))
+            digests.append(digest)
+        firsts = np.arange(table.num_buckets, dtype="<i4").tobytes()
+        written = WrittenBuckets(folder="", firsts=firsts, digests=Digests.of(digests))
+        tables.append(assemble_delta(table, attempt, writer.finish(), [written]))
     manifest = dataclasses.replace(
         parent,
         format_version=FORMAT_VERSION,
@@ -167,7 +170,7 @@ def _write_table(store: Store, attempt: str, name: str, table: SampleTable) -> T
             piece[: len(mine)] = mine
             pieces.append(piece)
         receipts.append(write_buckets(store, plan, bucket, pieces))
-    return assemble_table(plan, described, receipts)
+    return assemble_table(plan, described, [WrittenBuckets.of(plan, receipts)])
 
 
 def _plan(attempt: str, name: str, num_buckets: int, arrays: Arrays) -> TablePlan:

@@ -9,7 +9,9 @@ gives the function for other languages.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import overload
 
 import numba
 import numpy as np
@@ -96,3 +98,40 @@ def _finish(state):
     for row in range(len(state)):
         state[row, 0] = finalize(state[row, 0])
         state[row, 1] = finalize(state[row, 1])
+
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Digests(Sequence[str]):
+    """The digests of many buckets, each as 32 hexadecimal digits. They are held as bytes: a text of Python takes five
+    times as much, and a commit may have a million.
+    """
+
+    data: bytes
+
+    @staticmethod
+    def of(texts: Iterable[str]) -> Digests:
+        return texts if isinstance(texts, Digests) else Digests(bytes.fromhex("".join(texts)))
+
+    def __len__(self) -> int:
+        return len(self.data) // DIGEST_BYTES
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, at: int | slice) -> str | tuple[str, ...]:
+        if isinstance(at, slice):
+            return tuple(self[one] for one in range(len(self))[at])
+        start = range(len(self))[at] * DIGEST_BYTES
+        return self.data[start : start + DIGEST_BYTES].hex()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Digests):
+            return self.data == other.data
+        return NotImplemented if not isinstance(other, tuple) else tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))

@@ -26,16 +26,17 @@ from podembed.workers.checkpoint.chunks import (
     write_chunks,
 )
 from podembed.workers.checkpoint.deltas import DeltaFiles, DeltaPart, read_changes
-from podembed.workers.checkpoint.digest import bucket_digest
+from podembed.workers.checkpoint.digest import DIGEST_BYTES, Digests, bucket_digest
 from podembed.workers.checkpoint.records import (
     ROWS,
+    ArrayChunks,
     ArrayFiles,
     BucketReceipt,
     ChunkFile,
     ChunkFiles,
-    Digests,
     TableFiles,
     TablePlan,
+    WrittenBuckets,
 )
 from podembed.workers.checkpoint.zarr_metadata import dtype_name
 from podembed.workers.storage.store import Store
@@ -115,16 +116,16 @@ def split_buckets(values: np.ndarray, rows_per_bucket: int) -> list[np.ndarray]:
     return [values[start : start + rows_per_bucket] for start in range(0, len(values), rows_per_bucket)]
 
 
-def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Sequence[BucketReceipt]) -> TableFiles:
+def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], written: Sequence[WrittenBuckets]) -> TableFiles:
     """Puts together what the hosts wrote of one table. Missing or double buckets are found later, by
     `checkpoint.commit`.
     """
-    order = {array: at for at, array in enumerate(plan.widths)}
-    chunks = sorted(
-        (chunk for receipt in receipts for chunk in receipt.chunks),
-        key=lambda chunk: (order[chunk.array], chunk.bucket),
-    )
-    files = ChunkFiles.of(chunks, arrays, num_buckets=plan.num_buckets, buckets_per_file=plan.buckets_per_file)
+    chunks: Sequence[ChunkFile] | None = _columns(plan, arrays, written)
+    if chunks is None:
+        # One by one, so that whoever checks can say which it is.
+        order = {array: at for at, array in enumerate(plan.widths)}
+        files = [file for one in written for file in one.files()]
+        chunks = tuple(sorted(files, key=lambda chunk: (order.get(chunk.array, len(order)), chunk.bucket)))
     return TableFiles(
         name=plan.name,
         num_rows=plan.num_rows,
@@ -133,23 +134,58 @@ def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Se
         rows_per_bucket=plan.rows_per_bucket,
         buckets_per_file=plan.buckets_per_file,
         arrays=arrays,
-        chunks=files or tuple(chunks),
-        digests=_digests(receipts),
+        chunks=chunks,
+        digests=_digests(written, num_buckets=plan.num_buckets),
     )
 
 
-def _digests(receipts: Sequence[BucketReceipt]) -> Digests:
-    return Digests.of(
-        digest for receipt in sorted(receipts, key=lambda receipt: receipt.bucket) for digest in receipt.digests
-    )
+def _columns(plan: TablePlan, arrays: Sequence[ArrayFiles], written: Sequence[WrittenBuckets]) -> ChunkFiles | None:
+    """All files of a table; None if they are not all there, once, each where its array lies."""
+    per_file, names = plan.buckets_per_file, tuple(plan.widths)
+    order = _order(written, step=per_file, count=plan.num_buckets // per_file)
+    # A host may own nothing of a table.
+    written = [one for one in written if one.firsts]
+    are_alike = len({(one.folder, one.arrays, one.size_bytes) for one in written}) == 1
+    if order is None or not are_alike or written[0].arrays != names or written[0].folder != plan.folder:
+        return None
+    if [array.path for array in arrays] != [plan.metadata(name).path for name in names]:
+        return None
+    found = []
+    for at, (array, size_bytes) in enumerate(zip(arrays, written[0].size_bytes, strict=True)):
+        data = np.frombuffer(b"".join(one.crc32c[at] for one in written), "<u4")
+        if len(data) != plan.num_buckets:
+            return None
+        crc32c = data.reshape(-1, per_file)[order].tobytes()
+        found.append(ArrayChunks(array=array.name, path=array.path, size_bytes=size_bytes, crc32c=crc32c))
+    return ChunkFiles(buckets_per_file=per_file, arrays=tuple(found))
+
+
+def _order(written: Sequence[WrittenBuckets], *, step: int, count: int) -> np.ndarray | None:
+    """Where in what was written each of `count` files is; None unless each is there once."""
+    firsts = np.frombuffer(b"".join(one.firsts for one in written), "<i4")
+    order = np.argsort(firsts, kind="stable")
+    return order if np.array_equal(firsts[order], np.arange(0, step * count, step)) else None
+
+
+def _digests(written: Sequence[WrittenBuckets], *, num_buckets: int) -> Digests:
+    """Of all buckets, in order; of another number of them if not each is there once."""
+    data = b"".join(one.digests.data for one in written)
+    if len(data) != num_buckets * DIGEST_BYTES:
+        return Digests(data)
+    num_files = sum(len(one.firsts) for one in written) // np.dtype("<i4").itemsize
+    order = _order(written, step=num_buckets // num_files, count=num_files)
+    if order is None or num_buckets % num_files:
+        return Digests(b"")
+    return Digests(np.frombuffer(data, np.uint8).reshape(num_files, -1)[order].tobytes())
 
 
 def assemble_delta(
-    parent: TableFiles, attempt: str, parts: Sequence[DeltaPart], receipts: Sequence[BucketReceipt]
+    parent: TableFiles, attempt: str, parts: Sequence[DeltaPart], written: Sequence[WrittenBuckets]
 ) -> TableFiles:
     """The parent's table with the rows that the hosts wrote since; every bucket has a digest, changed or not."""
     delta = DeltaFiles(commit=attempt, parts=tuple(sorted(parts, key=lambda part: part.buckets[0])))
-    return replace(parent, digests=_digests(receipts), deltas=(*parent.deltas, delta))
+    digests = _digests(written, num_buckets=parent.num_buckets)
+    return replace(parent, digests=digests, deltas=(*parent.deltas, delta))
 
 
 def read_bucket(

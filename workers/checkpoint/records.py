@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.arrays import safe_segment
 from podembed.workers.checkpoint.chunks import ChunkReceipt
 from podembed.workers.checkpoint.deltas import DeltaFiles
+from podembed.workers.checkpoint.digest import Digests
 from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
 
 ROWS = "rows"
@@ -64,10 +65,6 @@ class ChunkFile:
     size_bytes: int
     crc32c: tuple[int, ...]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A driver may get a million from its hosts, which takes a third of the time this way.
-        return _chunk_file, (self.array, self.bucket, self.name, self.size_bytes, self.crc32c)
-
     @property
     def buckets(self) -> range:
         return range(self.bucket, self.bucket + len(self.crc32c))
@@ -78,46 +75,12 @@ class ChunkFile:
         return ChunkReceipt(name=self.name, size_bytes=self.size_bytes, crc32c=crc32c)
 
 
-def _chunk_file(array: str, bucket: int, name: str, size_bytes: int, crc32c: tuple[int, ...]) -> ChunkFile:
-    return ChunkFile(array=array, bucket=bucket, name=name, size_bytes=size_bytes, crc32c=crc32c)
-
-
-DIGEST_BYTES = 16
 CHECKSUM_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Digests(Sequence[str]):
-    """The digests of many buckets, each as 32 hexadecimal digits. They are held as bytes: a text of Python takes five
-    times as much, and a commit may have a million.
-    """
-
-    data: bytes
-
-    @staticmethod
-    def of(texts: Iterable[str]) -> Digests:
-        return texts if isinstance(texts, Digests) else Digests(bytes.fromhex("".join(texts)))
-
-    def __len__(self) -> int:
-        return len(self.data) // DIGEST_BYTES
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, at: int | slice) -> str | tuple[str, ...]:
-        if isinstance(at, slice):
-            return tuple(self[one] for one in range(len(self))[at])
-        start = range(len(self))[at] * DIGEST_BYTES
-        return self.data[start : start + DIGEST_BYTES].hex()
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Digests):
-            return self.data == other.data
-        return NotImplemented if not isinstance(other, tuple) else tuple(self) == other
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
+def file_name(path: str, file: int) -> str:
+    """Of a file of an array with buckets, by its number."""
+    return f"{path}/c/{file}/0/0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +104,7 @@ class ArrayChunks:
 
     def name(self, file: int) -> str:
         """Of a file, by its number."""
-        return f"{self.path}/c/{file}/0/0"
+        return file_name(self.path, file)
 
     def checksums(self, first: int, count: int) -> tuple[int, ...]:
         """Of chunks in a row."""
@@ -281,21 +244,6 @@ class TableFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketReceipt:
-    """What a host wrote of one bucket, or of the several that one file holds.
-
-    Attributes:
-      bucket: the first one.
-      chunks: one file for each array; none where only changed rows were written.
-      digests: of each bucket over all arrays.
-    """
-
-    bucket: int
-    chunks: tuple[ChunkFile, ...]
-    digests: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
     """The arrays that an attempt will write for one table; every host of a save makes the same plan.
 
@@ -339,6 +287,93 @@ class TablePlan:
             attributes={"table": self.name, "array": array, "num_rows": self.num_rows, "layout": layout},
             chunks_per_file=self.buckets_per_file,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketReceipt:
+    """What a host wrote of one bucket, or of the several that one file holds.
+
+    Attributes:
+      bucket: the first one.
+      chunks: one file for each array; none where only changed rows were written.
+      digests: of each bucket over all arrays.
+    """
+
+    bucket: int
+    chunks: tuple[ChunkFile, ...]
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenBuckets:
+    """What a host wrote of its buckets of one table, as columns. A driver may get a million buckets from its hosts.
+
+    Attributes:
+      folder: of the table in the attempt. The names of files follow from it.
+      firsts: int32 in little-endian order: the first bucket of each file, or each bucket if only changed rows were
+        written.
+      digests: of all buckets, in the order of `firsts`.
+      arrays: their names, in the order of the plan; none if only changed rows were written.
+      size_bytes: per array, of each of its files.
+      crc32c: per array, of each chunk as in `ArrayChunks`, in the order of `firsts`.
+    """
+
+    folder: str
+    firsts: bytes
+    digests: Digests
+    arrays: tuple[str, ...] = ()
+    size_bytes: tuple[int, ...] = ()
+    crc32c: tuple[bytes, ...] = ()
+
+    @staticmethod
+    def of(plan: TablePlan, receipts: Sequence[BucketReceipt]) -> WrittenBuckets:
+        """The columns of what was written bucket by bucket.
+
+        Raises:
+          RuntimeError: a file has another name, size or number of buckets than the plan says.
+        """
+        arrays = tuple(plan.widths) if any(receipt.chunks for receipt in receipts) else ()
+        columns = [[receipt.chunks[at] for receipt in receipts] for at in range(len(arrays))]
+        sizes = [{file.size_bytes for file in column} for column in columns]
+        for array, column, found in zip(arrays, columns, sizes, strict=True):
+            path = plan.metadata(array).path
+            for file, receipt in zip(column, receipts, strict=True):
+                name = file_name(path, file.bucket // plan.buckets_per_file)
+                expected = (array, receipt.bucket, name, plan.buckets_per_file, 1)
+                if (file.array, file.bucket, file.name, len(file.crc32c), len(found)) != expected:
+                    raise RuntimeError(
+                        f"Found file '{file.name}' for bucket {file.bucket}, one of {len(found)} sizes. Expected "
+                        f"'{name}' for bucket {receipt.bucket}, all of one size. Report this as a fault of podembed."
+                    )
+        return WrittenBuckets(
+            folder=plan.folder,
+            firsts=np.array([receipt.bucket for receipt in receipts], "<i4").tobytes(),
+            digests=Digests.of(digest for receipt in receipts for digest in receipt.digests),
+            arrays=arrays,
+            size_bytes=tuple(found.pop() for found in sizes),
+            crc32c=tuple(np.array([file.crc32c for file in column], "<u4").tobytes() for column in columns),
+        )
+
+    @property
+    def buckets(self) -> list[int]:
+        """In the order of the digests."""
+        firsts = np.frombuffer(self.firsts, "<i4")
+        return (firsts[:, None] + np.arange(len(self.digests) // max(1, len(firsts)))).ravel().tolist()
+
+    @property
+    def written_bytes(self) -> int:
+        """Of all files."""
+        return sum(self.size_bytes) * (len(self.firsts) // 4)
+
+    def files(self) -> Iterator[ChunkFile]:
+        """Each file of each array."""
+        firsts = np.frombuffer(self.firsts, "<i4").tolist()
+        for array, size_bytes, data in zip(self.arrays, self.size_bytes, self.crc32c, strict=True):
+            checksums = np.frombuffer(data, "<u4").reshape(len(firsts), -1).tolist()
+            path = f"{self.folder}/{safe_segment(array)}"
+            for first, crc32c in zip(firsts, checksums, strict=True):
+                name = file_name(path, first // max(1, len(crc32c)))
+                yield ChunkFile(array=array, bucket=first, name=name, size_bytes=size_bytes, crc32c=tuple(crc32c))
 
 
 def buckets_per_file(specs: Sequence[TableSpec], placement: Sequence[np.ndarray], *, num_hosts: int) -> dict[str, int]:

@@ -20,9 +20,10 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint import files as checkpoint_files
 from podembed.workers.checkpoint.chunks import chunk_bytes
 from podembed.workers.checkpoint.deltas import PartWriter, read_part
+from podembed.workers.checkpoint.digest import Digests
 from podembed.workers.checkpoint.file_threads import FileThreads
 from podembed.workers.checkpoint.files import DeltaFiles, DeltaPart, DenseFile, split_buckets
-from podembed.workers.checkpoint.records import ArrayFiles, BucketReceipt, TableFiles, TablePlan
+from podembed.workers.checkpoint.records import ArrayFiles, BucketReceipt, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.spoilt_rows import RowsSpoilt, SpoiltRows, require_numbers
 from podembed.workers.storage.store import Store
 
@@ -55,14 +56,14 @@ class TableShard:
 
     Attributes:
       arrays: describes the whole table, on the host that wrote its metadata.
-      buckets: every bucket held here, with its chunks, or, where only changed rows were written, with its digest alone.
+      buckets: all that are held here, with their chunks, or, where only changed rows were written, their digests alone.
       buckets_per_file: of the chunks; the same on all hosts.
       parts: the changed rows.
     """
 
     table: str
-    arrays: tuple[ArrayFiles, ...]
-    buckets: tuple[BucketReceipt, ...]
+    arrays: tuple[ArrayFiles, ...] = ()
+    buckets: WrittenBuckets
     buckets_per_file: int = 1
     parts: tuple[DeltaPart, ...] = ()
 
@@ -84,8 +85,11 @@ class ShardReceipt:
     @property
     def digests(self) -> dict[tuple[str, int], str]:
         """(Table, bucket) → its digest."""
-        written = ((shard.table, one) for shard in self.tables for one in shard.buckets)
-        return {(table, one.bucket + at): digest for table, one in written for at, digest in enumerate(one.digests)}
+        return {
+            (shard.table, bucket): digest
+            for shard in self.tables
+            for bucket, digest in zip(shard.buckets.buckets, shard.buckets.digests, strict=True)
+        }
 
 
 class BucketView(Protocol):
@@ -189,7 +193,7 @@ def write_shard(
             TableShard(
                 table=plan.name,
                 arrays=described.result() if described else (),
-                buckets=tuple(receipt.result() for receipt in receipts),
+                buckets=WrittenBuckets.of(plan, [receipt.result() for receipt in receipts]),
                 buckets_per_file=plan.buckets_per_file,
             )
             for plan, described, receipts in written
@@ -235,20 +239,20 @@ def write_shard_delta(
                 view.skip(table, bucket)
                 digests.append(view.digest_before(table, bucket))
             on_chunk()
-        written.append((table, writer.finish(), digests))
+        written.append((table, plan, writer.finish(), digests))
     threads.finish()
     return ShardReceipt(
         tables=tuple(
             TableShard(
-                table=table.spec.name,
-                arrays=(),
-                buckets=tuple(
-                    BucketReceipt(bucket=int(b), chunks=(), digests=(d if isinstance(d, str) else d.result(),))
-                    for b, d in zip(table.buckets, digests, strict=True)
+                table=plan.name,
+                buckets=WrittenBuckets(
+                    folder=plan.folder,
+                    firsts=table.buckets.astype("<i4").tobytes(),
+                    digests=Digests.of(one if isinstance(one, str) else one.result() for one in digests),
                 ),
                 parts=parts,
             )
-            for table, parts, digests in written
+            for table, plan, parts, digests in written
         ),
         is_delta=True,
     )
@@ -278,8 +282,8 @@ def read_shard(
     names = [table.spec.name for table in tables]
     if set(names) != set(by_name):
         raise CheckpointMismatch(
-            f"Found tables {sorted(by_name)} in the commit. Expected {sorted(names)}, as the job declares. "
-            f"Resume with the tables of the run, or begin a new run."
+            f"Found tables {sorted(by_name)} in the commit. Expected {sorted(names)}, as the job declares. Resume with "
+            "the tables of the run, or begin a new run."
         )
     num_bytes = 0
     with FileThreads(store) as threads:
@@ -358,8 +362,7 @@ def check_table(spec: TableSpec, entry: TableFiles) -> None:
     if found != expected:
         raise CheckpointMismatch(
             f"Table '{spec.name}': found rows, buckets and widths {found} in the commit. Expected {expected}, as the "
-            "job declares. "
-            f"Resume with the table and the optimizer of the run, or begin a new run."
+            "job declares. Resume with the table and the optimizer of the run, or begin a new run."
         )
 
 

@@ -26,7 +26,7 @@ from podembed.workers.checkpoint.files import (
     write_buckets,
     write_table_metadata,
 )
-from podembed.workers.checkpoint.records import ROWS, ArrayFiles, BucketReceipt, TableFiles, TablePlan
+from podembed.workers.checkpoint.records import ROWS, ArrayFiles, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.shard import CheckpointMismatch
 from podembed.workers.checkpoint.zarr_metadata import ArrayMetadata
 from podembed.workers.stepwise.saved_index import (
@@ -46,7 +46,7 @@ class HostReceipt:
     """What one host wrote: per table the buckets, and on one host also the arrays' metadata."""
 
     arrays: tuple[tuple[ArrayFiles, ...], ...]
-    buckets: tuple[tuple[BucketReceipt, ...], ...]
+    buckets: tuple[WrittenBuckets, ...]
 
 
 class _KeyedPlan(TablePlan):
@@ -78,9 +78,8 @@ def write_host(path: str, tables: Sequence[Table], attempt: str, *, is_first: bo
     for table in tables:
         plan = _plan(table.spec, attempt)
         arrays.append(write_table_metadata(store, plan) if is_first else ())
-        buckets.append(
-            tuple(write_buckets(store, plan, int(b), list(table.bucket(int(b)).values())) for b in table.buckets)
-        )
+        written = [write_buckets(store, plan, int(b), list(table.bucket(int(b)).values())) for b in table.buckets]
+        buckets.append(WrittenBuckets.of(plan, written))
     return HostReceipt(arrays=tuple(arrays), buckets=tuple(buckets))
 
 
@@ -91,7 +90,7 @@ def assemble(
     tables = []
     for at, spec in enumerate(specs):
         arrays = next(receipt.arrays[at] for receipt in receipts if receipt.arrays[at])
-        buckets = [bucket for receipt in receipts for bucket in receipt.buckets[at]]
+        buckets = [receipt.buckets[at] for receipt in receipts]
         tables.append(assemble_table(_plan(spec, attempt), arrays, buckets))
     return to_document(EmbeddingRecord(num_steps=num_steps, tables=tuple(table_record(table) for table in tables)))
 

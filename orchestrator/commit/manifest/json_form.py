@@ -17,12 +17,11 @@ import numpy as np
 
 from podembed.orchestrator.commit.manifest.problems import MAX_BUCKETS, problems
 from podembed.orchestrator.commit.manifest.value import READABLE_VERSIONS, Manifest, Owners, commit_file
+from podembed.workers.checkpoint.digest import DIGEST_BYTES, Digests
 from podembed.workers.checkpoint.records import (
     CHECKSUM_BYTES,
-    DIGEST_BYTES,
     ArrayChunks,
     ChunkFiles,
-    Digests,
     TableFiles,
 )
 from podembed.workers.storage.records import from_document, to_document

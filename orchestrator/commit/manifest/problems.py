@@ -17,8 +17,9 @@ from podembed.orchestrator.commit.manifest.value import (
 )
 from podembed.workers.checkpoint.chunks import CRC_BYTES, file_bytes
 from podembed.workers.checkpoint.deltas import problems_of
+from podembed.workers.checkpoint.digest import Digests
 from podembed.workers.checkpoint.files import DenseFile
-from podembed.workers.checkpoint.records import ROWS, ChunkFiles, Digests, TableFiles
+from podembed.workers.checkpoint.records import ROWS, ChunkFiles, TableFiles
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.store import is_safe_name
 

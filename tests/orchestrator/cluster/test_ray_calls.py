@@ -17,7 +17,8 @@ from podembed.orchestrator.cluster.ray_calls import (
     SharedArguments,
     outcome,
 )
-from podembed.workers.checkpoint.records import ChunkFiles, Digests, TableFiles
+from podembed.workers.checkpoint.digest import Digests
+from podembed.workers.checkpoint.records import ChunkFiles, TableFiles
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.index import InputIndex
 from podembed.workers.liveness.worker import Worker

@@ -11,7 +11,7 @@ from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import Manifest, commit_name
 from podembed.orchestrator.commit.run_record import RunRecord, TableRecord
 from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_dense, write_table_metadata
-from podembed.workers.checkpoint.records import TablePlan
+from podembed.workers.checkpoint.records import TablePlan, WrittenBuckets
 from podembed.workers.storage.store import Store
 
 TABLES = {"users": (37, 4, {"rows": 3, "accumulator": 1}), "items": (5, 1, {"rows": 2, "m": 2, "v": 2})}
@@ -73,7 +73,7 @@ def write_attempt(
             )
             for first in range(0, num_buckets, count)
         ]
-        tables.append(assemble_table(plan, arrays, receipts))
+        tables.append(assemble_table(plan, arrays, [WrittenBuckets.of(plan, receipts)]))
         placement[name] = tuple(bucket % hosts for bucket in range(num_buckets))
     dense = tuple(
         write_dense(store, attempt, key, values)

@@ -73,7 +73,7 @@ class Training:
             self.save.freeze()
         (shard,) = self.save.write(store, attempt, is_first=True).tables
         plan = table_plan(self.table.spec, attempt, buckets_per_file=shard.buckets_per_file)
-        table = assemble_table(plan, shard.arrays, shard.buckets)
+        table = assemble_table(plan, shard.arrays, [shard.buckets])
         placement = {**manifest.placement, COUNTS: (0,) * 4}
         return replace(manifest, tables=(*manifest.tables, table), placement=placement)
 

@@ -331,7 +331,7 @@ def test_a_delta_goes_back_to_the_last_save_that_became_a_commit(fails: str, tmp
     save.freeze(before_failed=True)
     (shard,) = save.write(store, "s4-g1", is_first=True, is_delta=True).tables
     assert sum(part.num_rows for part in shard.parts) == 3
-    entry = assemble_delta(base[0], "s4-g1", shard.parts, shard.buckets)
+    entry = assemble_delta(base[0], "s4-g1", shard.parts, [shard.buckets])
     fresh = Table(table.spec, table.buckets)
     read_shard(store, [fresh], [entry], on_chunk=lambda: None)
     np.testing.assert_array_equal(fresh.rows, table.rows)
@@ -361,7 +361,7 @@ def test_a_host_that_holds_nothing_saves_nothing(tmp_path: Path) -> None:
     save, _ = saver([empty])
     save.freeze()
     receipt = save.write(Store(str(tmp_path)), "s1-g1", is_first=False)
-    assert receipt.tables[0].buckets == ()
+    assert receipt.tables[0].buckets.buckets == []
     assert not list(tmp_path.iterdir())
 
 

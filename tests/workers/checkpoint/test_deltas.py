@@ -28,7 +28,7 @@ from podembed.workers.checkpoint.files import (
     write_buckets,
     write_table_metadata,
 )
-from podembed.workers.checkpoint.records import TableFiles, TablePlan
+from podembed.workers.checkpoint.records import TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.shard import read_shard
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.storage.store import Store
@@ -91,7 +91,7 @@ class Hosts:
         tables = []
         for at, table in enumerate(self.files):
             parts = [receipt.tables[at] for receipt in receipts]
-            changed, buckets = [c for p in parts for c in p.parts], [b for p in parts for b in p.buckets]
+            changed, buckets = [c for p in parts for c in p.parts], [p.buckets for p in parts]
             tables.append(assemble_delta(table, attempt, changed, buckets))
         self.files = tuple(tables)
 
@@ -109,7 +109,7 @@ def compacted(store: Store, table: TableFiles, attempt: str) -> TableFiles:
         dtypes={},
     )
     receipts = [write_buckets(store, plan, b, read_bucket(store, table, b)) for b in range(table.num_buckets)]
-    return assemble_table(plan, write_table_metadata(store, plan), receipts)
+    return assemble_table(plan, write_table_metadata(store, plan), [WrittenBuckets.of(plan, receipts)])
 
 
 def padding_cleared(found: dict[str, bytes]) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from podembed.workers.checkpoint.files import (
     write_dense,
     write_table_metadata,
 )
-from podembed.workers.checkpoint.records import BucketReceipt, TableFiles, TablePlan
+from podembed.workers.checkpoint.records import BucketReceipt, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.storage.store import Store, is_safe_name
 
 ATTEMPT = "s000000010-g00000001"
@@ -53,7 +53,7 @@ def save(store: Store, plan: TablePlan, seed: int = 0) -> tuple[TableFiles, dict
     for host in (1, 0):
         for bucket in range(host, plan.num_buckets, 2):
             receipts.append(write_buckets(store, plan, bucket, [buckets[array][bucket] for array in plan.widths]))
-    return assemble_table(plan, arrays, receipts), values
+    return assemble_table(plan, arrays, [WrittenBuckets.of(plan, receipts)]), values
 
 
 @settings(max_examples=25, deadline=None)

@@ -68,7 +68,7 @@ def save(store: Store, hosts: Hosts, step: int) -> tuple[TableFiles, ...]:
     files = []
     for at, table in enumerate(hosts[0]):
         parts = [receipt.tables[at] for receipt in receipts]
-        buckets = [bucket for part in parts for bucket in part.buckets]
+        buckets = [part.buckets for part in parts]
         plan = table_plan(table.spec, attempt, buckets_per_file=per_file[table.spec.name])
         files.append(assemble_table(plan, parts[0].arrays, buckets))
     return tuple(files)

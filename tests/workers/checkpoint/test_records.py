@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.workers.actors import _copied as copied
-from podembed.workers.checkpoint.records import ArrayFiles, ChunkFile, ChunkFiles, Digests
+from podembed.workers.checkpoint.digest import Digests
+from podembed.workers.checkpoint.files import assemble_delta, assemble_table
+from podembed.workers.checkpoint.records import (
+    ArrayFiles,
+    BucketReceipt,
+    ChunkFile,
+    ChunkFiles,
+    TablePlan,
+    WrittenBuckets,
+)
 
 ARRAYS = tuple(
     ArrayFiles(
@@ -89,6 +99,99 @@ def test_columns_are_the_same_files(power: int, shift: int) -> None:
 def test_files_that_are_not_all_there_in_order_are_no_columns(spoil) -> None:
     files = chunks_of(8, 2)
     assert ChunkFiles.of(spoil(files), ARRAYS, num_buckets=8, buckets_per_file=2) is None
+
+
+def written_by(hosts: int, num_buckets: int, per_file: int) -> list[WrittenBuckets]:
+    """The files of `chunks_of`, written by hosts in turn."""
+    files = chunks_of(num_buckets, per_file)
+    receipts = [
+        BucketReceipt(
+            bucket=first.bucket,
+            chunks=(first, second),
+            digests=tuple(f"{bucket:032x}" for bucket in first.buckets),
+        )
+        for first, second in zip(files[: len(files) // 2], files[len(files) // 2 :], strict=True)
+    ]
+    return [WrittenBuckets.of(plan_of(num_buckets, per_file), receipts[host::hosts]) for host in range(hosts)]
+
+
+def plan_of(num_buckets: int, per_file: int) -> TablePlan:
+    return TablePlan(
+        attempt="s000000010-g00000002",
+        name="t",
+        num_rows=num_buckets,
+        num_buckets=num_buckets,
+        widths={array.name: array.width for array in ARRAYS},
+        dtypes={},
+        buckets_per_file=per_file,
+    )
+
+
+@settings(deadline=None)
+@given(power=st.integers(0, 5), shift=st.integers(0, 5), hosts=st.integers(1, 5))
+def test_what_hosts_wrote_is_a_table(power: int, shift: int, hosts: int) -> None:
+    num_buckets, per_file = 1 << power, 1 << min(shift, power)
+    written = written_by(hosts, num_buckets, per_file)
+    table = assemble_table(plan_of(num_buckets, per_file), ARRAYS, copied(written[::-1]))
+    assert isinstance(table.chunks, ChunkFiles)
+    assert [*table.chunks] == chunks_of(num_buckets, per_file)
+    assert [*table.digests] == [f"{bucket:032x}" for bucket in range(num_buckets)]
+    assert sorted(bucket for one in written for bucket in one.buckets) == [*range(num_buckets)]
+    assert sum(one.written_bytes for one in written) == table.size_bytes
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda written: written[1:],
+        lambda written: [*written, written[0]],
+        lambda written: [written[0], written[0]],
+        lambda written: [replace(written[0], folder="data/s000000009-g00000002/tables/t"), written[1]],
+        lambda written: [replace(written[0], arrays=("rows", "momentum")), written[1]],
+        lambda written: [replace(written[0], size_bytes=(104, 110)), written[1]],
+        lambda written: [replace(written[0], crc32c=(b"", b"")), written[1]],
+        lambda written: [replace(written[0], firsts=written[0].firsts[::-1]), written[1]],
+        lambda written: [],
+    ],
+)
+def test_what_is_not_written_once_where_it_belongs_is_found(spoil) -> None:
+    table = assemble_table(plan_of(8, 2), ARRAYS, spoil(written_by(2, 8, 2)))
+    # Whoever publishes looks at single files, and refuses what is not there once.
+    assert not isinstance(table.chunks, ChunkFiles)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(0, 1, 2), (0, 1, 2, 3, 3), (0, 1, 2, 2), (0, 1, 2, 4), (0, 1, 2, -1), (), (0, 1, 2, 3, 4)]
+)
+def test_a_delta_has_the_digest_of_each_bucket_once(numbers: tuple[int, ...]) -> None:
+    parent = assemble_table(plan_of(4, 1), ARRAYS, written_by(2, 4, 1))
+    digests = Digests.of(f"{9 * number & 0xFF:032x}" for number in numbers)
+    written = WrittenBuckets(folder="", firsts=np.array(numbers, "<i4").tobytes(), digests=digests)
+    table = assemble_delta(parent, "s000000020-g00000002", (), [written])
+    assert len(table.digests) != 4
+    whole = WrittenBuckets(folder="", firsts=np.array([3, 1], "<i4").tobytes(), digests=Digests(b"d" * 16 + b"b" * 16))
+    other = replace(whole, firsts=np.array([0, 2], "<i4").tobytes(), digests=Digests(b"a" * 16 + b"c" * 16))
+    table = assemble_delta(parent, "s000000020-g00000002", (), [whole, other])
+    assert table.digests == Digests(b"".join(16 * letter for letter in (b"a", b"b", b"c", b"d")))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "data/s000000010-g00000002/tables/t/rows/c/1/0/0"},
+        {"size_bytes": 1},
+        {"bucket": 2},
+        {"crc32c": (1,)},
+        {"array": "accumulator"},
+    ],
+)
+def test_a_host_writes_files_under_their_names_alone(change) -> None:
+    files = chunks_of(4, 2)
+    receipts = [BucketReceipt(bucket=2 * at, chunks=(files[at], files[2 + at]), digests=()) for at in range(2)]
+    assert len(WrittenBuckets.of(plan_of(4, 2), receipts).crc32c) == 2
+    receipts[0] = replace(receipts[0], chunks=(replace(files[0], **change), files[2]))
+    with pytest.raises(RuntimeError, match="rows"):
+        WrittenBuckets.of(plan_of(4, 2), receipts)
 
 
 def test_they_travel() -> None:

@@ -125,7 +125,7 @@ def assembled(tables: Sequence[Table], receipts: Sequence[ShardReceipt], attempt
         parts = [receipt.tables[at] for receipt in receipts]
         arrays = next(part.arrays for part in parts if part.arrays)
         plan = table_plan(table.spec, attempt, buckets_per_file=parts[0].buckets_per_file)
-        files.append(assemble_table(plan, arrays, [b for part in parts for b in part.buckets]))
+        files.append(assemble_table(plan, arrays, [part.buckets for part in parts]))
     return tuple(files)
 
 

@@ -173,7 +173,7 @@ class Pod:
         for at, spec in enumerate(table_specs(self.job, self.buckets)):
             parts = [receipt.tables[at] for receipt in receipts]
             arrays = next(part.arrays for part in parts if part.arrays)
-            buckets = [bucket for part in parts for bucket in part.buckets]
+            buckets = [part.buckets for part in parts]
             plan = table_plan(spec, attempt, buckets_per_file=parts[0].buckets_per_file)
             tables.append(assemble_table(plan, arrays, buckets))
         return tuple(tables)
