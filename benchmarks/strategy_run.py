@@ -108,7 +108,7 @@ def begin(reference: JobReference) -> None:
     model, optimizer = job.model, job.dense_optimizer
     if optimizer is None:
         raise ValueError("Found a job without an optimizer of its dense half. Expected one.")
-    params = model.init(jax.random.key(job.seed), len(job.data.dense), job.widths)
+    params = model.init(jax.random.key(job.seed), job.data.num_dense, job.widths)
 
     def summed_loss(params: Any, activations: Any, dense: Any, labels: Any) -> Any:
         scores = model.apply(params, dense, Activations(activations))

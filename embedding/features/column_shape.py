@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,11 @@ class ColumnShape:
 
     inner: tuple[int, ...] = ()
     dtype: str = "float32"
+
+    @property
+    def size(self) -> int:
+        """Numbers of one sample."""
+        return math.prod(self.inner)
 
     def zeros(self, num_samples: int) -> np.ndarray:
         """`[num_samples, *inner]`, as padding has them."""

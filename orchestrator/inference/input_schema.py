@@ -26,10 +26,7 @@ def input_schema(job: JobConfig, exported: Exported, files: ExportFiles) -> dict
     """
     read = read_columns(exported)
     return {
-        "dense_columns": [
-            {"name": one.name, "transform": one.transform, "unit": one.unit, "since": one.since}
-            for one in job.resolved_data.dense_columns
-        ],
+        "dense_columns": [_dense_column(one) for one in job.resolved_data.dense_columns],
         "extra_columns": [_extra_column(one) for one in job.data.extra_columns if one.name in read],
         "features": _features(job, read_features(exported), files),
     }
@@ -75,6 +72,12 @@ def _features(job: JobConfig, read: Collection[str], files: ExportFiles) -> list
             }
         )
     return described
+
+
+def _dense_column(column: DenseColumn | VectorColumn) -> dict[str, Any]:
+    """How a column is read that gives some of the dense numbers."""
+    described = _extra_column(column)
+    return {name: described[name] for name in ("name", "size", "transform", "unit", "since")}
 
 
 def _extra_column(column: ExtraColumn) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def measure_model(job: JobConfig, num_samples: int) -> ModelTime:
     )
     server = ChannelServer(
         ChannelLayout(
-            num_dense=len(job.data.dense),
+            num_dense=job.data.num_dense,
             activations=layout,
             num_buffers=1,
             sequences=tuple(job.sequences),

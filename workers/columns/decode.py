@@ -65,12 +65,11 @@ def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
     number = "an integer, float or boolean column"
     for label in data.label_columns:
         _check_column(schema, label.name, _is_number, number, path=path)
-    named = [column for column in data.extra_columns if isinstance(column, DenseColumn)]
-    for column in (*data.dense_columns, *named):
-        numbers = _expected_times(column.scale, f"{number}, or one of dates or times")
-        _check_column(schema, column.name, lambda kind, column=column: _is_dense(kind, column), numbers, path=path)
-    for column in data.extra_columns:
-        if not isinstance(column, DenseColumn):
+    for column in (*data.dense_columns, *data.extra_columns):
+        if isinstance(column, DenseColumn):
+            numbers = _expected_times(column.scale, f"{number}, or one of dates or times")
+            _check_column(schema, column.name, lambda kind, column=column: _is_dense(kind, column), numbers, path=path)
+        else:
             _check_column(
                 schema, column.name, lambda kind, column=column: accepts(kind, column), expected(column), path=path
             )
@@ -180,9 +179,7 @@ class Decoder:
         }
         labels = named.pop(self._data.label, None)
         # Column after column, as they come; `workers.columns.gather` makes rows of them.
-        dense = np.empty((len(self._data.dense_columns), len(order)), np.float32).T
-        for at, declared in enumerate(self._data.dense_columns):
-            take_dense(columns.get(declared.name), declared, places, dense[:, at], faults)
+        dense = self._dense(columns, places, faults)
         for column in self._data.extra_columns:
             named |= take_extra(columns.get(column.name), column, places, faults)
         features: dict[str, Ragged] = {}
@@ -208,6 +205,19 @@ class Decoder:
         if not faults.is_bad.any() or not (is_bad := faults.is_bad[order]).any():
             return Block(rows=rows, single_names=single_names, singles=singles[:num_singles]), []
         return Block(rows=_blanked(rows, is_bad), single_names=(), singles=singles[:0]), faults.among(order)
+
+    def _dense(self, columns: _Given, order: np.ndarray, faults: RowFaults) -> np.ndarray:
+        """float32 `[len(order), num_dense]`."""
+        dense = np.empty((self._data.num_dense, len(order)), np.float32).T
+        at = 0
+        for declared in self._data.dense_columns:
+            column, stop = columns.get(declared.name), at + declared.shape.size
+            if isinstance(declared, DenseColumn):
+                take_dense(column, declared, order, dense[:, at], faults)
+            else:
+                dense[:, at:stop] = take_extra(column, declared, order, faults)[declared.name]
+            at = stop
+        return dense
 
     def _weights(self, columns: _Given, order: np.ndarray, faults: RowFaults) -> np.ndarray:
         name = self._data.sample_weight

@@ -14,7 +14,15 @@ from typing import Any, Literal, TypeVar
 
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, check_choice
-from podembed.workers.data.extra_columns import ExtraColumn, IntegerColumn, ListColumn, batch_shapes, extra_of
+from podembed.workers.data.extra_columns import (
+    ExtraColumn,
+    IntegerColumn,
+    ListColumn,
+    VectorColumn,
+    batch_shapes,
+    dense_of,
+    extra_of,
+)
 from podembed.workers.data.times import TimeScale
 from podembed.workers.declared_types import check_plain_fields, shown
 
@@ -37,7 +45,7 @@ class InputData:
       label: column of finite numbers without nulls. Of several labels the one by which a job without tasks is
         evaluated, by default the first.
       labels: all labels, where there are several; a plain name stands for `Label(name)`.
-      dense: columns of dense numbers, in the order in which the model sees them; a plain name stands for
+      dense: columns of dense numbers and vectors, in the order in which the model sees them; a plain name stands for
         `DenseColumn(name)`.
       extra: columns that a model gets by name (`ModelBatch.columns`); a plain name stands for `DenseColumn(name)`.
       features: feature name to its ids; a plain column name stands for `IdColumn(column)`. The order is the order of
@@ -61,7 +69,7 @@ class InputData:
     _: KW_ONLY
     label: str = ""
     labels: tuple[str | Label, ...] = ()
-    dense: tuple[str | DenseColumn, ...] = ()
+    dense: tuple[str | DenseColumn | VectorColumn, ...] = ()
     extra: tuple[str | ExtraColumn, ...] = ()
     features: Mapping[str, str | IdColumn] = field(default_factory=dict)
     sample_weight: str | None = None
@@ -78,20 +86,14 @@ class InputData:
         object.__setattr__(self, "extra", extra_of(self.extra, [label.name for label in self.label_columns]))
         object.__setattr__(self, "paths", _as_paths(self.paths, "paths"))
         object.__setattr__(self, "eval_paths", _as_paths(self.eval_paths, "eval_paths"))
-        if isinstance(self.dense, str):
-            raise DataConfigError(
-                f"Found dense={self.dense!r}. Expected a tuple of columns. Write dense=({self.dense!r},)."
-            )
-        _check_columns(self)
-        dense = tuple(DenseColumn(column) if isinstance(column, str) else column for column in self.dense)
-        object.__setattr__(self, "dense", dense)
+        object.__setattr__(self, "dense", dense_of(self.dense))
+        _check_features(self)
         features = {
             name: IdColumn(source) if isinstance(source, str) else source for name, source in self.features.items()
         }
         object.__setattr__(self, "features", features)
         if not self.paths:
             raise DataConfigError("Found no paths. Expected at least one path or glob. Pass paths='folder/*.parquet'.")
-        _check_unique([column.name for column in dense])
         if str(self.order) == "time":
             raise DataConfigError(
                 f"Found order='time' of {type(self).__name__}. Expected 'files', since samples come as the files have "
@@ -128,8 +130,13 @@ class InputData:
         return {one.name: one for one in self.extra_columns if isinstance(one, ListColumn)}
 
     @property
-    def dense_columns(self) -> tuple[DenseColumn, ...]:
-        return tuple(column for column in self.dense if isinstance(column, DenseColumn))
+    def dense_columns(self) -> tuple[DenseColumn | VectorColumn, ...]:
+        return tuple(column for column in self.dense if not isinstance(column, str))
+
+    @property
+    def num_dense(self) -> int:
+        """Dense numbers of a sample."""
+        return sum(column.shape.size for column in self.dense_columns)
 
     @property
     def id_columns(self) -> dict[str, IdColumn]:
@@ -292,9 +299,9 @@ class CsvData(InputData):
     @property
     def time_columns(self) -> frozenset[str]:
         """The columns that hold times."""
-        scales = [(column.name, column.scale) for column in self.dense_columns]
-        scales += [(part.column, part.scale) for source in self.id_columns.values() for part in source.parts]
-        scales += [(one.name, one.scale) for one in self.extra_columns if isinstance(one, DenseColumn | IntegerColumn)]
+        scales = [(part.column, part.scale) for source in self.id_columns.values() for part in source.parts]
+        named = (*self.dense_columns, *self.extra_columns)
+        scales += [(one.name, one.scale) for one in named if isinstance(one, DenseColumn | IntegerColumn)]
         return frozenset({*self.times, *(name for name, scale in scales if scale != TimeScale())})
 
 
@@ -365,15 +372,9 @@ def _as_paths(paths: Any, field: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _check_columns(data: InputData) -> None:
-    """Raises `DataConfigError` for dense columns and features that are declared as something else."""
-    given: Any = data.dense
-    if not isinstance(given, tuple | list) or not all(isinstance(column, str | DenseColumn) for column in given):
-        raise DataConfigError(
-            f"Found dense={shown(given)}. Expected a tuple of names of columns or DenseColumn. Write dense=('price', "
-            "DenseColumn('visits', 'log1p'))."
-        )
-    given = data.features
+def _check_features(data: InputData) -> None:
+    """Raises `DataConfigError` for features that are declared as something else."""
+    given: Any = data.features
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise DataConfigError(
             f"Found features={shown(given)} in {type(data).__name__}. Expected a dictionary of features to columns. "
@@ -387,12 +388,6 @@ def _check_columns(data: InputData) -> None:
                 "an IdColumn. Write "
                 f"{{{name!r}: 'column'}}, or IdColumn('column', mode='hash')."
             )
-
-
-def _check_unique(names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataConfigError(f"Found dense columns {twice} more than once. Expected each once. Remove the repetition.")
 
 
 def _check_rows_per_block(rows: int) -> None:

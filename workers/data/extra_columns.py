@@ -1,6 +1,7 @@
 """`IntegerColumn`, `VectorColumn`, `ListColumn`: columns that a model gets by name, beside dense numbers and features.
 
-`DenseColumn` is one as well. `workers.columns.extra_columns` reads what is declared here.
+`DenseColumn` is one as well, and vectors may stand among the dense numbers. `workers.columns.extra_columns` reads what
+is declared here.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class IntegerColumn:
 
 @dataclass(frozen=True, slots=True)
 class VectorColumn:
-    """A vector a row, float32 `[n, size]`.
+    """A vector a row, float32 `[n, size]`. Of `dense` it is so many dense numbers.
 
     Attributes:
       name: the column, of lists with exactly `size` numbers. A null list, or a null in a list, is zeros. A row with a
@@ -146,6 +147,28 @@ def extra_of(given: Any, labels: Collection[str]) -> tuple[ExtraColumn, ...]:
             f"Found extra columns {twice} more than once, or among the labels {list(labels)}. Expected other names, "
             "since a batch has labels by name already. Remove the repetition."
         )
+    return columns
+
+
+def dense_of(given: Any) -> tuple[DenseColumn | VectorColumn, ...]:
+    """The columns that are declared as dense; a plain name stands for `DenseColumn(name)`.
+
+    Raises:
+      DataConfigError: it is something else, or a name comes twice.
+    """
+    if isinstance(given, str):
+        raise DataConfigError(f"Found dense={given!r}. Expected a tuple of columns. Write dense=({given!r},).")
+    is_tuple = isinstance(given, tuple | list)
+    if not is_tuple or not all(isinstance(column, str | DenseColumn | VectorColumn) for column in given):
+        raise DataConfigError(
+            f"Found dense={shown(given)}. Expected a tuple of names of columns, DenseColumn or VectorColumn. Write "
+            "dense=('price', DenseColumn('visits', 'log1p'))."
+        )
+    columns = tuple(DenseColumn(column) if isinstance(column, str) else column for column in given)
+    names = [column.name for column in columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataConfigError(f"Found dense columns {twice} more than once. Expected each once. Remove the repetition.")
     return columns
 
 

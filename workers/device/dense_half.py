@@ -32,7 +32,7 @@ def sigmoid_binary_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Ar
 def model_spec(job: JobConfig) -> ModelSpec:
     """What the model of a job gets to know."""
     return ModelSpec(
-        num_dense=len(job.data.dense),
+        num_dense=job.data.num_dense,
         activation_shapes=job.activation_shapes,
         batch_size=job.batch_size,
         label=job.data.label,
@@ -50,7 +50,7 @@ def model_spec(job: JobConfig) -> ModelSpec:
 def initial(job: JobConfig, key: jax.Array) -> tuple[Any, Any]:
     """Parameters and state; the state of a model without any is an empty dict."""
     if has_short_form(job.model):
-        return job.model.init(key, len(job.data.dense), job.widths), {}  # type: ignore[call-arg]
+        return job.model.init(key, job.data.num_dense, job.widths), {}  # type: ignore[call-arg]
     made: Any = job.model.init(key, model_spec(job))  # type: ignore[call-arg]
     params, state = (made.value, made.state) if isinstance(made, WithState) else (made, {})
     wrong = [

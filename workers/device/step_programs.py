@@ -135,7 +135,7 @@ class StepPrograms:
         job = self._job
         vectors = {name: self._mesh.size * self.rooms.vectors(name, levels) for name in job.sequences}
         return Inputs(
-            dense=rows_of(len(job.data.dense)),
+            dense=rows_of(job.data.num_dense),
             activations=tuple(
                 rows_of(shape[-1], rows=vectors[name]) if name in vectors else rows_of(*shape)
                 for name, shape in job.activation_shapes.items()

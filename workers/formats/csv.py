@@ -17,7 +17,7 @@ from podembed.workers.columns.decode import Decoder, RawRows, check_schema
 from podembed.workers.data.bad_rows import Origin, RowFaults
 from podembed.workers.data.config import CsvData
 from podembed.workers.data.errors import InputError
-from podembed.workers.data.extra_columns import IntegerColumn, ListColumn
+from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
 from podembed.workers.data.files import open_ranges
 from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
 from podembed.workers.formats.csv_parser import CsvFault, CsvParser, header_names
@@ -174,7 +174,8 @@ def _kinds(data: CsvData) -> dict[str, pa.DataType]:
         item = pa.uint64() if part.mode == "hash" else pa.int64()
         item = pa.large_string() if part.column in data.strings else item
         kinds[part.column] = pa.large_list(item) if part.column in data.list_separators else item
-    for column in data.extra_columns:
+    vectors = [column for column in data.dense_columns if isinstance(column, VectorColumn)]
+    for column in (*vectors, *data.extra_columns):
         # Other columns of numbers are read as such.
         is_whole = isinstance(column, IntegerColumn | ListColumn) and column.dtype != "float32"
         item = pa.int64() if is_whole else pa.float64()

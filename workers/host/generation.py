@@ -80,7 +80,7 @@ class Generation:
             surviving = survivor and survivor.surviving
             self.shard = Shard(spec, self._lookups.both.tables, surviving=surviving, tracker=tracker, check=check)
             layout = ChannelLayout(
-                num_dense=len(job.data.dense),
+                num_dense=job.data.num_dense,
                 activations=self._lookups.both.layout,
                 num_buffers=self._lookups.num_buffers,
                 sequences=tuple(job.sequences),

@@ -1,4 +1,4 @@
-"""Extra columns as an exported model takes them: numbers, integers, vectors and lists of numbers by name.
+"""Dense numbers and extra columns as an exported model takes them: numbers, integers, vectors and lists of numbers.
 
 The arithmetic is that of `workers.columns.extra_columns`, in numpy alone. The text of this file lies in
 `served_model.py`, behind that of `exported_columns`.
@@ -6,7 +6,7 @@ The arithmetic is that of `workers.columns.extra_columns`, in numpy alone. The t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,19 @@ from podembed.workers.inference.exported_columns import (
 )
 
 
+def dense_block(columns: Mapping[str, Any], declared: Sequence[Mapping[str, Any]], num_samples: int) -> np.ndarray:
+    """float32 `[n, num_dense]`."""
+    parts = [np.zeros((num_samples, 0), np.float32)]
+    for column in declared:
+        values = columns[column["name"]]
+        # Exports from before there were vectors do not have the field.
+        if column.get("size") is None:
+            parts.append(dense_of(values, column)[:, None])
+        else:
+            parts.append(_vectors(values, column))
+    return np.concatenate(parts, axis=1)
+
+
 def extra_of(values: Any, column: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The arrays `[n, ...]` of one extra column, by their names among the inputs of the program."""
     name, kind = column["name"], column["kind"]
@@ -28,25 +41,38 @@ def extra_of(values: Any, column: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {f"columns/{name}": dense_of(values, column)}
     if kind == "integer":
         return {f"columns/{name}": _whole(values, column)}
+    if kind == "vector":
+        return {f"columns/{name}": _vectors(values, column)}
+    items, lengths, _ = _lists(values, name)
+    out, kept = _padded(_items(items, column), lengths, column["size"])
+    return {f"columns/{name}": out, f"columns/{name}/length": kept.astype(np.int32)}
+
+
+def _vectors(values: Any, column: Mapping[str, Any]) -> np.ndarray:
+    """float32 `[n, size]`."""
+    name, size = column["name"], column["size"]
     items, lengths, is_null = _lists(values, name)
-    size = column["size"]
-    if kind == "vector" and (wrong := lengths[(lengths != size) & ~is_null]).size:
+    wrong = lengths[(lengths != size) & ~is_null]
+    if len(wrong):
         raise ModelError(f"Found {wrong[0]} numbers in column {name!r}. Expected {size}, or None for zeros.")
-    stored = _items(items, column)
+    return _padded(finite_numbers(items, name), lengths, size)[0]
+
+
+def _padded(stored: np.ndarray, lengths: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first items of each list in a row of their own, with zeros behind them; and how many these are."""
     kept = np.minimum(lengths, size)
     out = np.zeros((len(lengths), size, *stored.shape[1:]), stored.dtype)
     sample = np.repeat(np.arange(len(lengths)), lengths)
     place = np.arange(len(sample)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     is_kept = place < size
     out[sample[is_kept], place[is_kept]] = stored[is_kept]
-    found = {f"columns/{name}": out}
-    return found | {f"columns/{name}/length": kept.astype(np.int32)} if kind == "list" else found
+    return out, kept
 
 
 def _items(items: Any, column: Mapping[str, Any]) -> np.ndarray:
     """The items of all lists as they are stored."""
     is_scaled = column["unit"] is not None or column["since"] is not None
-    if column["kind"] == "vector" or (column["dtype"] == "float32" and not is_scaled):
+    if column["dtype"] == "float32" and not is_scaled:
         return finite_numbers(items, column["name"])
     return _whole(items, column)
 

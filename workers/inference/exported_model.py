@@ -22,13 +22,12 @@ import numpy as np
 from podembed.workers.inference.exported_columns import (
     ModelError,
     Vocabulary,
-    dense_of,
     ids_of,
     mix,
     needed,
     splits_of,
 )
-from podembed.workers.inference.exported_extra import extra_of
+from podembed.workers.inference.exported_extra import dense_block, extra_of
 
 FORMAT = "podembed-model"
 FORMAT_VERSION = 3
@@ -140,7 +139,7 @@ class Model:
         """All outputs of the model that belong to samples, by name `[n, ...]`."""
         num_samples = self._num_samples(columns)
         try:
-            dense = [dense_of(columns[column["name"]], column) for column in self.manifest["dense_columns"]]
+            dense = dense_block(columns, self.manifest["dense_columns"], num_samples)
             extra = {}
             for column in self._extra:
                 extra |= extra_of(columns[column["name"]], column)
@@ -157,10 +156,8 @@ class Model:
             count = min(batch_size, num_samples - start)
             # As many samples as `podembed predict` takes at once, since the last bit of a score may depend on it.
             size = min(batch_size, 1 << max(0, count - 1).bit_length())
-            inputs = {"dense": np.zeros((size, len(dense)), np.float32)}
-            for at, column in enumerate(dense):
-                inputs["dense"][:count, at] = column[start : start + count]
-            for name, values in extra.items():
+            inputs = {}
+            for name, values in (("dense", dense), *extra.items()):
                 inputs[name] = np.zeros((size, *values.shape[1:]), values.dtype)
                 inputs[name][:count] = values[start : start + count]
             for feature, bags in zip(self.manifest["features"], features, strict=True):

@@ -99,7 +99,7 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
 def _input_shapes(job: JobConfig) -> Arrays:
     """All that a model may read of a batch, for any number of samples."""
     (n,) = jax.export.symbolic_shape("n")
-    inputs: Arrays = {"dense": jax.ShapeDtypeStruct((n, len(job.data.dense)), jnp.float32)}
+    inputs: Arrays = {"dense": jax.ShapeDtypeStruct((n, job.data.num_dense), jnp.float32)}
     for name, shape in job.activation_shapes.items():
         inputs[f"activations/{name}"] = jax.ShapeDtypeStruct((n, *shape), jnp.float32)
         if name in job.sequences:

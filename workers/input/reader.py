@@ -146,7 +146,7 @@ class InputReader:
         self._window: _Window | None = None
         self._no_rows = Batch.empty(
             list(data.features),
-            num_dense=len(data.dense),
+            num_dense=data.num_dense,
             columns=data.column_shapes,
             weighted=[name for name, source in data.id_columns.items() if source.weights is not None],
         )

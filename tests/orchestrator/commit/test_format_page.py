@@ -312,7 +312,7 @@ def test_a_stranger_repeats_adams_first_step_with_what_it_read(trained: Path, sm
     the job.
     """
     job = small_job(folder=small_data, audit=False)
-    first = job.model.init(jax.random.key(job.seed), len(job.data.dense), job.widths)
+    first = job.model.init(jax.random.key(job.seed), job.data.num_dense, job.widths)
     parameters, moments, _ = read_dense_model(trained, "s000000001-g00000001")
     assert parameters.keys() == first.keys()
     for name, values in parameters.items():

@@ -76,7 +76,12 @@ def data_of(folder: str) -> ParquetData:
     return ParquetData(
         f"{folder}/part-*.parquet",
         label="click",
-        dense=("price", DenseColumn("visits", "log1p"), DenseColumn("seen", unit="d", since="2001-01-01")),
+        dense=(
+            "price",
+            VectorColumn("image", 3),
+            DenseColumn("visits", "log1p"),
+            DenseColumn("seen", unit="d", since="2001-01-01"),
+        ),
     )
 
 

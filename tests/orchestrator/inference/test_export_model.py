@@ -214,6 +214,7 @@ def model(exports: list[Path]) -> Model:
 
 ROW = {
     "price": 1.5,
+    "image": [0.5, None, 2],
     "visits": 3,
     "seen": np.datetime64("2024-05-01T12:00"),
     "user": "tool",
@@ -249,6 +250,7 @@ def test_one_sample_and_many_have_the_same_scores(model: Model) -> None:
         ({"user": 0.5}, r"Found float64 in column 'user'. Expected integers, text"),
         ({"price": float("nan")}, r"Found nan in column 'price'. Expected finite numbers"),
         ({"seen": 7}, r"Found int64 in column 'seen'. Expected times: datetime64, or text in ISO 8601"),
+        ({"image": [1, 2]}, r"Found 2 numbers in column 'image'. Expected 3, or None for zeros"),
         ({"price": "much"}, r"in column 'price'. Expected numbers"),
         ({"history": [1, [2, 3]]}, "inhomogeneous shape"),
         ({"brands": None, "shares": [0.5]}, r"Found 1 weights in column 'shares' for 0 ids. Expected as many"),
@@ -497,6 +499,7 @@ def test_the_page_serves_an_export(exports: list[Path], monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "served_model")
     columns = {
         "price": [1.5, None],
+        "image": [[1, 2, 3], None],
         "visits": [3, 0],
         "seen": ["2024-05-01", "2024-05-02T13:00"],
         "item": [7, 35],

@@ -23,6 +23,7 @@ from tests.orchestrator.inference.served_data import sequence_job, write_data
 PAGE = Path(__file__).parents[3] / "docs" / "inference.md"
 COLUMNS: dict[str, Any] = {
     "price": [1.5, None, 0.0],
+    "image": [[1, 2, 3], None, [0.5, None, 0]],
     "visits": [3, 0, 7],
     "seen": ["2024-05-01", "2024-05-02T13:00", "1999-01-01"],
     "item": [7, 35, 0],

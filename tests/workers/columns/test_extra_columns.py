@@ -213,3 +213,40 @@ def test_csv_has_them_and_npy_has_numbers(tmp_path: Path) -> None:
 def test_a_declaration_that_cannot_be_meant_is_refused(make: Any, message: str) -> None:
     with pytest.raises(DataConfigError, match=message):
         make()
+
+
+DENSE = ("x", VectorColumn("v", 2), DenseColumn("x2", "log1p"))
+BLOCK = np.array([[1, 0.5, 2, np.log1p(np.float32(3))], [4, 0, 0, 0], [5, 6, 0, 0]], np.float32)
+
+
+def test_vectors_are_dense_numbers_in_their_place(tmp_path: Path) -> None:
+    columns = {"y": [0.0, 1.0, 1.0], "x": [1, 4, 5], "v": [[0.5, 2], None, [6, None]], "x2": [3, None, -1]}
+    pq.write_table(pa.table(columns), tmp_path / "part.parquet")
+    data = ParquetData(str(tmp_path / "part.parquet"), label="y", dense=DENSE, extra=(VectorColumn("v", 2),))
+    batch = read(data)
+    assert data.num_dense == 4
+    np.testing.assert_array_equal(batch.dense, np.concatenate([BLOCK, np.zeros((1, 4))]))
+    np.testing.assert_array_equal(batch.columns["v"], batch.dense[:, 1:3])
+    (tmp_path / "part.csv").write_text("y,x,v,x2\n0,1,0.5 2,3\n1,4,,\n1,5,6 0,-1\n")
+    lists = {"v": " "}
+    found = read(CsvData(str(tmp_path / "part.csv"), label="y", dense=DENSE, list_separators=lists))
+    np.testing.assert_array_equal(found.dense, batch.dense)
+
+
+def test_dense_vectors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"y": [0.0, 1.0], "v": [[1.0, 2.0], [3.0]]}), path)
+    with pytest.raises(InputError, match=r"Found 1 numbers in .*row 1, column 'v'. Vectors have 2 numbers"):
+        read(ParquetData(str(path), label="y", dense=(VectorColumn("v", 2),)))
+    tolerant = read(ParquetData(str(path), label="y", dense=(VectorColumn("v", 2),), max_bad_rows=1))
+    np.testing.assert_array_equal(tolerant.dense, [[1, 2], [0, 0], [0, 0]])
+    with pytest.raises(InputError, match=r"Found column 'y' of type double .*Expected a column of lists of 2 numbers"):
+        build_index(ParquetData(str(path), label="y", dense=(VectorColumn("y", 2),)))
+    with pytest.raises(DataConfigError, match=r"Found dense columns \['v'\] more than once"):
+        ParquetData(str(path), label="y", dense=("v", VectorColumn("v", 2)))
+    with pytest.raises(DataConfigError, match=r"Found dense=.*IntegerColumn.*Expected .*DenseColumn or VectorColumn"):
+        ParquetData(str(path), label="y", dense=(IntegerColumn("v"),))  # pyright: ignore[reportArgumentType]
+    for kind, values in (("labels", np.zeros(2)), ("dense", np.zeros((2, 3))), ("sparse", np.zeros((2, 1), int))):
+        np.save(tmp_path / f"d_{kind}.npy", values)
+    with pytest.raises(InputError, match=r"Found column 'int_0' of type double.*Expected a column of lists"):
+        build_index(NpyData(str(tmp_path / "d_labels.npy"), dense=(VectorColumn("int_0", 3),)))

@@ -45,7 +45,7 @@ def main(folder: str) -> None:
     job = replace(small_job(folder=folder, audit=False), model=EveryPart())
     optimizer = optax.sgd(0.1)
     random = np.random.default_rng(0)
-    dense = random.random((BATCH_SIZE, len(job.data.dense)), np.float32)
+    dense = random.random((BATCH_SIZE, job.data.num_dense), np.float32)
     activations = [random.random((BATCH_SIZE, *shape), np.float32) for shape in job.activation_shapes.values()]
     labels = (random.random(BATCH_SIZE) < 0.5).astype(np.float32)
     weights = np.where(np.arange(BATCH_SIZE) == 7, 0.0, 1.0 + random.random(BATCH_SIZE)).astype(np.float32)

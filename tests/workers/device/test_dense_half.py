@@ -172,7 +172,7 @@ def test_models_keep_their_types_and_forms_from_step_to_step(small_data: str, mo
     blocks = [np.zeros((8, *shape), np.float32) for shape in job.activation_shapes.values()]
     column = np.ones(8, np.float32)
     inputs = Inputs(
-        dense=np.ones((8, len(job.data.dense)), np.float32), activations=tuple(blocks), labels=column, weights=column
+        dense=np.ones((8, job.data.num_dense), np.float32), activations=tuple(blocks), labels=column, weights=column
     )
     on_device = jax.tree.map(lambda values: jax.device_put(values, worker._sharding), inputs)
     share = _Share(on_device, tuple(np.zeros_like(block) for block in blocks), np.zeros(8, np.float32))

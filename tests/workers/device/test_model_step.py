@@ -35,7 +35,7 @@ class Pair:
 
     def __init__(self, job: JobConfig, *, is_restored_later: bool = False) -> None:
         self.job = job
-        layout = channel_layout(NUM_SAMPLES, len(job.data.dense), list(job.widths.values()))
+        layout = channel_layout(NUM_SAMPLES, job.data.num_dense, list(job.widths.values()))
         server = ChannelServer(layout, generation=1)
         ends: list[ChannelEnd] = []
         joining = threading.Thread(target=lambda: ends.append(server.invitation.connect(timeout_s=PATIENCE_S)))
@@ -102,7 +102,7 @@ def random_batch(job: JobConfig, seed: int, *, num_padding: int = 0) -> dict[str
     weights = rng.random(NUM_SAMPLES).astype(np.float32) + 0.5
     weights[NUM_SAMPLES - num_padding :] = 0.0
     return {
-        "dense": rng.standard_normal((NUM_SAMPLES, len(job.data.dense))).astype(np.float32),
+        "dense": rng.standard_normal((NUM_SAMPLES, job.data.num_dense)).astype(np.float32),
         "labels": (rng.random(NUM_SAMPLES) < 0.4).astype(np.float32),
         "weights": weights,
         "activations": {
@@ -119,7 +119,7 @@ class Plain:
         self.optimizer = job.dense_optimizer or optax.adam(1e-3)
 
         def initial() -> tuple[Any, Any]:
-            params = job.model.init(jax.random.key(job.seed), len(job.data.dense), job.widths)
+            params = job.model.init(jax.random.key(job.seed), job.data.num_dense, job.widths)
             return params, self.optimizer.init(params)
 
         # Compiled, since operation by operation takes three times as long.

@@ -59,7 +59,7 @@ def trained(job: JobConfig) -> tuple[list[float], dict[str, np.ndarray], list[np
     worker = DeviceWorker(job=job, num_samples=NUM_SAMPLES)
     worker.build()
     inputs = Inputs(
-        dense=random.random((NUM_SAMPLES, len(job.data.dense)), np.float32),
+        dense=random.random((NUM_SAMPLES, job.data.num_dense), np.float32),
         activations=tuple(random.random((NUM_SAMPLES, *shape), np.float32) for shape in job.activation_shapes.values()),
         labels=np.arange(NUM_SAMPLES, dtype=np.float32) % 2,
         weights=np.ones(NUM_SAMPLES, np.float32),
