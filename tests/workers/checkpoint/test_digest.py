@@ -44,7 +44,7 @@ def plain_digest(arrays: list[np.ndarray], *, first_row: int, row_stride: int, n
 
 @st.composite
 def buckets(draw) -> list[np.ndarray]:
-    positions = draw(st.integers(1, 9))
+    positions = draw(st.integers(1, 13))
     widths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
     dtypes = st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.int16])
     return [draw(hnp.arrays(draw(dtypes), (positions, width))) for width in widths]
