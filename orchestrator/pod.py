@@ -164,6 +164,8 @@ class Pod:
         """
         self._settle()
         self._told, self._told_what = [ask(at, host) for at, host in enumerate(self._hosts)], what
+        # Calls over lines leave with the first look at them.
+        self._group.backend.settled(self._told, timeout_s=0.0)
 
     def _settle(self) -> None:
         """Waits for the calls under way, before hosts get another one. Raises as `ask_hosts`."""

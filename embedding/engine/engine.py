@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -147,7 +147,8 @@ class Share:
         """Travels as three arrays, since each array and each byte of a message has a cost. Ids are in the narrowest
         integers that hold them all. A length that all bags of a feature have is there once.
         """
-        sizes = [_FeatureSizes(len(bags.values), bags.num_samples, bags.weights is not None) for bags in self.features]
+        # Plain tuples: of any other class each costs a call.
+        sizes = [(len(bags.values), len(bags.row_splits) - 1, bags.weights is not None) for bags in self.features]
         ids = _narrow([bags.values for bags in self.features])
         lengths, are_even = _lengths_of(self.features)
         weights = [bags.weights for bags in self.features if bags.weights is not None]
@@ -158,29 +159,26 @@ class Share:
 _NO_IDS, _NO_WEIGHTS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
-class _FeatureSizes(NamedTuple):
-    """A feature in a message."""
-
-    num_ids: int
-    num_samples: int
-    is_weighted: bool
-
-
 def _narrow(integers: Sequence[np.ndarray]) -> np.ndarray:
     """One after another, int64 arrays in the narrowest type that holds them all."""
+    # First as one array: a call of numpy for each would cost more than the copy.
+    whole = np.concatenate([_NO_IDS, *integers])
     # Seen as unsigned, a negative one needs all 64 bits.
-    largest = max((int(one.view(np.uint64).max()) for one in integers if len(one)), default=0)
-    return np.concatenate([_NO_IDS, *integers], dtype=np.min_scalar_type(largest), casting="unsafe")
+    largest = int(whole.view(np.uint64).max()) if len(whole) else 0
+    return whole.astype(np.min_scalar_type(largest))
 
 
 def _lengths_of(features: Sequence[Ragged]) -> tuple[np.ndarray, list[bool]]:
     """The lengths of all bags, feature after feature, and per feature whether it has a single one that stands for all
     its bags.
     """
-    if len({bags.num_samples for bags in features}) == 1 and features[0].num_samples:
-        # All features at once, since a call of numpy costs more than the numbers of a small batch.
-        table = np.diff(np.stack([bags.row_splits for bags in features]))
-        lengths, are_even = list(table), (table == table[:, :1]).all(axis=1).tolist()
+    if len({len(bags.row_splits) for bags in features}) == 1 and features[0].num_samples:
+        # All features at once, for the same reason.
+        table = np.diff(np.array([bags.row_splits for bags in features]))
+        of_feature = (table == table[:, :1]).all(axis=1)
+        if of_feature.all():
+            return _narrow([table[:, 0]]), [True] * len(table)
+        lengths, are_even = list(table), of_feature.tolist()
     else:
         lengths = [np.diff(bags.row_splits) for bags in features]
         are_even = [len(own) > 0 and bool((own == own[0]).all()) for own in lengths]
@@ -197,24 +195,24 @@ def _share_of(
     ids: np.ndarray,
     lengths: np.ndarray,
     weights: np.ndarray,
-    sizes: Sequence[_FeatureSizes],
+    sizes: Sequence[tuple[int, int, bool]],
     are_even: Sequence[bool],
     rest: tuple[bool, str | None, tuple[int, ...]],
 ) -> Share:
-    """What `Share.__reduce__` took apart."""
+    """What `Share.__reduce__` took apart. `sizes`: of each feature the ids, the samples, and whether it has weights."""
     values, counts = ids.astype(np.int64), lengths.astype(np.int64)
     features, first_id, first_count, first_weight = [], 0, 0, 0
-    for size, is_even in zip(sizes, are_even, strict=True):
+    for (num_ids, num_samples, is_weighted), is_even in zip(sizes, are_even, strict=True):
         if is_even:
-            splits = _even_splits(size.num_samples, int(counts[first_count]))
+            splits = _even_splits(num_samples, int(counts[first_count]))
         else:
-            splits = np.zeros(size.num_samples + 1, np.int64)
-            np.cumsum(counts[first_count : first_count + size.num_samples], out=splits[1:])
-        own = weights[first_weight : first_weight + size.num_ids] if size.is_weighted else None
-        features.append(Ragged(values[first_id : first_id + size.num_ids], splits, own))
-        first_id += size.num_ids
-        first_count += 1 if is_even else size.num_samples
-        first_weight += size.num_ids if size.is_weighted else 0
+            splits = np.zeros(num_samples + 1, np.int64)
+            np.cumsum(counts[first_count : first_count + num_samples], out=splits[1:])
+        own = weights[first_weight : first_weight + num_ids] if is_weighted else None
+        features.append(Ragged(values[first_id : first_id + num_ids], splits, own))
+        first_id += num_ids
+        first_count += 1 if is_even else num_samples
+        first_weight += num_ids if is_weighted else 0
     is_training, name, altered_ids = rest
     return Share(features=tuple(features), is_training=is_training, name=name, altered_ids=altered_ids)
 

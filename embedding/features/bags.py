@@ -69,11 +69,12 @@ def split_bags(bags: Ragged, first_axis: int, num_shares: int) -> list[Ragged]:
     if num_shares == 1:
         return [bags]
     ends = share_ends(bags.num_samples, first_axis, num_shares)
-    shares = []
+    splits, shares = bags.row_splits, []
     for start, stop in pairwise(ends):
-        first, last = int(bags.row_splits[start]), int(bags.row_splits[stop])
+        first, last = int(splits[start]), int(splits[stop])
         weights = None if bags.weights is None else bags.weights[first:last]
-        shares.append(Ragged(bags.values[first:last], bags.row_splits[start : stop + 1] - first, weights))
+        own = splits[start : stop + 1]
+        shares.append(Ragged(bags.values[first:last], own - first if first else own, weights))
     return shares
 
 

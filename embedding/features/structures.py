@@ -8,16 +8,21 @@ depend on how a dict was built. Sequences are walked in their order. A path join
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 
 def flatten_with_paths(structure: Any) -> list[tuple[str, Any]]:
     """The leaves in order, each with its path."""
+    if _is_flat_dict(structure):
+        return [(str(key), structure[key]) for key in sorted_keys(structure)]
     return list(_walk(structure, ()))
 
 
 def flatten(structure: Any) -> list[Any]:
     """The leaves in order."""
+    if _is_flat_dict(structure):
+        return [structure[key] for key in sorted_keys(structure)]
     return [leaf for _, leaf in _walk(structure, ())]
 
 
@@ -28,15 +33,15 @@ def pack_like(structure: Any, leaves: Sequence[Any]) -> Any:
 
 def map_leaves(structure: Any, make_leaf: Callable[[], Any]) -> Any:
     """The nesting of `structure` with each leaf, in flat order, replaced by a call of `make_leaf`."""
+    if not _is_nested(structure):
+        return make_leaf()
     if isinstance(structure, Mapping):
         made = {key: map_leaves(structure[key], make_leaf) for key in sorted_keys(structure)}
         # In the order in which the original iterates, which is what a reader of the result expects.
         return _rebuilt_mapping(structure, {key: made[key] for key in structure})
     if _is_namedtuple(structure):
         return type(structure)(*(map_leaves(child, make_leaf) for child in structure))
-    if isinstance(structure, list | tuple):
-        return type(structure)([map_leaves(child, make_leaf) for child in structure])
-    return make_leaf()
+    return type(structure)([map_leaves(child, make_leaf) for child in structure])
 
 
 def require_same_structure(expected: Any, found: Any, what: str) -> None:
@@ -49,6 +54,8 @@ def require_same_structure(expected: Any, found: Any, what: str) -> None:
       TypeError: a sequence of another type than expected, such as a list for a tuple.
       ValueError: another length, other keys, or a leaf in place of a sequence or the other way round.
     """
+    if _is_flat_dict(expected) and _is_flat_dict(found) and expected.keys() == found.keys():
+        return
     _compare(expected, found, what, ())
 
 
@@ -94,6 +101,11 @@ def sorted_keys(structure: Mapping[Any, Any]) -> list[Any]:
 def shown_path(path: str) -> str:
     """A path for messages, where that of a single leaf would be invisible."""
     return path or "(the only feature)"
+
+
+def _is_flat_dict(structure: Any) -> bool:
+    """A dict of leaves, which most structures are. Each step asks several times, so these get by without recursion."""
+    return type(structure) is dict and not any(map(_is_nested, structure.values()))
 
 
 def _walk(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
@@ -174,7 +186,12 @@ def _same_type(expected: Any, found: Any) -> bool:
 
 
 def _is_nested(structure: Any) -> bool:
-    return isinstance(structure, Mapping | list | tuple)
+    return _is_nested_type(type(structure))
+
+
+@lru_cache(maxsize=256)
+def _is_nested_type(kind: type) -> bool:
+    return issubclass(kind, Mapping | list | tuple)
 
 
 def _is_namedtuple(structure: Any) -> bool:

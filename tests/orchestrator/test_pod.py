@@ -4,7 +4,7 @@ are, and which cost the tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,11 @@ class PodBackend(ScriptedBackend):
     """A backend in which `statistics` are what the kernel says of processes that do not answer."""
 
     stopped: frozenset[Worker] = frozenset()
+    num_looks: int = 0
+
+    def settled(self, calls: Sequence[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:
+        self.num_looks += 1
+        return super().settled(calls, timeout_s=timeout_s)
 
     def statistics(self, handle: Any) -> ProcessStatistics | None:  # type: ignore[override]
         state = "T" if handle.worker in self.stopped else "S"
@@ -218,7 +223,9 @@ def test_hosts_are_told_of_a_batch_only_if_they_have_room() -> None:
     share = Share(features=(), is_training=True)
     engine.has_room = True
     began_s = backend.clock.now_s
+    before = backend.num_looks
     engine.enqueue([share, share])
+    assert backend.num_looks == before + 1, "calls over lines leave with the first look at them"
     assert (backend.clock.now_s, engine.num_enqueued, engine.has_room) == (began_s, 1, False)
     with pytest.raises(PodLost, match="nothing finished"):
         engine.enqueue([share, share])

@@ -159,11 +159,12 @@ class DriverEnd:
             raise
 
     def begin(self, content: bytes) -> Ticket:
-        """Sends a call as far as the socket takes it now."""
+        """Makes a call, which the next `advance` sends. So calls to several processes are all packed before one of
+        these wakes and takes the driver's processor.
+        """
         ticket = Ticket()
         self._waiting.append(ticket)
         self._unsent.extend(memoryview(part) for part in framed(content, self._seals))
-        self._guarded_send()
         return ticket
 
     def advance(self) -> None:

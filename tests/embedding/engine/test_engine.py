@@ -54,6 +54,15 @@ def test_a_share_travels_in_as_few_bytes_as_it_needs(largest, num_bytes, is_even
     assert small.to_lists() == [[1], [2, 3], []]
 
 
+@pytest.mark.parametrize("last", [[[7], [8], [9]], [[7], [], [8, 9]]])
+def test_features_with_as_many_samples_travel_as_they_are(last):
+    lists = [[[1, 2], [3, 4], [5, 6]], [[], [], []], last]
+    share = Share(features=tuple(Ragged.of_lists(one) for one in lists), is_training=True)
+    found = copy.deepcopy(share).features
+    assert [one.to_lists() for one in found] == lists
+    assert {one.row_splits.dtype for one in found} == {np.dtype(np.int64)}
+
+
 def test_what_replicas_get_packs_without_initializers():
     def first_values(shape, dtype=None):
         raise AssertionError

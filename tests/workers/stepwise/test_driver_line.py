@@ -67,6 +67,19 @@ def test_calls_of_any_size_are_answered_in_their_order(end, size):
     assert wait(end, tickets) == [("echo", (text,)) for text in texts]
 
 
+def test_a_call_leaves_with_the_next_look_at_its_line():
+    arrived = threading.Event()
+    process = Process(lambda method, arguments: arrived.set())
+    end = DriverEnd.connect(process.door.address, SPEC)
+    ticket = begin(end, "first")
+    assert not arrived.wait(0.1)
+    end.advance()
+    assert arrived.wait(20.0)
+    assert wait(end, [ticket]) == [None]
+    assert ticket.answer is not None
+    process.line.close()
+
+
 def test_nothing_blocks_while_the_other_process_works():
     go_on = threading.Event()
 
