@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -58,20 +58,15 @@ class AllProcesses:
     def _dense_sums(self, gradients: list[jax.Array]) -> list[jax.Array]:
         if not gradients:
             return []
-        first_devices = _first_device_of_each_process()
-        mesh = Mesh(first_devices, ("process",))
-        one_each = NamedSharding(mesh, PartitionSpec("process"))
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        own_device = first_devices[jax.process_index()]
+        gang = _gang(tuple(jax.devices()))
         # All of one dtype go as one array, so that their number costs no messages.
-        packed = _packed(gradients)
         stacked = [
             jax.make_array_from_single_device_arrays(
-                (len(first_devices), one.shape[1]), one_each, [jax.device_put(one, own_device)]
+                (len(gang.devices), one.shape[1]), gang.one_each, [_placed(one, gang.devices[jax.process_index()])]
             )
-            for one in packed
+            for one in _packed(gradients)
         ]
-        totals = _sums(everywhere)(stacked)
+        totals = _sums(gang.everywhere)(stacked)
         return _unpacked([total.addressable_data(0) for total in totals], gradients)
 
     def _gathered(self, slices: RowSlices) -> RowSlices:
@@ -132,8 +127,24 @@ def _sums(everywhere: NamedSharding) -> Callable[[Sequence[jax.Array]], list[jax
     return jax.jit(lambda stacked: [jnp.sum(one, axis=0) for one in stacked], out_shardings=everywhere)
 
 
-def _first_device_of_each_process() -> np.ndarray:
+class _Gang(NamedTuple):
+    """The first device of each process, and arrays over them: with a row on each, or the same on all."""
+
+    devices: tuple[Any, ...]
+    one_each: NamedSharding
+    everywhere: NamedSharding
+
+
+@functools.cache
+def _gang(devices: tuple[Any, ...]) -> _Gang:
     first: dict[int, Any] = {}
-    for device in sorted(jax.devices(), key=lambda one: one.id):
+    for device in sorted(devices, key=lambda one: one.id):
         first.setdefault(device.process_index, device)
-    return np.array([first[index] for index in sorted(first)])
+    chosen = tuple(first[index] for index in sorted(first))
+    mesh = Mesh(np.array(chosen), ("process",))
+    return _Gang(chosen, NamedSharding(mesh, PartitionSpec("process")), NamedSharding(mesh, PartitionSpec()))
+
+
+def _placed(array: jax.Array, device: Any) -> jax.Array:
+    """An array on a device. To ask where it is costs less than to put it where it is."""
+    return array if array.devices() == {device} else jax.device_put(array, device)
