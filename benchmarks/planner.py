@@ -30,9 +30,9 @@ import numpy as np  # noqa: E402
 from benchmarks import dlrm, workloads  # noqa: E402
 from podembed.jobs.cli.calibrating import Calibrate, calibrate  # noqa: E402
 from podembed.orchestrator.api.result import Prediction  # noqa: E402
+from podembed.orchestrator.planning.of_run import with_rest  # noqa: E402
 from podembed.orchestrator.prediction.dense_half import dense_half  # noqa: E402
 from podembed.orchestrator.prediction.forecast import setting_of  # noqa: E402
-from podembed.orchestrator.prediction.of_run import with_rest  # noqa: E402
 from podembed.orchestrator.prediction.placed import placed_demands  # noqa: E402
 from podembed.orchestrator.prediction.report import render_comparison  # noqa: E402
 from podembed.orchestrator.prediction.step import predict  # noqa: E402

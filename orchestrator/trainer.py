@@ -17,7 +17,7 @@ from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.event_log import injecting
 from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.events.run import FilesInOrder, NothingLeft, RunOpened
-from podembed.orchestrator.prediction.of_run import with_prediction
+from podembed.orchestrator.planning.of_run import with_prediction
 from podembed.orchestrator.run.finished import finished, untrained
 from podembed.orchestrator.run.opening import create_run
 from podembed.orchestrator.run.run import OpenRun

@@ -67,11 +67,13 @@ class Chosen:
     Attributes:
       pools: where it is cut, each owner pools its rows of each bag; otherwise distinct rows travel.
       work: of all that its owners do for it in a step, in parts of what they do for all tables.
+      reason: why, with the numbers.
     """
 
     is_whole: bool
     pools: bool
     work: float
+    reason: str = "chosen by predicted time"
 
 
 def ways(
@@ -113,7 +115,7 @@ def _way(
     if size_bytes > fair_bytes:
         return Way(is_whole=False, size_bytes=size_bytes, reason=f"above {share}")
     if chosen is not None:
-        return Way(is_whole=chosen.is_whole, size_bytes=size_bytes, reason="chosen by predicted time")
+        return Way(is_whole=chosen.is_whole, size_bytes=size_bytes, reason=chosen.reason)
     if num_features > most_features:
         reason = (
             f"work: features {num_features}, more than {most_features:.2g}, {MOST_WORK:g} times a host's fair share"

@@ -6,7 +6,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from podembed.jobs.cli.planning import planned
 from podembed.jobs.cli.settings import run_config
 from podembed.jobs.cli.summary import show_summary
 from podembed.orchestrator.api.config import ScalingConfig
@@ -15,6 +14,7 @@ from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.orchestrator.decisions.table_plan import summary
 from podembed.orchestrator.driver.console import ConsoleReporter
 from podembed.orchestrator.events.reporter import tell
+from podembed.orchestrator.planning.planner import planned
 from podembed.orchestrator.prediction.report import render_comparison
 from podembed.orchestrator.run.finished import finished
 from podembed.orchestrator.run.policy_record import policies_to_keep

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from podembed.embedding.lookup.placement import Chosen
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.table_plan import Plan, render
+from podembed.orchestrator.planning.report import render_followed
 from podembed.orchestrator.prediction.dense_half import default_path, dense_half, hosts_together
 from podembed.orchestrator.prediction.forecast import forecast, setting_of
 from podembed.orchestrator.prediction.report import render_forecast, render_profiles
@@ -102,6 +103,10 @@ def _parts(
         placed=placed,
     )
     yield render_forecast(found)
+    if placed is not None and hosts > 1:
+        yield render_followed(
+            job, index, calibration, profiles.tables, num_hosts=hosts, threads=command.threads_per_host
+        )
     machines = "one machine" if setting.is_one_machine else f"machines with {together} of them each"
     yield f"planned for {hosts:,} on {machines} like this one, and a network like its loopback"
     yield "where it was measured, steps took 0.8 to 1.4 times as long as predicted (docs/performance.md)"

@@ -12,11 +12,9 @@ from podembed.jobs.search_path import current_folder
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts
 from podembed.orchestrator.api.text import plural
-from podembed.orchestrator.commit.manifest import Manifest
-from podembed.orchestrator.decisions.table_plan import Plan as TablePlan
 from podembed.orchestrator.decisions.table_plan import plan as plan_tables
+from podembed.orchestrator.planning.planner import planned
 from podembed.orchestrator.run.opening import open_run
-from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.input.lengths import index_at_hand
 from podembed.workers.job.reference import JobReference
 
@@ -63,11 +61,3 @@ def plan(command: Plan) -> int:
     reference = run.job_for_workers if isinstance(run.job_for_workers, JobReference) else None
     show(command, run.job, reference, run.train_index, plan=lambda hosts: planned(run, base, num_hosts=hosts))
     return 0
-
-
-def planned(run: OpenRun, base: Manifest | None, *, num_hosts: int) -> TablePlan:
-    """Where the tables of a run will lie when it goes on from a commit; None for its beginning."""
-    previous = base.placement if base else None
-    return plan_tables(
-        run.job, num_hosts=num_hosts, table_buckets=run.table_buckets, previous=previous, index=run.train_index
-    )

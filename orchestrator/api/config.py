@@ -41,6 +41,8 @@ class ScalingConfig:
       in_process: one host inside the driver's own process, without Ray.
       exchange: how hosts exchange ids, rows and gradients: "direct", "two-hop" by way of relays, or "auto", which
         chooses after a few steps of each generation. Changes no number.
+      plan: how tables lie on the hosts: "rule", by their sizes and features, or "auto". That is the predicted best,
+        for runs that began on a machine with constants (`podembed calibrate`), and the rule for others.
     """
 
     num_hosts: int | tuple[int, int] = 1
@@ -48,6 +50,7 @@ class ScalingConfig:
     resources_per_host: Mapping[str, float] | None = None
     in_process: bool = False
     exchange: str = Route.AUTO
+    plan: str = "auto"
 
     def __post_init__(self) -> None:
         check_plain_fields(self, ConfigurationError)
@@ -64,6 +67,8 @@ class ScalingConfig:
             raise ConfigurationError(f"Found threads_per_host={self.threads_per_host}. Expected at least 1, or None.")
         if self.exchange not in tuple(Route):
             raise ConfigurationError(f"Found exchange={shown(self.exchange)}. Expected one of {', '.join(Route)}.")
+        if self.plan not in ("auto", "rule"):
+            raise ConfigurationError(f"Found plan={shown(self.plan)}. Expected one of auto, rule.")
         gpus = (self.resources_per_host or {}).get("GPU", 0.0)
         if 0 < gpus < 1 and hosts[1] > 1:
             raise ConfigurationError(

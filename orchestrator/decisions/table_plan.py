@@ -90,13 +90,7 @@ def plan(
     counts = features_per_table(job)
     owners = place_tables(specs, num_features=counts, num_hosts=num_hosts, previous=before, chosen=chosen)
     found = ways(specs, num_features=counts, num_hosts=num_hosts, chosen=chosen)
-    cut = cut_ways(job, specs, bag_lengths(job, index), num_hosts=num_hosts)
-    if chosen is not None:
-        free = [why is None and why_not_pooled(spec) is None for spec, why in zip(specs, why_rows(job), strict=True)]
-        cut = [
-            CutWay(is_pooled=one.pools, reason="chosen by predicted time") if is_free else way
-            for way, one, is_free in zip(cut, chosen, free, strict=True)
-        ]
+    cut = cut_ways(job, specs, bag_lengths(job, index), num_hosts=num_hosts, chosen=chosen)
     tables = tuple(
         _table(spec, way, count, placed, why=why, cut=if_cut)
         for spec, way, count, placed, why, if_cut in zip(specs, found, counts, owners, why_rows(job), cut, strict=True)

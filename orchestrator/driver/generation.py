@@ -128,6 +128,7 @@ class Generation:
         before = base.placement if base else None
         if base and self._kept and self.placement is not None:
             before = renumbered(self.placement, self._kept, num_hosts=group.num_hosts)
+        chosen = shared.patiently(lambda: shared.planner.begin(num_hosts=group.num_hosts, step=self.base_step))
         plan = plan_generation(
             shared.run,
             shared.config,
@@ -137,6 +138,7 @@ class Generation:
             num_hosts=group.num_hosts,
             threads=shared.threads,
             exchange=shared.exchange,
+            chosen=chosen,
         )
         self.placement = plan.placement
         group.form(plan.hosts, plan.device, kept=self._kept, base=base)
@@ -178,9 +180,15 @@ class Generation:
             if schedule.evaluates_at(step):
                 windows.evaluate(group, step)
                 evaluated_step = step
+            is_scheduled = saves.is_scheduled(step)
+            other_plan = None
             if is_at_commit := saves.take(step, shared.journal.metrics_at(step)):
+                # The plan that follows a commit must be known before the commit is: a restart from there follows it.
+                other_plan = shared.planner.leaves(step, windows.profiles if is_scheduled else ())
                 committing.begin(step)
             if step < schedule.total_steps and not shared.is_stopping:
+                if other_plan is not None:
+                    return self._left(other_plan, step, committing)
                 shared.watch.paced(to_commit_s=saves.to_next_save(step, step_s))
                 if (why := shared.watch.leaves(is_at_commit=is_at_commit)) is not None:
                     return self._left(why, step, committing)

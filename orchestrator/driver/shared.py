@@ -11,7 +11,6 @@ from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.storage_wait import StorageWait, at_once
 from podembed.orchestrator.decisions.host_watch import Cluster, HostWatch
-from podembed.orchestrator.decisions.table_plan import plan, summary
 from podembed.orchestrator.driver.journal import Journal
 from podembed.orchestrator.driver.publication import Publisher
 from podembed.orchestrator.driver.saves import Saves
@@ -19,6 +18,7 @@ from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.reporter import Reporter
 from podembed.orchestrator.group.survivors import Groups
 from podembed.orchestrator.group.worker_group import Backend
+from podembed.orchestrator.planning.planner import Planner
 from podembed.orchestrator.run.claims import Claims
 from podembed.orchestrator.run.run import OpenRun
 
@@ -50,6 +50,7 @@ class Shared:
     saves: Saves
     journal: Journal
     storage_wait: StorageWait
+    planner: Planner
 
     @staticmethod
     def of(
@@ -66,12 +67,7 @@ class Shared:
         publisher: Callable[[], Publisher],
     ) -> Shared:
         """All that the generations need, of what a driver is given; the arguments are those of `Driver`."""
-        limits = config.failure_config
-
-        def describe_plan(num_hosts: int) -> str:
-            found = plan(run.job, num_hosts=num_hosts, table_buckets=run.table_buckets, index=run.train_index)
-            return summary(found)
-
+        limits, planner = config.failure_config, Planner(run, scaling, emit=emit)
         groups = Groups(backend, standby_after_s=limits.standby_after_s, emit=emit, clock=clock)
         return Shared(
             run=run,
@@ -87,7 +83,7 @@ class Shared:
             publisher=publisher,
             groups=groups,
             watch=HostWatch(
-                cluster, scaling=scaling, limits=limits, emit=emit, describe_plan=describe_plan, clock=clock
+                cluster, scaling=scaling, limits=limits, emit=emit, describe_plan=planner.describe, clock=clock
             ),
             saves=Saves.of(
                 config,
@@ -100,6 +96,7 @@ class Shared:
             storage_wait=StorageWait(
                 limits.storage_timeout_s, stop=stop, emit=emit, clock=clock, meanwhile=groups.greet_at_times
             ),
+            planner=planner,
         )
 
     @property

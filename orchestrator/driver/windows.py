@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from podembed.embedding.costs.profile import TableProfile
 from podembed.orchestrator.api.errors import JobFailed
 from podembed.orchestrator.commit.manifest import Manifest
-from podembed.orchestrator.decisions.table_plan import plan
 from podembed.orchestrator.decisions.window_health import WindowHealth
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
 from podembed.orchestrator.driver.shared import Shared
@@ -21,7 +21,7 @@ from podembed.orchestrator.events.progress import (
     WindowTrained,
 )
 from podembed.orchestrator.group.worker_group import WorkerGroup
-from podembed.orchestrator.planning.measured import measured_tables
+from podembed.orchestrator.planning.measured import measured_tables, profiles_of_hosts
 from podembed.orchestrator.prediction.forecast import setting_of
 from podembed.workers.device.process import DeviceWindow
 from podembed.workers.host.spec import HostWindow
@@ -32,6 +32,7 @@ class Windows:
 
     Attributes:
       deadlines: those that a group begins with.
+      profiles: per table, what the last batch of the last window asked of it; empty where hosts did not look.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -44,6 +45,7 @@ class Windows:
             emit=shared.emit,
         )
         self.deadlines = self._health.deadlines
+        self.profiles: Sequence[TableProfile] = ()
         self._owners: Mapping[str, Sequence[int]] | None = None
         self._relayed: tuple[str, ...] = ()
         self._num_compiled, self._compiled_s = 0, 0.0
@@ -68,7 +70,11 @@ class Windows:
         # The lookup of a step right after a commit must see every update. Otherwise a run that goes on would differ
         # from one that resumes there.
         is_first = not shared.journal.tables
-        hosts, devices = group.train(first, last, is_followed=not shared.saves.may_follow(last), is_profiled=is_first)
+        is_profiled = is_first or (shared.planner.is_active and shared.saves.is_scheduled(last))
+        hosts, devices = group.train(
+            first, last, is_followed=not shared.saves.may_follow(last), is_profiled=is_profiled
+        )
+        self.profiles = profiles_of_hosts(hosts)
         ended_s = shared.clock.monotonic_s()
         shared.journal.put_aside([row for host in hosts for row in host.bad_rows])
         num_steps = last - first
@@ -126,13 +132,8 @@ class Windows:
 
     def _tell_tables(self, step: int, hosts: Sequence[HostWindow], *, num_steps: int) -> None:
         run, num_hosts = self._shared.run, len(hosts)
-        found = plan(
-            run.job,
-            num_hosts=num_hosts,
-            table_buckets=run.table_buckets,
-            previous=self._owners,
-            index=run.train_index,
-        )
+        chosen = self._shared.planner.recorded(num_hosts=num_hosts, step=step)
+        found = self._shared.planner.tables(num_hosts).plan(chosen, previous=self._owners)
         setting = setting_of(run.job, num_hosts=num_hosts, hosts_a_machine=1, reads_files=True)
         tables = measured_tables(run.job, found, hosts, setting, num_steps=num_steps)
         if tables:

@@ -10,7 +10,7 @@ from typing import Any
 from podembed.orchestrator.api.errors import listed
 from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.orchestrator.api.text import format_bytes, plural
-from podembed.orchestrator.events import commits, machines, progress, run
+from podembed.orchestrator.events import commits, machines, plans, progress, run
 from podembed.orchestrator.events.event import Event
 from podembed.workers.job.ranking import Baseline
 from podembed.workers.liveness.worker import Worker
@@ -71,6 +71,7 @@ _TEMPLATES: dict[type[Event], str] = {
         "loss and evaluations of earlier steps are lost to history/, training is not touched: {reason}"
     ),
     commits.HistoryUnwritten: "loss and evaluations were not written to history/, training is not touched: {reason}",
+    plans.NotPlanned: "tables lie by size and features, not by predicted time: {reason}",
     run.DriverBegan: "a driver begins",
     run.RunOpened: "run folder {url}",
     run.CallbackFailed: (
@@ -276,6 +277,25 @@ def _(event: run.HostsChanged) -> str:
     return (
         f"hosts changed from {change.before} to {change.after} at step {change.step} in {change.seconds:.1f} s: "
         f"{change.cause}"
+    )
+
+
+@sentence.register
+def _(event: plans.TablesPlanned) -> str:
+    named = [f"{table.table} on {plural(table.num_hosts, 'host')}: {table.why}" for table in event.tables]
+    more = f"; and {plural(len(named) - MOST_TABLES, 'more table')}" if len(named) > MOST_TABLES else ""
+    return (
+        f"plan of the tables from step {event.step} on: {event.why}; the hosts take {1e3 * event.step_s:.2f} ms a step "
+        f"as predicted, {1e3 * event.other_s:.2f} without it; {'; '.join(named[:MOST_TABLES])}{more}"
+    )
+
+
+@sentence.register
+def _(event: plans.PlanChanges) -> str:
+    return (
+        f"step {event.step}: the plan of the tables changes to: {event.why}. Hosts take {1e3 * event.step_s:.2f} ms a "
+        f"step as predicted, and {1e3 * event.other_s:.2f} now. {event.left_steps} steps follow, and the change takes "
+        f"about {event.cost_s:.1f} s. It moves {format_bytes(event.moved_bytes)}"
     )
 
 

@@ -10,6 +10,7 @@ from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord, read_run
 from podembed.orchestrator.commit.verification import Damage
 from podembed.orchestrator.fsck.findings import Finding, damage_of, finding_of_run
+from podembed.orchestrator.planning.records import damaged_plans
 from podembed.orchestrator.run.history_record import read_history
 from podembed.orchestrator.run.input_record import read_input
 from podembed.orchestrator.run.job_settings import read_settings
@@ -48,6 +49,8 @@ def record_findings(store: Store) -> Iterator[Finding]:
     yield from _unreadable(read_history, store, expected="a record", place="loss and evaluations")
     for error in read_input(store).damaged:
         yield finding_of_run(damage_of(error.name, error, ""), "the data files")
+    for error in damaged_plans(store):
+        yield finding_of_run(damage_of(error.name, error, ""), "how tables lie")
     yield from _unreadable(read_settings, store, expected="a record", place="changed arguments of the job")
 
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.embedding.buckets import split_evenly
-from podembed.embedding.lookup.placement import place_tables
+from podembed.embedding.lookup.placement import Chosen, place_tables
+from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.api.config import RunConfig
 from podembed.orchestrator.commit.manifest import Manifest, Owners
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostReady, HostSpec
-from podembed.workers.job.tables import features_per_table, table_specs
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import cut_ways, features_per_table, table_specs
 from podembed.workers.mesh.options import Route
 
 
@@ -67,6 +69,7 @@ def plan_generation(
     num_hosts: int,
     threads: int = 1,
     exchange: str = Route.AUTO,
+    chosen: Sequence[Chosen] | None = None,
 ) -> GenerationPlan:
     """Plans who owns what. Buckets stay where they were, as far as that is even.
 
@@ -75,13 +78,14 @@ def plan_generation(
       before: table → owner of each bucket, -1 for no host; None where no host has any.
       threads: of a host's kernels, and as many of its device process.
       exchange: how the frames of each step travel.
+      chosen: one a table, where a plan says how it lies; None follows from sizes, features and lengths.
     """
     job, failures = run.job, config.failure_config
     specs = table_specs(job, run.table_buckets)
-    previous = None if before is None else [np.asarray(before[spec.name], np.int32) for spec in specs]
-    placement = tuple(place_tables(specs, num_features=features_per_table(job), num_hosts=num_hosts, previous=previous))
+    placement = _placed(job, specs, before, chosen, num_hosts=num_hosts)
+    pools_cut = _pools_cut(job, specs, chosen, num_hosts=num_hosts)
     lanes = tuple(split_evenly(job.num_lanes, num_hosts))
-    token, plan_hash = secrets.token_bytes(32), _plan_hash(placement, lanes)
+    token, plan_hash = secrets.token_bytes(32), _plan_hash(placement, lanes, pools_cut)
     hosts = [
         HostSpec(
             job=run.job_for_workers,
@@ -106,6 +110,7 @@ def plan_generation(
             undo_share=failures.undo_share,
             threads=threads,
             exchange=Route(exchange),
+            pools_cut=pools_cut,
         )
         for host in range(num_hosts)
     ]
@@ -132,10 +137,33 @@ def plan_generation(
     return GenerationPlan(hosts=hosts, device=device, placement=owners)
 
 
-def _plan_hash(placement: Sequence[np.ndarray], lanes: Sequence[range]) -> bytes:
-    """32 bytes that hosts compare before they exchange anything: they must agree on who owns what."""
+def _placed(
+    job: JobConfig,
+    specs: Sequence[TableSpec],
+    before: Mapping[str, Sequence[int]] | None,
+    chosen: Sequence[Chosen] | None,
+    *,
+    num_hosts: int,
+) -> tuple[np.ndarray, ...]:
+    previous = None if before is None else [np.asarray(before[spec.name], np.int32) for spec in specs]
+    features = features_per_table(job)
+    return tuple(place_tables(specs, num_features=features, num_hosts=num_hosts, previous=previous, chosen=chosen))
+
+
+def _pools_cut(
+    job: JobConfig, specs: Sequence[TableSpec], chosen: Sequence[Chosen] | None, *, num_hosts: int
+) -> tuple[bool, ...] | None:
+    """As of `HostSpec`."""
+    if chosen is None:
+        return None
+    return tuple(way.is_pooled for way in cut_ways(job, specs, (), num_hosts=num_hosts, chosen=chosen))
+
+
+def _plan_hash(placement: Sequence[np.ndarray], lanes: Sequence[range], pools_cut: Sequence[bool] | None) -> bytes:
+    """32 bytes that hosts compare before they exchange anything: they must agree on who owns what, and who pools."""
     digest = hashlib.sha256()
     for owners in placement:
         digest.update(np.ascontiguousarray(owners, "<i4").tobytes() + b";")
     digest.update(repr([(lane.start, lane.stop) for lane in lanes]).encode())
+    digest.update(repr(pools_cut).encode())
     return digest.digest()

@@ -181,6 +181,17 @@ def _chosen(tables: Sequence[TableChoice], ways: Sequence[TableWay]) -> tuple[Ch
     seconds = [dict(table.costs)[way].host_s for table, way in zip(tables, ways, strict=True)]
     total_s = sum(seconds)
     return tuple(
-        Chosen(is_whole=way is TableWay.WHOLE, pools=way is TableWay.PARTIAL, work=spent / total_s if total_s else 0.0)
-        for way, spent in zip(ways, seconds, strict=True)
+        Chosen(
+            is_whole=way is TableWay.WHOLE,
+            pools=way is TableWay.PARTIAL,
+            work=spent / total_s if total_s else 0.0,
+            reason=_reason(table, way),
+        )
+        for table, way, spent in zip(tables, ways, seconds, strict=True)
     )
+
+
+def _reason(table: TableChoice, way: TableWay) -> str:
+    """The predicted cost of the way, and of the others."""
+    costs = {one: f"{one} {1e3 * cost.host_s:.3f}" for one, cost in table.costs}
+    return ", ".join([f"predicted ms: {costs.pop(way)}", *costs.values()])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from podembed.embedding.costs.profile import TableProfile
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import CrashLoop, JobFailed, WorkerFailure, WorkerRefused
 from podembed.orchestrator.api.result import Recovery, Result
@@ -31,6 +32,7 @@ from podembed.orchestrator.driver.publication import Answer
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.fsck.findings import Finding
+from podembed.orchestrator.planning.records import PLANNING_FILE, PlanningRecord
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.checkpoint.shard import read_dense
 from podembed.workers.storage.errors import StorageError
@@ -156,10 +158,16 @@ class _DriverLife:
 
 @dataclass(slots=True, eq=False)
 class Simulation:
-    """A run and its faults. Used once."""
+    """A run and its faults. Used once.
+
+    Attributes:
+      planning: what the run plans with, and `profiles` what its hosts find.
+    """
 
     schedule: Schedule
     keeps_log: bool = False
+    planning: PlanningRecord | None = None
+    profiles: tuple[TableProfile, ...] = ()
     model: Model = field(default_factory=the_model)
     world: World = field(init=False)
     shared: SharedFiles = field(init=False)
@@ -195,9 +203,12 @@ class Simulation:
             survived=self.witness.survived,
             undo_bytes=schedule.undo_bytes,
             buffer_bytes=schedule.buffer_bytes,
+            profiles=self.profiles,
         )
         self._waiting = [fault for fault in schedule.faults if fault.point]
         self.shared.files[RUN_FILE] = encode(self.model.record)
+        if self.planning is not None:
+            self.shared.files[PLANNING_FILE] = encode(self.planning)
 
     def run(self) -> Outcome:
         """Raises:
@@ -291,7 +302,7 @@ class Simulation:
         try:
             driver = Driver(
                 run,
-                scaling=ScalingConfig(num_hosts=num_hosts),
+                scaling=ScalingConfig(num_hosts=num_hosts, plan="auto" if self.planning else "rule"),
                 config=config,
                 backend=life.backend,
                 reporter=SimulatedReporter(self.witness, life.process),
@@ -511,9 +522,13 @@ def simulate(schedule: Schedule, *, keeps_log: bool = False) -> Outcome:
     Raises:
       Violation: an invariant does not hold; or whatever unexpected error a driver ended with.
     """
-    simulation = Simulation(schedule=schedule, keeps_log=keeps_log)
+    return carried_out(Simulation(schedule=schedule, keeps_log=keeps_log))
+
+
+def carried_out(simulation: Simulation) -> Outcome:
+    """As `simulate`."""
     try:
-        with kept_results(), in_simulated_time(simulation.world, undo_bytes=schedule.undo_bytes):
+        with kept_results(), in_simulated_time(simulation.world, undo_bytes=simulation.schedule.undo_bytes):
             return simulation.run()
     except BaseException as error:
         with contextlib.suppress(AttributeError):

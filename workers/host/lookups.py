@@ -59,7 +59,10 @@ class HostLookups:
         specs = table_specs(job, spec.table_buckets)
         crew = ThreadCrew(spec.threads)
         compile_kernels(specs, num_threads=crew.num_threads)
-        ways = cut_ways(job, specs, bag_lengths(job, spec.train_index), num_hosts=spec.num_hosts)
+        pools_cut = spec.pools_cut
+        if pools_cut is None:
+            ways = cut_ways(job, specs, bag_lengths(job, spec.train_index), num_hosts=spec.num_hosts)
+            pools_cut = tuple(way.is_pooled for way in ways)
         both = Lookups.build(
             specs,
             feature_bindings(job),
@@ -69,7 +72,7 @@ class HostLookups:
             num_samples=num_samples,
             inner=[shape[:-1] for shape in job.activation_shapes.values()],
             needs_rows=needs_rows(job),
-            pools_cut=[way.is_pooled for way in ways],
+            pools_cut=list(pools_cut),
             quantization=[table.quantization_config for table in job.tables],
             num_buffers=num_buffers,
             tables=tables,

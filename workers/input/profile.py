@@ -85,12 +85,14 @@ def measure_input(job: JobConfig, index: InputIndex, *, most_s: float = _MOST_S)
     return profiles_of(job, batches), spent_s / samples
 
 
-def profiles_at_hand(job: JobConfig, index: InputIndex | None) -> ProfilesAtHand:
-    """Per table of the job, measured where the files can be read here, else assumed from lengths."""
+def profiles_at_hand(job: JobConfig, index: InputIndex | None, *, most_s: float = _MOST_S) -> ProfilesAtHand:
+    """Per table of the job, measured where the files can be read here, else assumed from lengths. `most_s` as in
+    `measure_input`.
+    """
     why = None
     if index is not None:
         try:
-            found, read_sample_s = measure_input(job, index)
+            found, read_sample_s = measure_input(job, index, most_s=most_s)
             return ProfilesAtHand(tables=tuple(found), read_sample_s=read_sample_s)
         except (InputError, OSError) as error:
             # A plan of the tables needs no data, so it goes on and says what is missing.

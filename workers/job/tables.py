@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from podembed.embedding.buckets import within_reason
-from podembed.embedding.lookup.placement import buckets_for_work
-from podembed.embedding.lookup.pooling_choice import CutWay, cut_way
+from podembed.embedding.lookup.placement import Chosen, buckets_for_work
+from podembed.embedding.lookup.pooling_choice import CutWay, cut_way, why_not_pooled
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import learning_rate_at
 from podembed.embedding.table_spec import TableSpec
@@ -107,14 +107,28 @@ def why_rows(job: JobConfig) -> tuple[str | None, ...]:
 
 
 def cut_ways(
-    job: JobConfig, specs: Sequence[TableSpec], lengths: Sequence[float | None], *, num_hosts: int
+    job: JobConfig,
+    specs: Sequence[TableSpec],
+    lengths: Sequence[float | None],
+    *,
+    num_hosts: int,
+    chosen: Sequence[Chosen] | None = None,
 ) -> list[CutWay]:
     """Per table, how it is looked up where it is cut: the same on every host, and after every restart on as many.
 
     Args:
       specs: the job's tables.
       lengths: per feature, as `workers.input.lengths.bag_lengths` finds them.
+      chosen: one a table, where costs decide instead of lengths. What must travel does so all the same.
     """
+    if chosen is not None:
+        whys = [why or why_not_pooled(spec) for spec, why in zip(specs, why_rows(job), strict=True)]
+        return [
+            CutWay(is_pooled=False, reason=f"{why}, so rows travel")
+            if why is not None
+            else CutWay(is_pooled=one.pools, reason="its owners pool" if one.pools else "rows travel")
+            for why, one in zip(whys, chosen, strict=True)
+        ]
     tables = [feature.table for feature in feature_bindings(job)]
     return [
         cut_way(

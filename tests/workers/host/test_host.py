@@ -121,6 +121,7 @@ class Pod:
         buckets: tuple[int, ...] = BUCKETS,
         shares_memory: bool = True,
         exchange: Route = Route.AUTO,
+        pools_cut: tuple[bool, ...] | None = None,
         **device: Any,
     ) -> None:
         self.job = job
@@ -149,6 +150,7 @@ class Pod:
             step_timeout_s=step_timeout_s,
             shares_memory=shares_memory,
             exchange=exchange,
+            pools_cut=pools_cut,
         )
         self.ready: list[HostReady] = self.all("start", [(replace(base, host=host),) for host in range(num_hosts)])
         self.devices = [OneLineDevice(ready.invitation, **device) for ready in self.ready]

@@ -11,7 +11,7 @@ from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import NotPredicted
-from podembed.orchestrator.prediction.of_run import prediction_of, with_prediction
+from podembed.orchestrator.planning.of_run import prediction_of, with_prediction
 from podembed.orchestrator.run.finished import untrained
 from podembed.orchestrator.run.opening import create_run
 from podembed.orchestrator.run.run import OpenRun

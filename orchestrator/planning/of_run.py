@@ -8,9 +8,9 @@ from pathlib import Path
 
 from podembed.orchestrator.api.config import ScalingConfig
 from podembed.orchestrator.api.result import Prediction, Result
-from podembed.orchestrator.decisions.table_plan import plan
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import NotPredicted
+from podembed.orchestrator.planning.planner import Planner
 from podembed.orchestrator.prediction.dense_half import default_path, dense_half, hosts_together
 from podembed.orchestrator.prediction.forecast import demands, setting_of
 from podembed.orchestrator.prediction.step import predict
@@ -59,13 +59,9 @@ def prediction_of(
         return None
     job, num_hosts, cpus = run.job, scaling.least_hosts, calibration.machine.cpus
     base = run.newest_commit()
-    found = plan(
-        job,
-        num_hosts=num_hosts,
-        table_buckets=run.table_buckets,
-        previous=base.placement if base else None,
-        index=run.train_index,
-    )
+    planner = Planner(run, scaling, emit=lambda event: None)
+    chosen = planner.recorded(num_hosts=num_hosts, step=result.step)
+    found = planner.tables(num_hosts).plan(chosen, previous=base.placement if base else None)
     together = hosts_together(num_hosts, cpus)
     profiles = profiles_at_hand(job, run.train_index)
     setting = setting_of(

@@ -1,0 +1,224 @@
+"""`Planner`: which plan a run follows, and when it changes that plan. The driver asks it before each generation and at
+each commit.
+
+A run that was begun with the constants of a machine follows the predicted best plan. Every decision is recorded before
+anything of it is trained (`records`). It follows from the run's own records and its data, and from no time that was
+measured meanwhile. So a run that was killed and goes on does what it would have done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from podembed.embedding.costs.profile import TableProfile
+from podembed.embedding.lookup.placement import Chosen
+from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.decisions.table_plan import Plan, summary
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.plans import NotPlanned, PlanChanges, TableReason, TablesPlanned
+from podembed.orchestrator.planning.best import FIRST_GAIN, Candidate, Tables, candidates, fastest
+from podembed.orchestrator.planning.records import (
+    ChosenRecord,
+    PlanningRecord,
+    PlanRecord,
+    ProfileRecord,
+    read_plan,
+    read_planning,
+    write_plan,
+    write_planning,
+)
+from podembed.orchestrator.prediction.dense_half import default_path
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.calibration.record import CalibrationRefused, read_calibration, this_machine
+from podembed.workers.input.profile import profiles_at_hand
+from podembed.workers.storage.strict_json import DocumentRefused
+
+LATER_GAIN = 0.15
+"""A run that follows a plan changes it for no less."""
+CHANGE_S = 3.0
+"""That a change takes beside the moves: processes meet, and compile again."""
+MOVED_BYTE_S = 3e-9
+
+
+Value = TypeVar("Value")
+
+
+class Planner:
+    """See the module. Mutated: the plan that is followed.
+
+    Args:
+      emit: told which plan is followed, and why.
+    """
+
+    def __init__(self, run: OpenRun, scaling: ScalingConfig, *, emit: Emit) -> None:
+        self._run, self._emit = run, emit
+        self._threads = scaling.threads_per_host or 1
+        self._follows = scaling.plan == "auto"
+        self._record: PlanningRecord | None = None
+        self._current: PlanRecord | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the run follows plans, and on several hosts."""
+        return self._record is not None and self._current is not None
+
+    def recorded(self, *, num_hosts: int, step: int) -> tuple[Chosen, ...] | None:
+        """What was chosen for a step on so many hosts; None for the rule, and where nothing was chosen yet."""
+        if not self._follows or num_hosts == 1:
+            return None
+        found = _readable(lambda: read_plan(self._run.store, step=step, num_hosts=num_hosts))
+        return found.chosen if found is not None else None
+
+    def tables(self, num_hosts: int) -> Tables:
+        """The run's tables on so many hosts."""
+        run = self._run
+        return Tables(
+            job=run.job,
+            buckets=run.table_buckets,
+            index=run.train_index,
+            num_hosts=num_hosts,
+            threads=self._threads,
+        )
+
+    def describe(self, num_hosts: int) -> str:
+        """What so many hosts would hold, in one line."""
+        return summary(self.tables(num_hosts).plan(None))
+
+    def begin(self, *, num_hosts: int, step: int) -> tuple[Chosen, ...] | None:
+        """What is chosen for the tables of a generation that begins at a step; None is the rule. Decides and records it
+        where that was not done before; nothing is trained of a run at step 0. For the holder of the lease.
+
+        Raises:
+          ConfigurationError: a record is damaged.
+        """
+        self._current = None
+        if not self._follows or num_hosts == 1:
+            return None
+        self._record = _readable(lambda: read_planning(self._run.store))
+        if self._record is None and step == 0:
+            self._record = self._prepared()
+        if self._record is None:
+            return None
+        store, tables = self._run.store, self.tables(num_hosts)
+        if _readable(lambda: read_plan(store, step=step, num_hosts=num_hosts)) is None:
+            found = candidates(tables, self._record.calibration, [one.profile for one in self._record.profiles])
+            best = fastest(found, least_gain=FIRST_GAIN)
+            write_plan(store, self._recorded(best, other_s=found[0].step_s, step=step, num_hosts=num_hosts))
+        # Another driver may have been first.
+        current = _readable(lambda: read_plan(store, step=step, num_hosts=num_hosts))
+        if current is None:
+            return None
+        self._current = current
+        self._emit(
+            TablesPlanned(
+                step=current.step,
+                num_hosts=num_hosts,
+                why=current.why,
+                step_s=current.step_s,
+                other_s=current.other_s,
+                tables=_reasons(tables.plan(current.chosen)),
+            )
+        )
+        return current.chosen
+
+    def _prepared(self) -> PlanningRecord | None:
+        """Records what the run will plan with, where this machine's constants are there. Reads some of its data."""
+        run = self._run
+        try:
+            calibration = read_calibration(default_path(), this_machine())
+        except (CalibrationRefused, OSError) as error:
+            self._emit(NotPlanned(reason=str(error)))
+            return None
+        if calibration is None:
+            return None
+        profiles = profiles_at_hand(run.job, run.train_index, most_s=0.0)
+        record = PlanningRecord(calibration=calibration, profiles=tuple(map(ProfileRecord.of, profiles.tables)))
+        write_planning(run.store, record)
+        # Another driver may have been first.
+        return _readable(lambda: read_planning(run.store))
+
+    def leaves(self, step: int, profiles: Sequence[TableProfile]) -> str | None:
+        """Whether a generation should end at a commit for another plan: why, or None. Records that plan.
+
+        Args:
+          step: of the commit.
+          profiles: what the batch before the commit asked of each table; empty where hosts did not look.
+        """
+        current = self._current
+        if self._record is None or current is None:
+            return None
+        store, num_hosts = self._run.store, current.num_hosts
+        due = _readable(lambda: read_plan(store, step=step, num_hosts=num_hosts))
+        if due is not None and due.step != current.step:
+            return f"the plan of step {due.step} is recorded: {due.why}"
+        if not profiles:
+            return None
+        found = candidates(self.tables(num_hosts), self._record.calibration, profiles, current.chosen)
+        before, best = found[0], fastest(found, least_gain=LATER_GAIN)
+        # Of all epochs: where a user cuts the run must not decide what it does before that.
+        left_steps = max(0, self._run.total_steps - step)
+        cost_s = CHANGE_S + MOVED_BYTE_S * best.moved_bytes
+        if best is before or (before.step_s - best.step_s) * left_steps <= cost_s:
+            return None
+        record = self._recorded(best, other_s=before.step_s, step=step, num_hosts=num_hosts)
+        write_plan(store, record)
+        self._emit(
+            PlanChanges(
+                step=step,
+                num_hosts=num_hosts,
+                why=record.why,
+                step_s=best.step_s,
+                other_s=before.step_s,
+                moved_bytes=best.moved_bytes,
+                cost_s=cost_s,
+                left_steps=left_steps,
+            )
+        )
+        return f"another plan: {record.why}"
+
+    def _recorded(self, best: Candidate, *, other_s: float, step: int, num_hosts: int) -> PlanRecord:
+        names = self._run.job.table_names
+        return PlanRecord(
+            step=step,
+            num_hosts=num_hosts,
+            why=best.name,
+            step_s=best.step_s,
+            other_s=other_s,
+            tables=tuple(
+                ChosenRecord(name=name, is_whole=one.is_whole, pools=one.pools, work=one.work, reason=one.reason)
+                for name, one in zip(names, best.chosen or (), strict=best.chosen is not None)
+            ),
+        )
+
+
+def _reasons(plan: Plan) -> tuple[TableReason, ...]:
+    return tuple(
+        TableReason(table=table.spec.name, num_hosts=len(table.hosts), is_pooled=table.is_pooled, why=table.why)
+        for table in plan.tables
+    )
+
+
+def _readable(read: Callable[[], Value]) -> Value:
+    """What a record says.
+
+    Raises:
+      ConfigurationError: it is damaged. Another plan in its place would end with other bytes.
+    """
+    try:
+        return read()
+    except DocumentRefused as error:
+        raise ConfigurationError(
+            f"Found {error.found} in {error.name}. Expected {error.expected}: it says how tables lie, and so in which "
+            "order numbers are added. Restore it from a copy, or go on with ScalingConfig(plan='rule')."
+        ) from error
+
+
+def planned(run: OpenRun, base: Manifest | None, *, num_hosts: int) -> Plan:
+    """Where the tables of a run will lie when it goes on from a commit; None for its beginning. Decides nothing: what
+    no driver decided yet lies by the rule.
+    """
+    planner = Planner(run, ScalingConfig(num_hosts=num_hosts), emit=lambda event: None)
+    chosen = planner.recorded(num_hosts=num_hosts, step=base.step if base else 0)
+    return planner.tables(num_hosts).plan(chosen, previous=base.placement if base else None)
