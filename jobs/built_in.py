@@ -21,7 +21,11 @@ BUILT_IN_JOBS = {
     "fm": "podembed.jobs.papers.fm:fm",
     "deepfm": "podembed.jobs.papers.fm:deepfm",
     "mmoe": "podembed.jobs.papers.mmoe:mmoe",
+    "dlrm": "podembed.jobs.papers.click_logs:dlrm",
+    "dcn_v2": "podembed.jobs.papers.click_logs:dcn_v2",
 }
+# Those that take files of click logs, in the form of Criteo or prepared.
+CLICK_JOBS = ("criteo", "dlrm", "dcn_v2")
 # Those that take the one folder of a data set in MovieLens' form, and hold out what they evaluate on.
 RATINGS_JOBS = ("movielens", "ncf", "mf", "bpr", "two_tower", "fism", "sasrec", "hstu", "din", "fm", "deepfm")
 

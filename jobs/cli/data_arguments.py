@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from podembed.jobs.built_in import RATINGS_JOBS
+from podembed.jobs.built_in import CLICK_JOBS, RATINGS_JOBS
 from podembed.jobs.criteo_files import are_alike, prepare_files, prepared_beside
 from podembed.jobs.movielens import DEFAULT_CACHE
 from podembed.orchestrator.api.config import ConfigurationError
@@ -19,9 +19,9 @@ def data_arguments(
     max_bad_lines: int,
     notice: Callable[[str], None],
 ) -> dict[str, object]:
-    """What a job gets for the paths that the user gave. `criteo` gets Parquet, converted from text if need be, and the
-    form of its columns. `movielens` and the jobs of papers get a folder. Any other job gets the paths, made absolute,
-    since hosts work in other folders.
+    """What a job gets for the paths that the user gave. Those of click logs get Parquet, converted from text if need
+    be, and the form of its columns. Those of ratings get a folder. Any other job gets the paths, made absolute, since
+    hosts work in other folders.
 
     Raises:
       ConfigurationError: there is no training data, or not of the form that the job needs.
@@ -29,7 +29,7 @@ def data_arguments(
     """
     if not data:
         raise ConfigurationError("Found --eval-data without --data. Expected training files as well. Pass --data GLOB.")
-    if job_name == "criteo":
+    if job_name in CLICK_JOBS:
         return _criteo(data, eval_data, max_bad_lines, notice)
     if job_name in RATINGS_JOBS:
         if len(data) != 1 or eval_data or not Path(data[0]).expanduser().is_dir():
@@ -58,7 +58,7 @@ def plan_arguments(job_name: str, data: Sequence[str]) -> dict[str, object]:
     if job_name in RATINGS_JOBS:
         return data_arguments(job_name, data, (), max_bad_lines=0, notice=print)
     arguments: dict[str, object] = {"data": list(data)}
-    prepared = prepared_beside(_absolute(data[0])) if job_name == "criteo" else None
+    prepared = prepared_beside(_absolute(data[0])) if job_name in CLICK_JOBS else None
     return arguments if prepared is None else arguments | {"columns": prepared}
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from podembed.jobs.built_in import BUILT_IN_JOBS, RATINGS_JOBS, parse_settings
+from podembed.jobs.built_in import BUILT_IN_JOBS, CLICK_JOBS, RATINGS_JOBS, parse_settings
 from podembed.jobs.search_path import current_folder
 from podembed.jobs.synthetic import DEFAULT_FOLDER
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.workers.job.reference import JobReference
 
 # What the built-in jobs train on, and where it comes from.
-_DATA = {
-    "criteo": "click logs in the form of Criteo. Pass --data '/data/day_*.gz', or Parquet of that form. "
-    "`podembed train` without --job and --data generates some (job synthetic).",
-}
+_CLICKS = (
+    "click logs in the form of Criteo. Pass --data '/data/day_*.gz', or Parquet of that form. `podembed train` without "
+    "--job and --data generates some (job synthetic)."
+)
 _RATINGS = (
     "the folder of a MovieLens data set. Download one, such as ml-latest-small, from "
     "https://grouplens.org/datasets/movielens/, and pass --data ml-latest-small."
@@ -32,7 +32,7 @@ def job_reference(job_name: str, settings: tuple[str, ...], given: dict[str, obj
     if job_name == "synthetic":
         # The run record keeps the arguments, and a run may be resumed from another folder.
         arguments["folder"] = str(Path(str(arguments.get("folder", DEFAULT_FOLDER))).absolute())
-    needed = _RATINGS if job_name in RATINGS_JOBS else _DATA.get(job_name)
+    needed = _RATINGS if job_name in RATINGS_JOBS else _CLICKS if job_name in CLICK_JOBS else None
     if needed and "data" not in arguments:
         raise ConfigurationError(f"Found --job {job_name} without --data. Expected {needed}")
     if job_name in BUILT_IN_JOBS:

@@ -68,7 +68,7 @@ ARROWS = {
     "jobs/criteo": "datasets models",
     "jobs/criteo_files": "criteo prepare",
     "jobs/movielens": "datasets models",
-    "jobs/papers": "models movielens",
+    "jobs/papers": "criteo models movielens",
     "jobs/chaos": "built_in search_path synthetic",
     "jobs/inference": "search_path",
     "jobs/cli": "built_in chaos criteo_files inference movielens prepare search_path synthetic",

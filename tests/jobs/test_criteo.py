@@ -9,7 +9,9 @@ import pytest
 from podembed.embedding.optimizers import RowWiseAdagrad
 from podembed.jobs.built_in import BUILT_IN_JOBS
 from podembed.jobs.criteo import COLUMN_NAMES, criteo, synthetic
+from podembed.jobs.models.dcn_v2 import DCNv2
 from podembed.jobs.models.dlrm import DLRM
+from podembed.jobs.papers.click_logs import dcn_v2, dlrm
 from podembed.jobs.synthetic import DEFAULT_FOLDER
 from podembed.workers.data.columns import DenseColumn
 from podembed.workers.job.job import JobError
@@ -50,7 +52,17 @@ def test_the_arguments_survive_json_so_that_a_run_can_be_resumed() -> None:
     assert again.to_json() == reference.to_json()
 
 
-@pytest.mark.parametrize("function", [synthetic, criteo])
+@pytest.mark.parametrize(("name", "model"), [("dlrm", DLRM), ("dcn_v2", DCNv2)])
+def test_models_of_papers_are_jobs_of_their_own_names(name: str, model: type) -> None:
+    arguments = {"data": ["a"], "vocabulary_size": 1_000, "batch_size": 64, "seed": 3, "learning_rate": 0.5}
+    job = JobReference(function=BUILT_IN_JOBS[name], arguments=arguments | {"order": "files"}).resolve()
+    same = criteo(**arguments, order="files", model=name)  # type: ignore[arg-type]
+    assert (job.name, type(job.model)) == (name, model)
+    assert (job.data, job.optimizer, job.batch_size, job.seed) == (same.data, same.optimizer, 64, 3)
+    assert [table.vocabulary_size for table in job.tables] == [1_000] * 26
+
+
+@pytest.mark.parametrize("function", [synthetic, criteo, dlrm, dcn_v2])
 def test_jobs_are_functions_of_plain_keyword_arguments(function: object) -> None:
     for parameter in inspect.signature(function).parameters.values():  # type: ignore[arg-type]
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
