@@ -17,7 +17,7 @@ from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.driver.console import LastingConsole
-from podembed.orchestrator.events.sentences import figures
+from podembed.orchestrator.events.sentences import NO_FIGURE, figures
 from podembed.orchestrator.run.history_record import HistoryRecord, read_history
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.job.job import JobConfig
@@ -109,7 +109,7 @@ def _quality(
         final = result.evaluations[-1]
         losses = [f"{name} {value:.4f}" for name, value in final.losses.items()]
         quality = ", ".join([*figures(final, job.baseline), *losses])
-        yield f"  evaluation   {quality} after step {final.step}"
+        yield f"  evaluation   {quality or NO_FIGURE} after step {final.step}"
         if job.best_auc is not None and not math.isnan(final.auc):
             share = (final.auc - 0.5) / (job.best_auc - 0.5)
             yield f"  reachable    AUC {job.best_auc:.4f}; reached {share:.3f} of its lift over 0.5"

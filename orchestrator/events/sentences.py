@@ -20,6 +20,8 @@ NOTABLE_PART_S = 0.1
 UNEVEN_SHARE = 1.5
 MOST_TABLES = 3
 """So many are named in a sentence."""
+# Such as a model with a loss of its own, whose samples have one label or none.
+NO_FIGURE = "no figure, since the job declares no metrics that these labels allow"
 
 
 # Sentences that only name fields, by type.
@@ -166,7 +168,7 @@ def _(event: progress.Evaluated) -> str:
     best = "" if event.best_auc is None else f"  (best reachable {event.best_auc:.4f})"
     losses = "  ".join(f"{name} {value:.4f}" for name, value in evaluation.losses.items())
     shown = "  ".join(filter(None, ["  ".join(figures(evaluation, event.baseline)) + best, losses]))
-    return f"step {evaluation.step:>6}  evaluation: {shown}  on {evaluation.num_samples:,} samples"
+    return f"step {evaluation.step:>6}  evaluation: {shown or NO_FIGURE}  on {evaluation.num_samples:,} samples"
 
 
 def figures(evaluation: Evaluation, baseline: Baseline | None) -> list[str]:

@@ -195,7 +195,8 @@ class Decoder:
             num_singles += features[name].row_splits is one_each
         rows = Batch(
             dense=dense,
-            labels=np.zeros(len(order), np.float32) if labels is None else labels,
+            # Without a column of labels every sample is a positive one. Predictions have none at all.
+            labels=np.full(len(order), self._data.has_labels, np.float32) if labels is None else labels,
             weights=self._weights(columns, places, faults),
             features=features,
             sample_ids=self._sample_ids(columns, order, first_position, faults),

@@ -42,8 +42,8 @@ class InputData:
     Attributes:
       paths: one or several paths or globs, local or fsspec URLs (`gs://bucket/day_*/*.parquet`). Files are read in
         sorted order.
-      label: column of finite numbers without nulls. Of several labels the one by which a job without tasks is
-        evaluated, by default the first.
+      label: column of finite numbers without nulls; without one every sample is a positive one. Of several labels the
+        one by which a job without tasks is evaluated, by default the first.
       labels: all labels, where there are several; a plain name stands for `Label(name)`.
       dense: columns of dense numbers and vectors, in the order in which the model sees them; a plain name stands for
         `DenseColumn(name)`.
@@ -109,7 +109,9 @@ class InputData:
         """Every label that is read, in their order."""
         if not self.has_labels:
             return ()
-        declared = tuple(label for label in self.labels if isinstance(label, Label)) or (Label(self.label),)
+        declared = tuple(label for label in self.labels if isinstance(label, Label))
+        if not declared:
+            declared = (Label(self.label),) if self.label else ()
         if not self.binary_labels:
             return declared
         return tuple(replace(one, num_classes=2) if one.name == self.label else one for one in declared)
@@ -343,14 +345,12 @@ def _take_labels(data: InputData) -> None:
         )
     labels = tuple(Label(label) if isinstance(label, str) else label for label in given)
     names = [label.name for label in labels]
-    if not data.label and not labels:
-        raise DataConfigError("Found label=''. Expected the name of a column. Write label='click'.")
     if len(set(names)) != len(names) or (labels and data.label and data.label not in names):
         raise DataConfigError(
             f"Found label={data.label!r} and labels {names}. Expected each label once, and the one among the others. "
             "Write labels=('click', 'buy')."
         )
-    object.__setattr__(data, "label", data.label or names[0])
+    object.__setattr__(data, "label", data.label or next(iter(names), ""))
     object.__setattr__(data, "labels", labels)
 
 

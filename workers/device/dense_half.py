@@ -145,7 +145,9 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
         per_sample = job.loss or sigmoid_binary_cross_entropy
         scores = scores_of(job, outputs, num_samples)
         if job.candidates is not None:
-            return Losses(per_sample=pointwise(scores, batch.label, loss=per_sample))
+            # Without a label, what a sample has is what it should have.
+            label = batch.label if batch.labels else (batch.weights > 0).astype(scores.dtype)
+            return Losses(per_sample=pointwise(scores, label, loss=per_sample))
         found: Any = per_sample(scores, batch.label)
         return Losses(per_sample=require_column("loss", found, num_samples))
     found = own(outputs, batch, context)

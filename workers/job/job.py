@@ -165,6 +165,12 @@ class JobConfig:
         except ValueError as error:
             raise JobError(str(error)) from error
         self._check_candidates()
+        if not (self.data.label or self.tasks or self.has_own_loss or self.candidates):
+            raise JobError(
+                f"Found no label in the data of the JobConfig {self.name!r}, whose loss compares scores with labels. "
+                "Expected one, or a loss that does without. Write label='click' in the data, give the model a method "
+                "`loss`, or declare candidates."
+            )
         problem = tasks_problem(
             self.tasks,
             [label.name for label in self.data.label_columns],

@@ -49,8 +49,13 @@ class ModelBatch:
         """The one label, `[n]`.
 
         Raises:
-          ValueError: there are several.
+          ValueError: there are several, or none.
         """
+        if not self.labels:
+            raise ValueError(
+                "Found no label in the data, whose samples are all positive ones. Expected one, since the model reads "
+                "batch.label. Write label='click' in the data."
+            )
         if len(self.labels) != 1:
             raise ValueError(f"Found the labels {list(self.labels)}. Expected one. Name it: batch.labels['...'].")
         return next(iter(self.labels.values()))

@@ -28,7 +28,7 @@ class ModelSpec:
       activation_shapes: per feature, the shape of its activation behind the axis of the samples, in the order of the
         features: `(width,)`, or `(max_sequence_length, width)` of a sequence.
       batch_size: samples of a step over all hosts.
-      label: name of the column of the label.
+      label: name of the column of the label; empty where the data has none.
       labels: names of all labels, where there are several.
       columns: the extra columns, with the shape and type of a sample's part.
       negatives: the features whose column has `Negatives(k, only=True)`, with k. A sample has k of their positions for
@@ -59,7 +59,7 @@ class ModelSpec:
         from podembed.workers.model.jagged import Jagged
 
         shapes = self.activation_shapes.items()
-        labels = self.labels or (self.label,)
+        labels = self.labels or ((self.label,) if self.label else ())
         lengths = {name: jnp.full(num_samples, most, jnp.int32) for name, most in self.sequences.items()}
         return ModelBatch(
             dense=jnp.zeros((num_samples, self.num_dense)),

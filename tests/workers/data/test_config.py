@@ -36,10 +36,14 @@ def test_one_label_and_several() -> None:
     assert pickle.loads(pickle.dumps(several)) == several  # noqa: S301 - our own bytes, a moment old
 
 
+def test_data_may_have_no_label() -> None:
+    data = ParquetData("a", dense=("price",))
+    assert (data.label, data.label_columns, data.columns, data.column_shapes) == ("", (), ("price",), {})
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ({}, r"label=''. Expected the name of a column"),
         ({"labels": "click"}, r"labels='click'. Expected a tuple"),
         ({"labels": ("click", "click")}, r"Expected each label once"),
         ({"label": "buy", "labels": ("click",)}, r"label='buy' and labels \['click'\]"),

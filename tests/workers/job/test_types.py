@@ -92,7 +92,6 @@ def test_what_a_field_is_not_for_is_named(changes: dict[str, Any], message: str)
     ("declare", "message"),
     [
         (lambda: ParquetData("x", label=("a", "b")), r"label=\('a', 'b'\) in ParquetData. Expected text"),  # type: ignore[arg-type]
-        (lambda: ParquetData("x", label=""), "label=''"),
         (lambda: ParquetData("x", label="y", sample_weight=1), "sample_weight=1"),  # type: ignore[arg-type]
         (lambda: ParquetData(7, label="y"), "paths=7. Expected a path"),  # type: ignore[arg-type]
         (lambda: ParquetData(({"y": 1},), label="y"), "{'y': 1} among paths"),  # type: ignore[arg-type]
