@@ -10,7 +10,28 @@ import numpy as np
 
 from podembed.embedding.kernels.row_vectors import columns_of, jit, load, prefetch_to_write, splat, square_root, store
 from podembed.embedding.kernels.updates import AHEAD, decayed, gradient_of, limit_weight
-from podembed.embedding.row_optimizers.base import ClipValue, LearningRate, Optimizer, SlotSpec, refuse
+from podembed.embedding.row_optimizers.base import (
+    ClipValue,
+    LearningRate,
+    Optimizer,
+    SlotSpec,
+    learning_rate_at,
+    refuse,
+)
+
+
+@dataclass(frozen=True)
+class _CorrectedRate:
+    """The rate at each step, counted from 0. A value, so that equal optimizers are equal."""
+
+    learning_rate: LearningRate
+    beta_1: float
+    beta_2: float
+
+    def __call__(self, step: Any) -> float:
+        count = int(step) + 1
+        rate = learning_rate_at(self.learning_rate, int(step))
+        return rate * (1 - self.beta_2**count) ** 0.5 / (1 - self.beta_1**count)
 
 
 @dataclass(frozen=True)
@@ -19,8 +40,7 @@ class Adam(Optimizer):
     correction.
 
     Without `sum_inside_sqrt` the divisor is `sqrt(v) + epsilon`. Without `lazy_adam` every row of the table takes the
-    step, with g = 0 where no sample named it. For textbook Adam pass the rate `lr * sqrt(1 - b2^t) / (1 - b1^t)`, t
-    counting from 1.
+    step, with g = 0 where no sample named it. `Adam.corrected` makes the one of optax and torch.
     """
 
     learning_rate: LearningRate = 0.001
@@ -61,6 +81,30 @@ class Adam(Optimizer):
                 "accumulated gradients, since every row takes exactly one step",
                 "Turn one of the two on.",
             )
+
+    @classmethod
+    def corrected(
+        cls,
+        learning_rate: LearningRate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        *,
+        lazy_adam: bool = False,
+        **others: Any,
+    ) -> Adam:
+        """Adam with bias correction, where every row takes a step, as `optax.adam` and `torch.optim.Adam` do it.
+
+        The rate of the update that follows t - 1 others is `learning_rate * sqrt(1 - b2^t) / (1 - b1^t)`. So epsilon
+        stands beside a root that is not corrected yet: it is the epsilon hat of Kingma and Ba 2015, section 2.
+
+        Args:
+          lazy_adam: only rows that a batch names take a step. That is cheaper where tables are large, and other
+            numbers.
+          others: further arguments of the class.
+        """
+        rate = _CorrectedRate(learning_rate, beta_1, beta_2)
+        return cls(rate, beta_1, beta_2, epsilon, lazy_adam, sum_inside_sqrt=False, **others)
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:

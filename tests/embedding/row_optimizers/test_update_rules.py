@@ -5,7 +5,9 @@ custom rules.
 import math
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from podembed.embedding.optimizers import (
     CustomRowOptimizer,
     RowWiseAdagrad,
     SlotSpec,
+    learning_rate_at,
 )
 from podembed.embedding.row_optimizers.custom import custom_rule
 from podembed.embedding.table.table import Table
@@ -231,6 +234,24 @@ def test_non_lazy_adam_moves_rows_that_nobody_named():
     table.update(np.empty(0, np.int64), np.empty((0, 8), np.float32), RATE)
     assert (table.rows[2] != before[2]).all()
     assert np.array_equal(np.delete(table.rows, 2, axis=0), np.delete(before, 2, axis=0))
+
+
+@pytest.mark.parametrize("rate", [0.05, optax.linear_schedule(0.1, 0.01, 4)])
+def test_corrected_adam_is_that_of_optax_also_on_rows_that_nobody_named(rate):
+    rng = np.random.default_rng(0)
+    rule, theirs = Adam.corrected(rate, 0.8, 0.9), optax.adam(rate, 0.8, 0.9)
+    assert rule == Adam.corrected(rate, 0.8, 0.9)
+    table = make_table(rule, 3)
+    weights = jnp.asarray(table.rows)
+    state = theirs.init(weights)
+    for step in range(6):
+        gradient = np.zeros((NUM_ROWS, 3), np.float32)
+        named = rng.permutation(NUM_ROWS)[:5]
+        gradient[named] = rng.normal(size=(5, 3))
+        table.update(named, gradient[named], learning_rate_at(rule.learning_rate, step))
+        updates, state = theirs.update(jnp.asarray(gradient), state, weights)
+        weights = optax.apply_updates(weights, updates)
+        np.testing.assert_allclose(table.rows, weights, rtol=2e-5, atol=1e-6)
 
 
 def test_ftrl_times_rate_equals_the_first_form_at_a_constant_rate_and_survives_rate_zero():
