@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from podembed.orchestrator.pod import PodLost
     from podembed.orchestrator.strategy import PodStrategy
     from podembed.orchestrator.trainer import Trainer
+    from podembed.workers.columns.vocabulary import vocabulary_size
     from podembed.workers.control.callback import Callback
     from podembed.workers.control.stopping import EarlyStopping
     from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, Negatives
@@ -153,6 +154,7 @@ _WHERE = {
     "rank_all": "orchestrator.inference.rank",
     "recommend": "orchestrator.inference.recommend",
     "sampled_softmax": "workers.model.losses",
+    "vocabulary_size": "workers.columns.vocabulary",
 }
 
 __all__ = [
@@ -239,6 +241,7 @@ __all__ = [
     "rank_all",
     "recommend",
     "sampled_softmax",
+    "vocabulary_size",
 ]
 
 # In a checkout the parts are links beside this file. Where a copy lost them, the folders are found in the checkout.

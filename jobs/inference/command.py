@@ -47,6 +47,8 @@ class Predict:
     """Parquet file to write, in the order of the rows; it appears when it is complete."""
     columns: tuple[str, ...] = ()
     """Columns of Parquet data to keep beside the scores."""
+    outputs: tuple[str, ...] = ()
+    """Outputs of the model to write, by default all. Features that none depends on need no columns."""
     top: int | None = None
     """Write so many of the best items of all for each row, and their scores, in the place of the row's scores."""
     rank_all: str | None = None
@@ -71,6 +73,8 @@ class ExportModel:
     """A run, for its newest commit, or RUN@COMMIT."""
     out: str
     """Folder to make, or a URL."""
+    outputs: tuple[str, ...] = ()
+    """Outputs that the model shall give, by default all. It asks for no column that none depends on."""
     commit: str | None = None
     """Commit to read, by its name or its step; by default the newest that counts."""
 
@@ -100,6 +104,7 @@ def run(command: Scoring) -> int:
 
 
 def _evaluate(command: Evaluate) -> int:
+    from podembed.orchestrator.events.sentences import NO_FIGURE
     from podembed.orchestrator.inference.evaluate import evaluate
     from podembed.orchestrator.inference.rank import rank_all
 
@@ -124,6 +129,8 @@ def _evaluate(command: Evaluate) -> int:
     evaluation = found.evaluation
     print(f"{found.commit} (step {evaluation.step}) on {evaluation.num_samples:,} samples of {', '.join(found.paths)}")
     width = max(map(len, evaluation.values), default=0)
+    if not evaluation.values:
+        print(f"{NO_FIGURE}; --rank-all FEATURE ranks items of any job")
     for name, value in evaluation.values.items():
         print(f"{name.ljust(width)}  {value:.8f}")
     for row in found.bad_rows:
@@ -132,6 +139,7 @@ def _evaluate(command: Evaluate) -> int:
 
 
 def _predict(command: Predict) -> int:
+    from podembed.orchestrator.api.config import ConfigurationError
     from podembed.orchestrator.inference.predict import predict
     from podembed.orchestrator.inference.recommend import recommend
 
@@ -146,8 +154,13 @@ def _predict(command: Predict) -> int:
     }
     if command.top is None:
         _require_unset(command, "--top 10", rank_all=None, items=(), without=None)
-        found = predict(command.run, **common)
+        found = predict(command.run, outputs=command.outputs, **common)
     else:
+        if command.outputs:
+            raise ConfigurationError(
+                "Found --outputs beside --top. Expected one of them, since --top writes items and scores. Leave out "
+                "--outputs."
+            )
         found = recommend(
             command.run,
             top=command.top,
@@ -166,7 +179,9 @@ def _export_model(command: ExportModel) -> int:
     from podembed.orchestrator.api.text import format_bytes
     from podembed.orchestrator.inference.export_model import export_model
 
-    found = export_model(command.run, out=command.out, commit=command.commit, folder=current_folder())
+    found = export_model(
+        command.run, out=command.out, outputs=command.outputs, commit=command.commit, folder=current_folder()
+    )
     print(f"{found.path}: model of {found.commit}, {format_bytes(found.size_bytes)}")
     print(f"columns  {', '.join(found.columns)}")
     shapes = [f"{name} [{', '.join(map(str, ('n', *shape)))}]" for name, shape in found.outputs.items()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -53,13 +53,20 @@ class ExportedModel:
 
 
 def export_model(
-    run: str, *, out: str, commit: str | None = None, job: JobConfig | None = None, folder: str = ""
+    run: str,
+    *,
+    out: str,
+    outputs: Sequence[str] = (),
+    commit: str | None = None,
+    job: JobConfig | None = None,
+    folder: str = "",
 ) -> ExportedModel:
     """Writes a commit as a model that scores without podembed. Tables are copied a part at a time.
 
     Args:
       run: folder or URL of a run, for its newest commit, or `RUN@COMMIT`.
       out: a folder that is not there yet, or a URL.
+      outputs: names of those that the model gives, by default all. It asks for no column that none depends on.
       commit: name of the commit, or its step.
       job: of a run that was started with a job as a value.
       folder: where the job's module may lie if it is not installed.
@@ -71,16 +78,16 @@ def export_model(
 
     def write(model: CommittedModel) -> ExportedModel:
         with export_folder(out) as files:
-            return _write(model, files, out)
+            return _write(model, files, out, outputs)
 
     return with_commit(run, write, commit=commit, job=job, folder=folder)
 
 
-def _write(model: CommittedModel, files: ExportFiles, out: str) -> ExportedModel:
+def _write(model: CommittedModel, files: ExportFiles, out: str, wanted: Sequence[str]) -> ExportedModel:
     _require_flatbuffers()
     job, manifest = model.job, model.state.manifest
     try:
-        exported = export_forward(job, step=manifest.step)
+        exported = export_forward(job, step=manifest.step, wanted=wanted)
     except DenseStateError as error:
         raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
     outputs = output_shapes(exported)

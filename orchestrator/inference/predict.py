@@ -46,6 +46,7 @@ def predict(
     data: Sequence[str],
     out: str,
     columns: Sequence[str] = (),
+    outputs: Sequence[str] = (),
     commit: str | None = None,
     job: JobConfig | None = None,
     folder: str = "",
@@ -62,6 +63,8 @@ def predict(
       data: paths or globs with the columns of the job.
       out: the Parquet file, a local path.
       columns: of the data, to be kept beside the outputs.
+      outputs: names of those to write, by default all. Features that none of them depends on need no columns, so one
+        tower of two is computed from its own data.
       commit: name of the commit, or its step.
       job: of a run that was started with a job as a value.
       folder: where the job's module may lie if it is not installed.
@@ -75,17 +78,24 @@ def predict(
     """
 
     def write(model: CommittedModel) -> Predicted:
-        return _write(model, data=data, out=out, columns=columns, force=force, kept_bytes=kept_bytes)
+        return _write(model, data=data, out=out, columns=columns, wanted=outputs, force=force, kept_bytes=kept_bytes)
 
     return with_commit(run, write, commit=commit, job=job, folder=folder)
 
 
 def _write(
-    model: CommittedModel, *, data: Sequence[str], out: str, columns: Sequence[str], force: bool, kept_bytes: int
+    model: CommittedModel,
+    *,
+    data: Sequence[str],
+    out: str,
+    columns: Sequence[str],
+    wanted: Sequence[str],
+    force: bool,
+    kept_bytes: int,
 ) -> Predicted:
     job = model.job
     try:
-        forward = PortableForward(job, model.dense(SCORED_PARTS), step=model.state.manifest.step)
+        forward = PortableForward(job, model.dense(SCORED_PARTS), step=model.state.manifest.step, wanted=wanted)
     except DenseStateError as error:
         raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
     # Data is read by features, so all are where no score depends on any.

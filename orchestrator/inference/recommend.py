@@ -11,6 +11,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.inference.batches import read_batches
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, with_commit
 from podembed.orchestrator.inference.full_ranking import FullRanking, Scored
+from podembed.orchestrator.inference.item_values import ItemValues
 from podembed.orchestrator.inference.kept_columns import KeptColumns
 from podembed.orchestrator.inference.predict import Predicted
 from podembed.orchestrator.inference.predicted_rows import rows_in_order, unlabelled, write_rows
@@ -36,8 +37,9 @@ def recommend(
 ) -> Predicted:
     """Writes the best items of all for each row of the data, which needs no labels and no items.
 
-    The file has a list of rows of the items' table, named by the feature, and a list of their scores as `score`. The
-    best comes first, and of equal scores the lower row. Lists are shorter where fewer items are left.
+    The file has a list of items, named by the feature, and a list of their scores as `score`. Items are the values of
+    the column's vocabulary, as text. Without a vocabulary they are rows of the items' table. The best comes first, and
+    of equal scores the lower row. Lists are shorter where fewer items are left.
 
     Args:
       top: items of each row.
@@ -72,7 +74,9 @@ def _recommended(
     log = BadRowLog(declared.max_bad_rows)
     taken = (ranking.feature, "score")
     kept = KeptColumns(declared, index, columns, taken=taken)
-    kinds = zip(taken, (pa.list_(pa.int64()), pa.list_(pa.float32())), strict=True)
+    values = ItemValues(ranking.job.resolved_data.id_columns[ranking.feature])
+    ranking.ids = values.known(ranking.ids)
+    kinds = zip(taken, (pa.list_(values.kind), pa.list_(pa.float32())), strict=True)
     schema = pa.schema([*kept.schema, *(pa.field(name, kind) for name, kind in kinds)])
     left = index.num_rows
 
@@ -86,10 +90,8 @@ def _recommended(
             is_filled = np.arange(scores.shape[1]) < lengths[:, None]
             offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             mask = pa.array(found.batch.is_padding[:count])
-            lists = [
-                pa.ListArray.from_arrays(offsets, pa.array(values[:count][is_filled]), mask=mask)
-                for values in (ids, scores)
-            ]
+            parts = (values.of(ids[:count][is_filled]), pa.array(scores[:count][is_filled]))
+            lists = [pa.ListArray.from_arrays(offsets, part, mask=mask) for part in parts]
             yield pa.record_batch([*kept.take(count), *lists], schema=schema)
 
     write_rows(out, schema, best(), force=force)

@@ -87,6 +87,12 @@ class Vocabulary:
         start, stop = self._offsets[number : number + 2].tolist()
         return self._text[start:stop].tobytes().decode()
 
+    @cached_property
+    def lines(self) -> pa.LargeStringArray:
+        """All values, as views of the file's text."""
+        offsets, text = pa.py_buffer(self._offsets), pa.py_buffer(self._text)
+        return pa.Array.from_buffers(pa.large_string(), self.num_values, [None, offsets, text])
+
     def digest(self, num_values: int) -> str:
         """Hexadecimal SHA-256 of the first lines, and where each begins."""
         stop = int(self._offsets[num_values])
@@ -106,16 +112,14 @@ class Vocabulary:
 
     @cached_property
     def _integers(self) -> np.ndarray:
-        offsets, text = pa.py_buffer(self._offsets), pa.py_buffer(self._text)
-        lines = pa.Array.from_buffers(pa.large_string(), self.num_values, [None, offsets, text])
         try:
-            integers = lines.cast(pa.int64())
+            integers = self.lines.cast(pa.int64())
             # Not every text of an integer is the one that a number of the data is compared by.
-            if integers.cast(pa.large_string()).equals(lines):
+            if integers.cast(pa.large_string()).equals(self.lines):
                 return frozen(integers.to_numpy(), np.int64)
         except pa.ArrowInvalid:
             pass
-        at, value = next((at, line) for at, line in enumerate(lines.to_pylist()) if not _is_integer(line))
+        at, value = next((at, line) for at, line in enumerate(self.lines.to_pylist()) if not _is_integer(line))
         raise self._error(f"{value!r} in line {at + 1}", "integers in decimal, as for any column of integers")
 
     @cached_property
@@ -145,6 +149,19 @@ def load_vocabulary(path: str, *, storage_options: dict[str, Any] | None = None)
       InputError: it is missing or no vocabulary.
     """
     return Vocabulary(path, read_whole(path, storage_options=storage_options))
+
+
+def vocabulary_size(path: str, *, num_reserved: int = 1) -> int:
+    """Rows of the table of a column with this vocabulary: one a line, and the reserved ones.
+
+    Args:
+      path: local, or a URL.
+      num_reserved: that of the `IdColumn`.
+
+    Raises:
+      InputError: it is missing or no vocabulary.
+    """
+    return num_reserved + load_vocabulary(path).num_values
 
 
 def text_of(strings: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:

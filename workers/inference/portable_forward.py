@@ -7,7 +7,7 @@ bits. `podembed predict` and exported models run this one, with the same number 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ SCORE = "score"
 Arrays = dict[str, Any]
 
 
-def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
+def export_forward(job: JobConfig, *, step: int, wanted: Sequence[str] = ()) -> jax.export.Exported:
     """The program `(dense, inputs) -> outputs`, of dictionaries of arrays.
 
     `dense` has the leaves of parameters and state by their keys, as commits have them. `inputs` has `dense` `[n,
@@ -44,9 +44,10 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
 
     Args:
       step: of the commit.
+      wanted: names of outputs, which alone are computed; without any, all.
 
     Raises:
-      DenseStateError: the model returns no scores, or depends on the number of samples.
+      DenseStateError: the model returns no scores, or no output of such a name, or depends on the number of samples.
     """
     params, state = jax.eval_shape(lambda: initial(job, jax.random.key(job.seed)))
     shapes = {"params": params, "state": state}
@@ -78,7 +79,7 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
         if not (isinstance(outputs, Mapping) and isinstance(outputs.get("scores"), Mapping)):
             # Scores of several tasks are a mapping themselves.
             scores_of(job, outputs, num_samples)
-        return _named(outputs, num_samples)
+        return _wanted(_named(outputs, num_samples), wanted)
 
     inputs = _input_shapes(job)
     leaves = {key: jax.eval_shape(numbers_of, leaf) for key, leaf in by_key(shapes).items()}
@@ -148,6 +149,16 @@ def _named(outputs: Any, num_samples: Any) -> Arrays:
     return {name: leaf for name, leaf in named.items() if jnp.ndim(leaf) and leaf.shape[0] == num_samples}
 
 
+def _wanted(outputs: Arrays, names: Sequence[str]) -> Arrays:
+    missing = [name for name in names if name not in outputs]
+    if missing:
+        raise DenseStateError(
+            f"Found no output {missing[0]!r} of the model. Expected one of {sorted(outputs)}. Name one of these, or "
+            "let apply return a mapping that has it."
+        )
+    return {name: outputs[name] for name in names} if names else outputs
+
+
 def output_shapes(exported: jax.export.Exported) -> dict[str, tuple[int, ...]]:
     """By output, its shape behind the axis of the samples."""
     outputs = jax.tree_util.tree_unflatten(exported.out_tree, exported.out_avals)
@@ -169,11 +180,16 @@ class PortableForward:
       columns: the extra columns that it reads, and the lengths of their lists.
     """
 
-    def __init__(self, job: JobConfig, dense: Mapping[str, np.ndarray], *, step: int) -> None:
-        """Raises:
-        DenseStateError: as `export_forward`, or the arrays are not those of the job.
+    def __init__(
+        self, job: JobConfig, dense: Mapping[str, np.ndarray], *, step: int, wanted: Sequence[str] = ()
+    ) -> None:
+        """Args:
+        wanted: as for `export_forward`.
+
+        Raises:
+          DenseStateError: as `export_forward`, or the arrays are not those of the job.
         """
-        self.exported = export_forward(job, step=step)
+        self.exported = export_forward(job, step=step, wanted=wanted)
         self.features = frozenset(read_features(self.exported))
         self.columns = frozenset(read_columns(self.exported))
         self._batch_size = job.batch_size

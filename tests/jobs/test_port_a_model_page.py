@@ -1,0 +1,199 @@
+"""The jobs of docs/port-a-model.md train as they stand there, and give what their programs give elsewhere."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from podembed import (
+    JobConfig,
+    JobError,
+    JobFailed,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    SilentReporter,
+    Trainer,
+    evaluate,
+    export_model,
+    predict,
+    rank_all,
+    recommend,
+    vocabulary_size,
+)
+from podembed.orchestrator.api.config import ConfigurationError
+from tests.long_tests import is_long
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "port-a-model.md"
+USERS, TITLES = 40, [f"Film {at:02d}, née {at}" for at in range(30)]
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """What the blocks of the page define."""
+    found: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the user's project, where the files of the page lie."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trained(job: JobConfig, **fields: Any) -> Result:
+    return Trainer(
+        job,
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(storage_path="runs", name="run", **fields),
+        reporter=SilentReporter(),
+    ).fit()
+
+
+def write_pairs() -> None:
+    """Users see films whose number has the same remainder as theirs."""
+    random = np.random.default_rng(0)
+    for name, count in (("train", 1024), ("test", 100)):
+        users = random.integers(0, USERS, count)
+        films = random.integers(0, 6, count) * 5 + users % 5
+        table = {"user_id": [f"u{user}" for user in users], "movie_title": [TITLES[film] for film in films]}
+        pq.write_table(pa.table(table), f"{name}.parquet")
+    Path("users.txt").write_text("".join(f"u{user}\n" for user in range(USERS)))
+    Path("titles.txt").write_text("".join(f"{title}\n" for title in TITLES), encoding="utf-8")
+    pq.write_table(pa.table({"movie_title": [*TITLES[:20], "never seen"]}), "movies.parquet")
+    pq.write_table(pa.table({"user_id": ["u3", "u14"]}), "users.parquet")
+
+
+def test_the_retrieval_tutorial_learns_and_recommends_titles(names: dict[str, Any]) -> None:
+    write_pairs()
+    assert vocabulary_size("titles.txt") == 1 + len(TITLES)
+    job = replace(names["retrieval"](), batch_size=128, num_epochs=12)
+    result = trained(job)
+    # A sum over the batch, of vectors near 0.
+    assert result.losses[0] == pytest.approx(128 * np.log(128), rel=1e-3)
+    assert result.evaluations[-1].values == {}, "samples without a label have no AUC"
+    found = rank_all("runs/run", job=job, feature="movie", at=(6, 10)).evaluation.values
+    assert found["hit_rate@6"] > 0.9, "a fifth by chance"
+
+    fields = {"data": ["users.parquet"], "feature": "movie", "columns": ["user_id"]}
+    recommend("runs/run", job=job, top=6, out="best.parquet", **fields)
+    best = pq.read_table("best.parquet").to_pylist()
+    assert [row["user_id"] for row in best] == ["u3", "u14"]
+    assert [sorted(row["movie"]) for row in best] == [[TITLES[at] for at in range(number, 30, 5)] for number in (3, 4)]
+    # Of the catalogue alone, whose last value has no row of its own.
+    recommend("runs/run", job=job, top=40, out="some.parquet", items=["movies.parquet"], **fields)
+    assert [set(row["movie"]) for row in pq.read_table("some.parquet").to_pylist()] == [set(TITLES[:20])] * 2
+
+
+def test_jobs_that_need_a_label_say_so(names: dict[str, Any]) -> None:
+    write_pairs()
+    job = replace(names["retrieval"](), batch_size=128)
+
+    class Clicks:
+        def init(self, key: jax.Array, spec: Any) -> Any:
+            assert spec.example(2).labels == {}
+            return {}
+
+        def apply(self, params: Any, batch: Any, context: Any) -> jax.Array:
+            return batch.activations["user"].sum(axis=1)
+
+    with pytest.raises(JobError, match=r"no label in the data of the JobConfig 'retrieval'.*Write label='click'"):
+        replace(job, model=Clicks())
+
+    class Reading(Clicks):
+        def loss(self, outputs: jax.Array, batch: Any, context: Any) -> jax.Array:
+            return outputs - batch.label
+
+    with pytest.raises(JobFailed, match=r"Found no label in the data, whose samples are all positive ones"):
+        trained(replace(job, model=Reading()), max_steps=1)
+
+
+def test_each_tower_is_computed_from_its_own_columns(names: dict[str, Any]) -> None:
+    random = np.random.default_rng(0)
+    lists = [random.integers(0, 20, random.integers(0, 4)).tolist() for _ in range(640)]
+    likes = {
+        "user_id": random.integers(0, 99, 640),
+        "history": pa.array(lists, pa.list_(pa.int64())),
+        "movie_id": random.integers(0, 200, 640),
+        "genres": pa.array(lists[::-1], pa.list_(pa.int64())),
+    }
+    pq.write_table(pa.table(likes), "likes.parquet")
+    pq.write_table(pa.table({name: likes[name] for name in ("movie_id", "genres")}), "movies.parquet")
+    job = replace(names["towers"](), batch_size=64, num_epochs=2)
+    result = trained(job)
+    assert 3 < result.losses[max(result.losses)] < result.losses[0] < 12
+
+    predict("runs/run", job=job, data=["likes.parquet"], out="all.parquet")
+    both = pq.read_table("all.parquet")
+    assert set(both.column_names) == {"movie", "scores", "user"}
+    predict("runs/run", job=job, data=["movies.parquet"], out="movies-only.parquet", outputs=["movie"])
+    one = pq.read_table("movies-only.parquet")
+    assert one.column_names == ["movie"]
+    vectors = np.stack(one["movie"].to_numpy())
+    np.testing.assert_allclose(vectors, np.stack(both["movie"].to_numpy()), rtol=1e-5, atol=1e-6)
+    products = (np.stack(both["user"].to_numpy()) * vectors).sum(axis=1)
+    np.testing.assert_allclose(products, both["scores"].to_numpy(), rtol=1e-4, atol=1e-4)
+
+    exported = export_model("runs/run", job=job, out="user-tower", outputs=["user"])
+    assert (set(exported.columns), exported.outputs) == ({"user_id", "history"}, {"user": (32,)})
+    with pytest.raises(ConfigurationError, match=r"no output 'film' of the model. Expected one of \['movie', 'scores'"):
+        predict("runs/run", job=job, data=["movies.parquet"], out="x.parquet", outputs=["film"])
+
+
+@is_long
+def test_the_next_item_of_a_history_is_learnt(names: dict[str, Any]) -> None:
+    """Items follow one another in a circle, so a model that sees the last one knows the next."""
+    random, count = np.random.default_rng(0), 120
+    Path("items.txt").write_text("".join(f"{10 * item}\n" for item in range(count)))
+    starts, lengths = random.integers(0, count, 256), random.integers(3, 12, 256)
+    walks = [
+        [10 * ((start + at) % count) for at in range(length + 1)] for start, length in zip(starts, lengths, strict=True)
+    ]
+    others = [random.permutation([10 * item for item in range(count) if 10 * item not in walk]) for walk in walks]
+    kind = pa.list_(pa.int64())
+
+    def write(path: str, history: list[Any], following: list[Any], items: list[Any]) -> None:
+        columns = {"history": history, "next": following, "item": items}
+        table = {name: pa.array(values, kind) for name, values in columns.items()}
+        pq.write_table(pa.table({"user": np.arange(256), **table}), path)
+
+    write("users.parquet", [w[:-2] for w in walks], [w[1:-1] for w in walks], [[w[-2]] for w in walks])
+    ranked = [[walk[-1], *other[:100].tolist()] for walk, other in zip(walks, others, strict=True)]
+    write("held-out.parquet", [walk[:-1] for walk in walks], [[]] * 256, ranked)
+
+    job = replace(names["sasrec"](), num_epochs=25)
+    result = trained(job, eval_every_steps=50)
+    # Two logarithms of 2 for each position.
+    assert result.losses[0] == pytest.approx(2 * np.log(2), rel=0.05)
+    figures = result.evaluations[-1].values
+    assert figures["hit_rate@10"] > 0.3, "a tenth by chance"
+    assert evaluate("runs/run", job=job).evaluation.values == figures
+
+
+def test_the_first_loss_of_dlrm_is_that_of_equinox_alone(names: dict[str, Any]) -> None:
+    import optax
+
+    random, count = np.random.default_rng(0), 128
+    columns: dict[str, Any] = {"label": random.integers(0, 2, count)}
+    columns |= {f"int_{at}": random.integers(-1, 50, count) for at in range(13)}
+    columns |= {f"cat_{at}": [f"{value:08x}" for value in random.integers(0, 99, count)] for at in range(26)}
+    pq.write_table(pa.table(columns), "clicks.parquet")
+    job = names["dlrm"]()
+    result = trained(job, max_steps=1)
+    # Rows do not move far in a step, so the scores of the commit are near those of the first vectors.
+    predict("runs/run", job=job, data=["clicks.parquet"], out="scores.parquet")
+    scores = pq.read_table("scores.parquet")["score"].to_numpy()
+    after = float(optax.sigmoid_binary_cross_entropy(jnp.asarray(scores), jnp.asarray(columns["label"])).mean())
+    assert after < result.losses[0] < 1.0
