@@ -2,6 +2,7 @@
 
     python benchmarks/scaling.py --hosts 8 64 1024
     python benchmarks/scaling.py --hosts 8 64 256 --ways buckets --tables 200
+    python benchmarks/scaling.py --hosts 64 256 1024 --balance --rows-divided-by 1
 
 Weak scaling: each host has the same number of samples, whatever the number of hosts. Only one host is real. The others
 are numbers: each asks of the real host what the real host asks of itself, and nothing is sent. So the figures are those
@@ -9,6 +10,9 @@ of the lookups alone, without sockets, input and dense half.
 
 The real host is the owner of the most features, which is the busiest one. `--ways tables` places tables as a run does
 that may have the largest number of hosts. `--ways buckets` cuts every table into buckets.
+
+`--balance` counts bytes instead. It draws the ids of all hosts for one step. Each host sends ids and gradients of its
+distinct rows to the owners, and rows to whoever wants them. `hot` are rows that more than a quarter of all hosts want.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ from podembed.embedding.table_spec import TableSpec  # noqa: E402
 NUM_BATCHES = 4
 WARM_UP_STEPS = 2
 BUCKETS = 2048
+ID_BYTES = 4
 
 
 class Mirrored(Alone):
@@ -194,6 +199,41 @@ def measure(arguments: argparse.Namespace, num_hosts: int) -> Mapping[str, objec
     }
 
 
+def count_bytes(arguments: argparse.Namespace, num_hosts: int) -> Mapping[str, object]:
+    """What each host sends in one step."""
+    sizes, dim = workload("A").table_rows, arguments.dim
+    specs = specs_of(
+        arguments.tables, dim, arguments.rows_divided_by, num_buckets=None, most_hosts=max(arguments.hosts)
+    )
+    placement = place_tables(specs, num_features=[1] * len(specs), num_hosts=num_hosts)
+    rng = np.random.default_rng(0)
+    asked, answered, hot = np.zeros((3, num_hosts))
+    for at, (spec, owners) in enumerate(zip(specs, placement, strict=True)):
+        num_rows, num_ids = spec.layout.num_rows, arguments.samples * (10 if sizes[at % len(sizes)] > 200_000 else 1)
+        ids = (num_rows ** rng.random((num_hosts, num_ids))).astype(np.int64) % num_rows
+        if len({*owners.tolist()}) == 1:
+            # Ids go to the one owner, vectors come back, and their gradients go there.
+            asked += ID_BYTES * num_ids + 4 * dim * arguments.samples
+            answered[owners[0]] += 4 * dim * arguments.samples * (num_hosts - 1)
+            continue
+        # A host asks once for each of its distinct rows.
+        hosts, rows = np.divmod(np.unique(np.arange(num_hosts)[:, None] * num_rows + ids), num_rows)
+        owner = owners[spec.layout.buckets_of(rows)]
+        hosts, rows, owner = (column[owner != hosts] for column in (hosts, rows, owner))
+        _, place, wanted_by = np.unique(rows, return_inverse=True, return_counts=True)
+        asked += np.bincount(hosts, minlength=num_hosts) * (ID_BYTES + 4 * dim)
+        answered += np.bincount(owner, minlength=num_hosts) * 4 * dim
+        hot += np.bincount(owner[wanted_by[place] > num_hosts / 4], minlength=num_hosts) * 4 * dim
+    sent = asked + answered
+    return {
+        "hosts": num_hosts,
+        "mean_kb": round(sent.mean() / 1e3, 1),
+        "busiest_to_mean": round(sent.max() / sent.mean(), 3),
+        "busiest_to_mean_without_hot": round((sent - hot).max() / (sent - hot).mean(), 3),
+        "hot_share_of_rows": round(hot.sum() / answered.sum(), 3),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, nargs="+", default=[8, 64, 256])
@@ -205,18 +245,21 @@ def main() -> None:
         "--rows-divided-by", type=int, default=100, help="tables of workload A are made so much smaller"
     )
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--balance", action="store_true", help="count what each host sends")
     arguments = parser.parse_args()
     measuring.tune_allocator()
-    found = [measure(arguments, num_hosts) for num_hosts in arguments.hosts]
+    found = [(count_bytes if arguments.balance else measure)(arguments, count) for count in arguments.hosts]
     line = {
         "benchmark": "scaling",
         "ways": arguments.ways,
         "tables": arguments.tables,
         "dim": arguments.dim,
         "samples_a_host": arguments.samples,
+        "rows_divided_by": arguments.rows_divided_by,
         "of_hosts": found,
-        "growth": round(float(found[-1]["cpu_ms"]) / float(found[0]["cpu_ms"]), 2),  # type: ignore[arg-type]
     }
+    if not arguments.balance:
+        line["growth"] = round(float(found[-1]["cpu_ms"]) / float(found[0]["cpu_ms"]), 2)  # type: ignore[arg-type]
     print(json.dumps(line | {"load1": os.getloadavg()[0], "date": time.strftime("%Y-%m-%d")}))
 
 

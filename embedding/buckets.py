@@ -21,6 +21,8 @@ MAX_BUCKETS = 65_536
 MAX_FINE_BUCKETS = 1 << 20
 # Of a host's share of a large table. With so many the busiest host has at most 1/64 more than the mean.
 BUCKETS_PER_HOST = 64
+# The golden ratio of 2^32: its multiples lie far from each other, however many there are.
+_GOLDEN = 2_654_435_769
 # How much busier than the mean host the busiest may be, where buckets are small enough.
 MOST_OVER_MEAN = 1.02
 
@@ -128,8 +130,8 @@ def place(
     if not is_complete or any(_best_move(tables, load, int(host)) for host in np.flatnonzero(load > limit)):
         _release_surplus(tables, load, held, limit=limit)
     # Largest buckets first, ties by position: a longest-processing-time schedule, within 4/3 of the best balance.
-    for at in sorted(range(len(tables)), key=lambda at: -tables[at].size):
-        _fill(tables[at], load)
+    for nth, at in enumerate(sorted(range(len(tables)), key=lambda at: -tables[at].size)):
+        _fill(tables[at], load, nth=nth)
     _even_out(tables, load, limit=limit)
     return [table.owners for table in tables]
 
@@ -210,19 +212,25 @@ def _release_surplus(tables: Sequence[_Placed], load: np.ndarray, held: np.ndarr
             held[host] -= table.held_bytes
 
 
-def _fill(table: _Placed, load: np.ndarray) -> None:
+def _fill(table: _Placed, load: np.ndarray, *, nth: int) -> None:
     """Gives each bucket without an owner to the least busy host that may have another one, the first of several.
     Changes table and load.
 
     Buckets of a table are equal. So a host's load before its next bucket, and the one after that, is known at the
     beginning. In the order of these loads the hosts take the buckets.
+
+    Low row numbers are often frequent ones, and all hosts want them of the owners of the first buckets. Hosts that are
+    alike stand in the same order for each table. So each table begins elsewhere in that order.
+
+    Args:
+      nth: of the tables, in the order in which they are placed.
     """
     free = np.flatnonzero(table.owners < 0)
     room = np.maximum(table.most - table.counts, 0)
     hosts = np.repeat(np.arange(len(room)), room)
-    nth = np.arange(len(hosts)) - np.repeat(np.cumsum(room) - room, room)
-    order = np.lexsort((hosts, load[hosts] + nth * table.size))[: len(free)]
-    table.owners[free] = hosts[order]
+    before = np.arange(len(hosts)) - np.repeat(np.cumsum(room) - room, room)
+    order = np.lexsort((hosts, load[hosts] + before * table.size))[: len(free)]
+    table.owners[free] = np.roll(hosts[order], -(len(free) * (nth * _GOLDEN % 2**32) >> 32))
     given = np.bincount(hosts[order], minlength=len(room))
     table.counts += given
     load += given * table.size

@@ -10,7 +10,8 @@ hosts (`buckets_for_work`). This is exact, since each row still has one owner. I
 their order, and updates the row once a step.
 
 A cut table is placed in blocks of several buckets in a row. Buckets in a row that have one owner may lie in one file of
-a commit. Blocks are small enough for even shares, and for hot rows, whose numbers are often low, to be spread.
+a commit. Blocks are small enough for even shares, and for hot rows, whose numbers are often low, to be spread. Each
+table begins with another host.
 
 Hosts get even shares of memory and work together. A table costs its bytes, and for each of its features an even part of
 all bytes. What a feature costs a step depends on samples and bags, not on the number of rows.
