@@ -96,6 +96,7 @@ def benchmark_job(
     staleness: int = 0,
     overlap: bool | None = None,
     wire_dtype: str = "float32",
+    compute_dtype: str = "float32",
     device_ms: float | None = None,
     input: str = "memory",
 ) -> JobConfig:
@@ -148,6 +149,7 @@ def benchmark_job(
         staleness=staleness,
         overlap=overlap,
         wire_dtype=wire_dtype,
+        compute_dtype=compute_dtype,
     )
 
 
@@ -367,6 +369,7 @@ def reference_of(folder: str, arguments: argparse.Namespace) -> JobReference:
     job = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "staleness", "wire_dtype", "device_ms")}
     overlap = {"auto": None, "on": True, "off": False}[arguments.overlap]
     job |= {"folder": folder, "overlap": overlap, "input": getattr(arguments, "input", "memory")}
+    job |= {"compute_dtype": getattr(arguments, "compute_dtype", "float32")}
     return JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
 
 

@@ -1,9 +1,10 @@
-"""Settings of one job against each other: overlap, staleness, what the wire carries, where samples come from. Prints
-one JSON line.
+"""Settings of one job against each other: overlap, staleness, what the wire carries, in which type the model computes,
+where samples come from. Prints one JSON line.
 
     python benchmarks/settings.py --bench A --settings overlap=off overlap=on staleness=1
     python benchmarks/settings.py --bench A --placement buckets --network 4 --settings overlap=off overlap=on
     python benchmarks/settings.py --bench A --settings input=memory input=parquet
+    python benchmarks/settings.py --bench A --settings compute_dtype=float32 compute_dtype=bfloat16
 
 Each setting has a group of hosts of its own, and all stand side by side in memory. Windows of steps take turns, so that
 a machine that gets busier in between favours none. A round is one window of each. The ratios are medians over rounds,
@@ -43,6 +44,8 @@ from benchmarks.dlrm import (  # noqa: E402
 from benchmarks.input import GROUPS_PER_FILE, write_files  # noqa: E402
 from benchmarks.workload import Batches, make_batches, workload  # noqa: E402
 
+SETTINGS = ("overlap", "staleness", "wire_dtype", "compute_dtype", "input")
+
 
 class Contender:
     """One setting with its hosts. Mutated by `run_window`.
@@ -54,12 +57,17 @@ class Contender:
     def __init__(self, setting: str, arguments: argparse.Namespace, folder: str) -> None:
         self.setting = setting
         self.arguments = argparse.Namespace(
-            **vars(arguments), overlap="on", staleness=0, wire_dtype="float32", input="memory"
+            **vars(arguments),
+            overlap="on",
+            staleness=0,
+            wire_dtype="float32",
+            compute_dtype="float32",
+            input="memory",
         )
         for part in setting.split(","):
             name, _, value = part.partition("=")
-            if name not in ("overlap", "staleness", "wire_dtype", "input"):
-                raise SystemExit(f"Found setting {part!r}. Expected overlap=, staleness=, wire_dtype= or input=.")
+            if name not in SETTINGS:
+                raise SystemExit(f"Found setting {part!r}. Expected one of {', '.join(SETTINGS)}, and =VALUE.")
             setattr(self.arguments, name, int(value) if name == "staleness" else value)
         self.group: Any = start_group(
             self.arguments, reference_of(folder, self.arguments), shares_memory=self.arguments.network is None
