@@ -7,8 +7,8 @@ line.
     python benchmarks/strategy_run.py --bench A10 --hosts 1
     python benchmarks/strategy_run.py --bench tiny --hosts 2 --parts
 
-With `--parts` it also says how long parts of a user's step take: a function that does nothing, one that takes
-activations, and one that gives them back as gradients.
+With `--parts` it also says how long parts of a user's step take. One is a function that does nothing, one takes
+activations, and one gives them back as gradients.
 
 With `--tcp` hosts of one machine share no memory, neither those of `Trainer` nor those of the strategy.
 
