@@ -7,7 +7,8 @@ JSON line.
 A run trains on uniform ids, saves beside training, and loses a host process. A host that lives on recovers, and a new
 one restores the lost shard. The resident memory of each host process is read from the kernel 50 times a second. The
 figure of a phase is the highest one, over the bytes of rows and slots that the host holds. `base_mb` is the highest of
-the same run with tables of a few rows: code, input and exchange. `above_base` leaves it out.
+the same run with tables of a few rows: code, input and exchange. `above_base` leaves it out. `planned_mb` is what
+`podembed plan` says of the fullest host, and `plan_off` compares it with the highest peak of all phases, less 1.
 """
 
 from __future__ import annotations
@@ -37,10 +38,15 @@ from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Ru
 from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
 from podembed.orchestrator.cluster.connection import connected  # noqa: E402
 from podembed.orchestrator.cluster.ray_backend import RayBackend  # noqa: E402
+from podembed.orchestrator.decisions.table_plan import plan  # noqa: E402
 from podembed.orchestrator.events.reporter import tell  # noqa: E402
+from podembed.orchestrator.prediction.demand import traffic_of  # noqa: E402
+from podembed.orchestrator.prediction.forecast import demands, setting_of  # noqa: E402
+from podembed.orchestrator.prediction.memory import host_memory  # noqa: E402
 from podembed.orchestrator.run.opening import create_run  # noqa: E402
 from podembed.workers.data.columns import IdColumn  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
+from podembed.workers.input.profile import assumed_profiles  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
 from podembed.workers.job.reference import JobReference  # noqa: E402
 
@@ -179,6 +185,22 @@ def measure(arguments: argparse.Namespace, folder: str, *, table_rows: int) -> d
     return watch.peaks
 
 
+def planned_bytes(arguments: argparse.Namespace, *, table_rows: int) -> int:
+    """Of the fullest host, as `podembed plan` says it."""
+    num_tables, hosts = NUM_TABLES[arguments.tables], arguments.hosts
+    job = memory_job(folder="nowhere", num_tables=num_tables, table_rows=table_rows, ids=arguments.ids)
+    found = plan(job, num_hosts=hosts)
+    profiles = assumed_profiles(job, [float(IDS_A_SAMPLE)] * num_tables)
+    setting = setting_of(job, num_hosts=hosts, hosts_a_machine=hosts, reads_files=True)
+    return host_memory(
+        traffic_of(demands(job, found, profiles), setting),
+        shard_bytes=max(host.shard_bytes for host in found.hosts),
+        num_hosts=hosts,
+        undo_share=FailureConfig().undo_share,
+        num_buffers=2,
+    ).total_bytes
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=1.0, help="of all tables with their slots")
@@ -198,7 +220,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
         found = measure(arguments, folder, table_rows=table_rows)
     base_bytes = {phase: peak for phase, (peak, _) in base.items()}
+    planned, peak = planned_bytes(arguments, table_rows=table_rows), max(peak for peak, _ in found.values())
     result = {
+        "peak_mb": round(peak / 1e6, 1),
+        "planned_mb": round(planned / 1e6, 1),
+        "plan_off": round(planned / peak - 1, 3),
         "shard_mb": round(max(held for _, held in found.values()) / 1e6, 1),
         "base_mb": {phase: round(peak / 1e6, 1) for phase, peak in base_bytes.items()},
         "peak_to_shard": {phase: round(peak / held, 3) for phase, (peak, held) in found.items()},

@@ -31,12 +31,13 @@ from benchmarks import dlrm, workloads  # noqa: E402
 from podembed.jobs.cli.calibrating import Calibrate, calibrate  # noqa: E402
 from podembed.orchestrator.api.result import Prediction  # noqa: E402
 from podembed.orchestrator.planning.of_run import with_rest  # noqa: E402
-from podembed.orchestrator.prediction.dense_half import dense_half  # noqa: E402
+from podembed.orchestrator.prediction.dense_half import children_environment, dense_half  # noqa: E402
 from podembed.orchestrator.prediction.forecast import setting_of  # noqa: E402
 from podembed.orchestrator.prediction.placed import placed_demands  # noqa: E402
 from podembed.orchestrator.prediction.report import render_comparison  # noqa: E402
 from podembed.orchestrator.prediction.step import predict  # noqa: E402
 from podembed.orchestrator.prediction.timeline import PredictedStep  # noqa: E402
+from podembed.workers.calibration.pod import measure_pods  # noqa: E402
 from podembed.workers.calibration.pod_specs import index_of  # noqa: E402
 from podembed.workers.calibration.record import Calibration, read_calibration, this_machine  # noqa: E402
 from podembed.workers.input.profile import measure_profile  # noqa: E402
@@ -104,6 +105,17 @@ def _off(expected: float, found: float) -> float:
     return round(expected / found - 1, 3) if found else float(np.inf)
 
 
+def in_made_up_run(reference: JobReference, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """By phase, milliseconds of a step on host 0 in the processes of a calibration, and processor milliseconds."""
+    (steps,) = measure_pods(
+        [(reference, arguments.placement == "buckets")],
+        num_hosts=arguments.hosts,
+        environment=children_environment(arguments.threads),
+    )
+    wall, cpu = with_rest(steps.phase_s[0], steps.step_s), steps.phase_cpu_s[0]
+    return {str(name): [round(1e3 * spent, 2), round(1e3 * cpu.get(name, 0.0), 2)] for name, spent in wall.items()}
+
+
 def run(bench: str, arguments: argparse.Namespace, constants: Calibration) -> dict[str, Any]:
     """One workload, predicted and then trained."""
     from podembed.orchestrator.cluster.connection import connected
@@ -113,6 +125,7 @@ def run(bench: str, arguments: argparse.Namespace, constants: Calibration) -> di
     with tempfile.TemporaryDirectory(prefix="podembed-planner-") as folder:
         reference, batch_size = dlrm.write_job(folder, arguments)
         step = predicted(reference.resolve(), reference, arguments, constants)
+        made_up = in_made_up_run(reference, arguments) if arguments.made_up else None
         with connected(arguments.hosts):
             group = dlrm.start_group(arguments, reference)
             try:
@@ -129,7 +142,7 @@ def run(bench: str, arguments: argparse.Namespace, constants: Calibration) -> di
         ),
     )
     print(f"{bench}\n{render_comparison(compared)}", file=sys.stderr)
-    return {"bench": bench, "placement": arguments.placement, **errors(step, measured)}
+    return {"bench": bench, "placement": arguments.placement, **errors(step, measured), "made_up_ms": made_up}
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -144,6 +157,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--overlap", default="on", choices=["on", "off"])
     parser.add_argument("--staleness", type=int, default=0, choices=[0, 1])
     parser.add_argument("--wire-dtype", default="float32", choices=dlrm.WIRE_DTYPES)
+    parser.add_argument("--made-up", action="store_true", help="also train it with the processes of a calibration")
     arguments = parser.parse_args(given)
     arguments.max_seconds, arguments.device_ms, arguments.resources = 2 * arguments.seconds, None, ()
     dlrm.prepare_environment()

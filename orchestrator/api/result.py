@@ -113,7 +113,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsChange:
-    """A planned change of hosts at a commit.
+    """A planned change of hosts at a commit, or of the plan of the tables on as many hosts.
 
     Attributes:
       generation: the one that was started for it.

@@ -18,7 +18,7 @@ from podembed.orchestrator.api.text import columns, format_bytes, printable
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import cut_ways, features_per_table, table_specs, why_rows
+from podembed.workers.job.tables import choose_buckets, cut_ways, features_per_table, table_specs, why_rows
 
 MAX_HOSTS_SHOWN = 32
 
@@ -80,12 +80,12 @@ def plan(
     """Places a job's tables as the driver would.
 
     Args:
-      table_buckets: as recorded with a run, in the job's order; None chooses by size, as for a new run.
+      table_buckets: as recorded with a run, in the job's order; None chooses them as for a new run.
       previous: per table the owner of each bucket before, as in a manifest; None for a new run.
       index: of the files for training, which may say how long lists are; None where they were not looked at.
       chosen: one a table, as it would lie if costs decided; None is what the driver does.
     """
-    specs = table_specs(job, table_buckets or (None,) * len(job.tables))
+    specs = table_specs(job, table_buckets or choose_buckets(job))
     before = None if previous is None else [np.asarray(previous[spec.name], np.int32) for spec in specs]
     counts = features_per_table(job)
     owners = place_tables(specs, num_features=counts, num_hosts=num_hosts, previous=before, chosen=chosen)

@@ -147,7 +147,7 @@ class Recovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEnded(Event):
-    """A generation ends in order, with everything committed, for other hosts."""
+    """A generation ends in order, with everything committed, for other hosts or another plan."""
 
     generation: int
     reason: str
@@ -155,7 +155,7 @@ class GenerationEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsChanged(Event):
-    """A generation runs with other hosts than the one before."""
+    """A generation runs with other hosts than the one before, or with another plan."""
 
     flat: ClassVar[str] = "change"
     change: HostsChange

@@ -86,7 +86,7 @@ _TEMPLATES: dict[type[Event], str] = {
     run.NothingLeft: "nothing is left to do in {url}: step {step} is committed as {commit}",
     run.NotPredicted: "not compared with a prediction: {reason}",
     run.GenerationLost: "fault: {cause}",
-    run.GenerationEnded: "generation {generation} ends for other hosts: {reason}",
+    run.GenerationEnded: "generation {generation} ends in order: {reason}",
     run.SurvivorsDropped: "the hosts that lived on are ended and all processes are started anew: {reason}",
     run.WorkersKilled: "workers were ended without leaving in order: {reason}",
     run.SettingsChanged: "settings changed from step {step} on: {changes}",
@@ -276,6 +276,9 @@ def _restore(totals: Mapping[str, Any]) -> str:
 @sentence.register
 def _(event: run.HostsChanged) -> str:
     change = event.change
+    if change.before == change.after:
+        hosts = plural(change.after, "host")
+        return f"{hosts} go on from step {change.step} after {change.seconds:.1f} s: {change.cause}"
     return (
         f"hosts changed from {change.before} to {change.after} at step {change.step} in {change.seconds:.1f} s: "
         f"{change.cause}"

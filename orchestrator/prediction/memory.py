@@ -11,6 +11,10 @@ from podembed.workers.checkpoint.background_save import save_bytes
 from podembed.workers.checkpoint.undo import log_bytes
 
 _FLOAT_BYTES, _MARK_BYTES, _HASH_SLOT_BYTES = 4, 4, 16
+PROCESS_BYTES = 480_000_000
+"""Of a host process without rows, as `benchmarks/memory.py` found it: libraries, compiled kernels, input under way.
+Between 420 and 540 MB, more with more features.
+"""
 _BITS_A_ROW = 4  # of the undo log: changed and lost, for two moments
 
 
@@ -25,6 +29,7 @@ class HostMemory:
       undo_bytes: the undo log when it is full.
       save_bytes: rows that a save keeps while they change, and its staging buffers.
       batch_bytes: activations and their gradients of the batches in flight, and rows that travel.
+      process_bytes: of the process without tables.
     """
 
     table_bytes: int
@@ -33,11 +38,12 @@ class HostMemory:
     undo_bytes: int
     save_bytes: int
     batch_bytes: int
+    process_bytes: int = PROCESS_BYTES
 
     @property
     def total_bytes(self) -> int:
         beside = self.mark_bytes + self.hash_slot_bytes + self.undo_bytes + self.save_bytes + self.batch_bytes
-        return self.table_bytes + beside
+        return self.table_bytes + beside + self.process_bytes
 
 
 def host_memory(

@@ -34,6 +34,7 @@ def render_forecast(found: Forecast) -> str:
         ("undo log, when full", memory.undo_bytes),
         ("saves beside training", memory.save_bytes),
         ("batches in flight", memory.batch_bytes),
+        ("the process without tables", memory.process_bytes),
         ("all", memory.total_bytes),
     ]
     parts = [

@@ -15,7 +15,7 @@ from podembed.orchestrator.decisions.table_plan import plan, render, summary
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.input.index import InputIndex
 from podembed.workers.job.tables import choose_buckets, features_per_table, table_specs
-from tests.small_job import B_ROWS, small_job
+from tests.small_job import B_ROWS, BATCH_SIZE, small_job
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2, 3, 7])
@@ -140,3 +140,11 @@ def test_the_hosts_of_a_table_with_fewer_buckets_than_hosts_are_counted(tmp_path
     found = plan(small_job(folder=str(tmp_path)), num_hosts=7)
     (cut,) = [table for table in found.tables if 1 < len(table.hosts) < 7]
     assert f"{len(cut.hosts)} of 7 hosts" in line_of(render(found), cut.spec.name)
+
+
+def test_a_new_run_is_planned_with_the_buckets_that_it_would_have(tmp_path: Path) -> None:
+    """Of a run with many lanes small tables have more than their size asks for, so that many hosts can share them."""
+    job = replace(small_job(folder=str(tmp_path)), num_lanes=BATCH_SIZE)
+    buckets = [table.spec.layout.num_buckets for table in plan(job, num_hosts=2).tables]
+    assert buckets == list(choose_buckets(job))
+    assert buckets != [spec.layout.num_buckets for spec in table_specs(job, (None,) * len(job.tables))]

@@ -15,6 +15,7 @@ from podembed.orchestrator.decisions.table_plan import plan
 from podembed.orchestrator.prediction.choices import proposals, setting_choices
 from podembed.orchestrator.prediction.demand import DenseHalf
 from podembed.orchestrator.prediction.forecast import Forecast, forecast, setting_of
+from podembed.orchestrator.prediction.memory import PROCESS_BYTES
 from podembed.orchestrator.prediction.report import render_comparison, render_forecast, render_profiles
 from podembed.workers.data.config import ParquetData
 from podembed.workers.input.profile import assumed_profiles
@@ -143,7 +144,7 @@ def test_memory_is_that_of_the_fullest_host(tmp_path: Path) -> None:
     assert memory.hash_slot_bytes > 0
     assert memory.save_bytes >= 4 << 20
     beside = memory.mark_bytes + memory.hash_slot_bytes + memory.undo_bytes + memory.save_bytes + memory.batch_bytes
-    assert memory.total_bytes == memory.table_bytes + beside
+    assert memory.total_bytes == memory.table_bytes + beside + PROCESS_BYTES
 
 
 def test_the_text_has_phases_memory_and_what_is_faster(tmp_path: Path) -> None:
