@@ -184,7 +184,7 @@ class Generation:
             other_plan = None
             if is_at_commit := saves.take(step, shared.journal.metrics_at(step)):
                 # The plan that follows a commit must be known before the commit is: a restart from there follows it.
-                other_plan = shared.planner.leaves(step, windows.profiles if is_scheduled else ())
+                other_plan = self._other_plan(step, windows, is_scheduled=is_scheduled)
                 committing.begin(step)
             if step < schedule.total_steps and not shared.is_stopping:
                 if other_plan is not None:
@@ -198,6 +198,11 @@ class Generation:
             windows.evaluate(group, step, is_at_end=True)
         committing.conclude(step)
         return Finished(step=step)
+
+    def _other_plan(self, step: int, windows: Windows, *, is_scheduled: bool) -> str | None:
+        """As `Planner.leaves`. Data decides at commits that are due by their step number alone."""
+        planner, profiles = self._shared.planner, windows.profiles if is_scheduled else ()
+        return self._shared.patiently_beside(self.poll)(lambda: planner.leaves(step, profiles))
 
     def _left(self, why: str, step: int, committing: Committing) -> HostsLeave:
         """Ends training in order, with everything committed, because other hosts are wanted."""

@@ -106,6 +106,11 @@ class Shared:
         """
         return self.storage_wait if self.claims.generation else at_once
 
+    def patiently_beside(self, meanwhile: Callable[[], None]) -> StorageWait:
+        """The same between two windows of a generation, which must be polled meanwhile."""
+        timeout_s = self.config.failure_config.storage_timeout_s
+        return StorageWait(timeout_s, stop=self.stop, emit=self.emit, clock=self.clock, meanwhile=meanwhile)
+
     @property
     def is_stopping(self) -> bool:
         """Whether the run is to end after a commit: on request, or since its evaluations no longer get better."""

@@ -138,15 +138,20 @@ def read_plan(store: Store, *, step: int, num_hosts: int) -> PlanRecord | None:
     Raises:
       DocumentRefused: it is damaged.
     """
-    steps = [found for found, hosts in _names(store) if found <= step and hosts == num_hosts]
-    if not steps:
+    newest = max((found for found in plan_steps(store, num_hosts=num_hosts) if found <= step), default=None)
+    if newest is None:
         return None
-    name = _name(max(steps), num_hosts)
+    name = _name(newest, num_hosts)
     record = decode(PlanRecord, name, read_document(store, name, max_bytes=_MAX_BYTES), max_bytes=_MAX_BYTES)
-    if (record.step, record.num_hosts) != (max(steps), num_hosts):
+    if (record.step, record.num_hosts) != (newest, num_hosts):
         found = f"the plan of step {record.step} on {record.num_hosts} hosts"
         raise DocumentRefused(name, found, "the one that the file is named after")
     return record
+
+
+def plan_steps(store: Store, *, num_hosts: int) -> list[int]:
+    """From which steps on there are plans for so many hosts, rising."""
+    return sorted(step for step, hosts in _names(store) if hosts == num_hosts)
 
 
 def write_plan(store: Store, record: PlanRecord) -> None:

@@ -90,6 +90,14 @@ def test_a_driver_that_is_killed_around_the_change_leads_to_the_same_plans(point
     assert_same_run(plans, manifests, expected, calm)
 
 
+@pytest.mark.parametrize("action", ["refused", "answer lost", "conflict"])
+def test_a_storage_that_fails_while_a_plan_is_recorded_is_asked_again(action: str) -> None:
+    _, expected, calm = run()
+    outcome, plans, manifests = run(Fault(action=action, point="before create plans", nth=2))
+    assert outcome.struck[action] == 1
+    assert_same_run(plans, manifests, expected, calm)
+
+
 @pytest.mark.parametrize("step", range(1, 2 * EVERY_STEPS))
 def test_a_host_that_is_killed_around_the_change_leads_to_the_same_plans(step: int) -> None:
     _, expected, calm = run()
