@@ -27,6 +27,7 @@ from podembed.workers.model.portable import portable
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 SCORE = "score"
+SCORES = "scores"
 
 Arrays = dict[str, Any]
 
@@ -128,6 +129,21 @@ def _inputs_read(program: Any, inputs: Arrays, job: JobConfig) -> Arrays:
 def read_features(exported: jax.export.Exported) -> tuple[str, ...]:
     """The features among the inputs of a program, by rising names."""
     return _inputs_of(exported, "activations/")
+
+
+def features_of_scores(job: JobConfig, *, step: int) -> frozenset[str]:
+    """The features that the scores of a job depend on; all where its model cannot be exported.
+
+    Args:
+      step: of the commit.
+    """
+    try:
+        exported = export_forward(job, step=step)
+        if SCORES in output_shapes(exported):
+            exported = export_forward(job, step=step, wanted=(SCORES,))
+    except DenseStateError:
+        return frozenset(job.features)
+    return frozenset(read_features(exported))
 
 
 def read_columns(exported: jax.export.Exported) -> tuple[str, ...]:
