@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from podembed.workers.model.batch import ModelBatch, WithState
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
-from podembed.workers.model.extras import framework
+from podembed.workers.model.extras import check_create, framework
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,9 @@ class EquinoxModel:
 
     create: Callable[[jax.Array, ModelSpec], Any]
     loss: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_create(self.create, adapter="EquinoxModel", arguments="key, spec")
 
     def init(self, key: jax.Array, spec: ModelSpec) -> WithState:
         """First values: the module's own."""

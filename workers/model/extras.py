@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 
@@ -22,3 +23,27 @@ def framework(module: str, *, extra: str) -> Any:
             f"podembed[{extra}] on all hosts.",
             name=error.name,
         ) from error
+
+
+def check_create(create: Any, *, adapter: str, arguments: str) -> None:
+    """Raises `TypeError` for what is no function that makes a module, such as a module that is made already.
+
+    Args:
+      adapter: the class that is to call it.
+      arguments: of the function, by name.
+    """
+    remedy = f"Write {adapter}(lambda {arguments}: MyModule(...))."
+    made = type(create)
+    if not callable(create) or any(base.__name__ == "Module" for base in made.__mro__):
+        raise TypeError(
+            f"Found {adapter}(a {made.__name__}). Expected a function of {arguments} that makes the module. {remedy}"
+        )
+    try:
+        inspect.signature(create).bind(*arguments.split(", "))
+    except TypeError as error:
+        raise TypeError(
+            f"Found a function of {adapter} that does not take {arguments}: {error}. Expected both. {remedy}"
+        ) from None
+    except ValueError:
+        # Functions without a signature are tried when they are called.
+        return

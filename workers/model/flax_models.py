@@ -19,7 +19,7 @@ from podembed.embedding.features.column_shape import ColumnShape
 from podembed.workers.model.batch import ModelBatch, WithState
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
-from podembed.workers.model.extras import framework
+from podembed.workers.model.extras import check_create, framework
 
 _PARAMS = "params"
 
@@ -79,6 +79,9 @@ class NnxModel:
 
     create: Callable[[Any, ModelSpec], Any]
     loss: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_create(self.create, adapter="NnxModel", arguments="rngs, spec")
 
     def init(self, key: jax.Array, spec: ModelSpec) -> WithState:
         """First values: the module's own."""
