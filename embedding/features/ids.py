@@ -42,15 +42,20 @@ def fit_ids(path: str, bags: Ragged, table: TableConfig) -> tuple[Ragged, int]:
 
 def rows_of(ids: np.ndarray, table: TableConfig) -> np.ndarray:
     """The row of each id, int64, as `fit_ids` has it: -1 of one that is dropped. Ids of a table that refuses stay."""
-    outside = (ids < 0) | (ids >= table.vocabulary_size)
-    if table.invalid_ids == "error" or not outside.any():
+    return rows_in(ids, table.vocabulary_size, table.invalid_ids)
+
+
+def rows_in(ids: np.ndarray, size: int, invalid_ids: str) -> np.ndarray:
+    """As `rows_of`, of a table with so many rows and that rule."""
+    outside = (ids < 0) | (ids >= size)
+    if invalid_ids == "error" or not outside.any():
         return ids
-    if table.invalid_ids == "drop":
+    if invalid_ids == "drop":
         return np.where(outside, -1, ids)
-    if table.invalid_ids == "clip":
-        return np.clip(ids, 0, table.vocabulary_size - 1)
+    if invalid_ids == "clip":
+        return np.clip(ids, 0, size - 1)
     fitted = ids.copy()
-    fitted[outside] = hashed(ids[outside], table.vocabulary_size)
+    fitted[outside] = hashed(ids[outside], size)
     return fitted
 
 

@@ -62,8 +62,7 @@ class LeftOut:
             return Others(own=nobody, begins=bags.row_splits[:-1], ends=bags.row_splits[1:], ids=ids)
         known, real = self._known[name], np.flatnonzero(~batch.is_padding)
         begins, ends = np.zeros_like(nobody), np.zeros_like(nobody)
-        owners = batch.only_ids(name, real)
-        begins[real], ends[real] = known.splits[owners], known.splits[owners + 1]
+        begins[real], ends[real] = known.spans(known.owner_rows(batch.only_ids(name, real)))
         return Others(own=nobody, begins=begins, ends=ends, ids=known.ids)
 
 

@@ -49,7 +49,7 @@ def _measured(path: Path, length: int) -> float:
         label="label",
         dense=tuple(f"i{at}" for at in range(_DENSE)),
         features={f"f{at}": f"c{at}" for at in range(_FEATURES)},
-    ).resolved({f"f{at}": _VOCABULARY for at in range(_FEATURES)}, keeps_outside=[])
+    ).resolved({f"f{at}": _VOCABULARY for at in range(_FEATURES)})
     index = build_index(data)
     plan = training_plan(index, num_lanes=1, batch_size=_BATCH, seed=0)
     reader = InputReader(data, index, plan, range(1))

@@ -140,7 +140,7 @@ class Decoder:
         }
         largest = max((source.vocabulary_size or 0 for source in data.id_columns.values()), default=0)
         # As narrow as it goes: rows wait in memory for their step, and are copied once more on the way.
-        is_wide = largest > 1 << 31 or any(source.keeps_outside for source in data.id_columns.values())
+        is_wide = largest > 1 << 31 or any(source.outside != "error" for source in data.id_columns.values())
         self._id_dtype = np.int64 if is_wide else np.int32
 
     def faults_of(self, origin: Origin, num_rows: int) -> RowFaults:

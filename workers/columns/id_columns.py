@@ -9,7 +9,7 @@ What becomes of a value, by the mode of its `IdColumn`:
 | date or time | the row of its whole number of units (`times`) | the same of that number | the same |
 | number, with `boundaries` | first_row + its bucket (`raw_values`) | of its bucket, as any integer | - |
 | values of several columns, `crossed_with` | - | of the key that they make (`raw_values`) | - |
-| integer outside [0, size) | malformed row, or itself (`keeps_outside`) | as any other | as any other |
+| integer outside [0, size) | malformed row, or itself (`outside`) | as any other | as any other |
 | value that the vocabulary does not have | - | - | row 0 |
 | null or empty string, `missing="empty"` | no id | no id | no id |
 | null or empty string, `missing="zero"` | row 0 | row 0 (default) | row 0 |
@@ -146,7 +146,7 @@ class IdStage:
         raw = self._rows_of_integers(items)
         offsets = _offsets(column) if has_lists else None
         bags, is_inside = self._taken(raw, offsets, order, singles, layouts)
-        if self.source.keeps_outside:
+        if self.source.outside != "error":
             self._refuse_beyond_int64(items, offsets, faults)
         elif not is_inside:
             self._refuse_outside(items, offsets, faults)
@@ -260,8 +260,9 @@ class IdStage:
         if self.source.mode == "hash":
             return hashed_rows(present, vocabulary_size=self._size, salt=self.source.salt)
         raw = present.to_numpy(zero_copy_only=False)
-        largest = np.iinfo(np.int64).max if self.source.keeps_outside else self._size - 1
-        smallest = np.iinfo(np.int64).min if self.source.keeps_outside else 0
+        is_refused = self.source.outside == "error"
+        largest = self._size - 1 if is_refused else np.iinfo(np.int64).max
+        smallest = 0 if is_refused else np.iinfo(np.int64).min
         outside = np.flatnonzero((raw < smallest) | (raw > largest))
         if len(outside):
             self._add_outside(sample_of(outside), raw[outside], faults)

@@ -11,7 +11,10 @@ import os
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from podembed.embedding.features.column_shape import ColumnShape
+from podembed.embedding.features.ids import rows_in
 from podembed.workers.data.times import TimeScale, Unit, origin_problem
 from podembed.workers.declared_types import check_plain_fields, shown
 
@@ -20,6 +23,7 @@ Missing = Literal["empty", "zero"]
 MissingLabel = Literal["refuse", "mask"]
 Transform = Literal["identity", "log1p"]
 Distribution = Literal["uniform", "popularity"]
+Outside = Literal["error", "drop", "clip", "hash"]
 
 
 class DataConfigError(ValueError):
@@ -192,8 +196,8 @@ class IdColumn:
         in this order. A plain name stands for `IdColumn(name)`, and others may have `boundaries` or a `unit`. Gives
         the mode `hash`.
       weights: a column with a number for each id, of lists where the ids are lists.
-      keeps_outside: whether integers outside the table are handed on as they are, for a table that says with
-        `invalid_ids` what becomes of them. `InputData.resolved` fills it in.
+      outside: what becomes of integers outside the table, as `TableConfig.invalid_ids` says it. But for `error`, they
+        are handed on as they are. `InputData.resolved` fills it in.
       negatives: ids that are drawn beside those of the column.
     """
 
@@ -206,7 +210,7 @@ class IdColumn:
     num_reserved: int = 1
     unit: Unit | None = None
     since: str | None = None
-    keeps_outside: bool = False
+    outside: Outside = "error"
     negatives: Negatives | None = None
     boundaries: tuple[float, ...] = ()
     crossed_with: tuple[str | IdColumn, ...] = ()
@@ -227,6 +231,7 @@ class IdColumn:
         if self.crossed_with:
             object.__setattr__(self, "crossed_with", _crossed_of(self.crossed_with, self.column))
             object.__setattr__(self, "mode", "hash" if self.mode == "as_is" else self.mode)
+        check_choice(self.outside, Outside, where=f"outside of id column {self.column!r}")
         check_choice(self.mode, IdMode, where=f"mode of id column {self.column!r}")
         if self.missing is None:
             object.__setattr__(self, "missing", "zero" if self.mode == "hash" else "empty")
@@ -263,6 +268,10 @@ class IdColumn:
         if self.boundaries and self.mode == "as_is":
             return int(self.missing == "zero")
         return {"as_is": 0, "hash": 1, "vocabulary": self.num_reserved}[self.mode]
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """The row of each id of a resolved column, int64: -1 of one that its table drops."""
+        return rows_in(ids, self.vocabulary_size or 0, self.outside)
 
     @property
     def parts(self) -> tuple[IdColumn, ...]:

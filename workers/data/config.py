@@ -8,12 +8,12 @@ Which files, which column is the label, which columns are dense numbers, and whi
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from podembed.embedding.features.column_shape import ColumnShape
-from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, check_choice
+from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, Outside, check_choice
 from podembed.workers.data.extra_columns import (
     ExtraColumn,
     IntegerColumn,
@@ -175,14 +175,16 @@ class InputData:
         """Whether files say what is in them without being read."""
         return False
 
-    def resolved(self: Data, vocabulary_sizes: Mapping[str, int], *, keeps_outside: Collection[str] = ()) -> Data:
+    def resolved(
+        self: Data, vocabulary_sizes: Mapping[str, int], *, outside: Mapping[str, Outside] | None = None
+    ) -> Data:
         """The same data with exactly the features of the model, in the model's order.
 
         A feature that is not declared here reads the column of its own name as it is.
 
         Args:
           vocabulary_sizes: feature name to rows of its table.
-          keeps_outside: the features whose ids may lie outside their table.
+          outside: feature name to what becomes of ids outside its table, by default `error`.
 
         Raises:
           DataConfigError: a feature is declared here that the model does not have, or with another vocabulary size.
@@ -203,7 +205,7 @@ class InputData:
                     "its table. "
                     "Expected the same. Leave it out of IdColumn to take the table's."
                 )
-            features[name] = replace(source, vocabulary_size=size, keeps_outside=name in keeps_outside)
+            features[name] = replace(source, vocabulary_size=size, outside=(outside or {}).get(name, "error"))
             owner = source.negatives and source.negatives.without_positives_of
             if owner is not None and (owner not in vocabulary_sizes or owner == name):
                 raise DataConfigError(

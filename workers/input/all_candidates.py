@@ -71,8 +71,7 @@ class Others:
         begins, ends = np.zeros_like(own), np.zeros_like(own)
         if owner is None or known is None:
             return Others(own, begins, ends, np.zeros(0, np.int64))
-        owners = batch.only_ids(owner, real)
-        begins[real], ends[real] = known.splits[owners], known.splits[owners + 1]
+        begins[real], ends[real] = known.spans(known.owner_rows(batch.only_ids(owner, real)))
         return Others(own, begins, ends, known.ids)
 
     def among(self, block: np.ndarray) -> np.ndarray:

@@ -49,7 +49,7 @@ class NegativeSampler:
         if declared is None or source.vocabulary_size is None or (known is None and declared.needs_counts):
             raise ValueError(f"Found no negatives of {feature!r} that could be drawn. Expected resolved data.")
         self.negatives: Negatives = declared
-        self._feature = feature
+        self._feature, self._source = feature, source
         self._count = declared.drawn(is_evaluation=is_evaluation)
         self._is_evaluation = is_evaluation
         self._seed = combine(seed, _EVALUATION if is_evaluation else _TRAINING, zlib.crc32(source.column.encode()))
@@ -70,22 +70,17 @@ class NegativeSampler:
         Raises:
           InputError: a sample with ids has none or several of the owner.
         """
-        ids, owner = rows.features[self._feature], self.negatives.without_positives_of
-        known = self._known
-        owners = known_splits = known_ids = np.zeros(0, np.int64)
-        if owner is not None and known is not None:
-            owners = np.zeros(rows.num_samples, np.int64)
-            real = np.flatnonzero(np.diff(ids.row_splits))
-            owners[real] = rows.only_ids(owner, real)
-            known_splits, known_ids = known.splits, known.ids
+        ids = rows.features[self._feature]
+        begins, ends, known_ids = self._known_to(rows)
         width = self._count + (not self.negatives.only)
         out = np.empty(ids.num_ids * width, np.int64)
         draw_negatives(
             ids.values,
+            self._source.rows_of(ids.values),
             ids.row_splits,
             rows.sample_ids,
-            owners,
-            known_splits,
+            begins,
+            ends,
             known_ids,
             self._candidates,
             self._thresholds,
@@ -99,6 +94,16 @@ class NegativeSampler:
             out,
         )
         return Ragged(out, ids.row_splits * width)
+
+    def _known_to(self, rows: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where the ids that each sample knows begin and end, and these ids."""
+        owner, known = self.negatives.without_positives_of, self._known
+        begins, ends = np.zeros(rows.num_samples, np.int64), np.zeros(rows.num_samples, np.int64)
+        if owner is None or known is None:
+            return begins, ends, np.zeros(0, np.int32)
+        real = np.flatnonzero(np.diff(rows.features[self._feature].row_splits))
+        begins[real], ends[real] = known.spans(known.owner_rows(rows.only_ids(owner, real)))
+        return begins, ends, known.ids
 
 
 class WithNegatives:

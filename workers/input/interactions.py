@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import InputData
 from podembed.workers.data.errors import InputError
 from podembed.workers.input.index import InputIndex
@@ -29,11 +30,26 @@ class Interactions:
       splits: int64 `[rows of the owners' table + 1]`: owner `u` has `ids[splits[u]:splits[u + 1]]`. Empty without
         owners.
       ids: int32 or int64, rising for each owner, each once.
+      owner: the column of the owners, which says what row an id of one has; None where ids are rows.
     """
 
     counts: np.ndarray
     splits: np.ndarray
     ids: np.ndarray
+    owner: IdColumn | None = None
+
+    def owner_rows(self, ids: np.ndarray) -> np.ndarray:
+        """int64: the row of each owner; -1 of one that its table drops, and that therefore has nothing here."""
+        return ids if self.owner is None else self.owner.rows_of(ids)
+
+    def spans(self, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where in `ids` those of each owner begin and end, int64.
+
+        Args:
+          owners: as `owner_rows` returns them.
+        """
+        is_known, rows = owners >= 0, np.maximum(owners, 0)
+        return np.where(is_known, self.splits[rows], 0), np.where(is_known, self.splits[rows + 1], 0)
 
     @property
     def size_bytes(self) -> int:
@@ -65,12 +81,13 @@ def read_interactions(data: InputData, index: InputIndex, *, feature: str, owner
             batch = reader.read(step)
             bags = batch.features[feature]
             sample = np.repeat(np.arange(batch.num_samples), np.diff(bags.row_splits))
-            # Ids outside the table have no row; what becomes of them is for the table to say.
-            kept = (batch.labels[sample] > 0) & (bags.values >= 0) & (bags.values < num_ids)
-            ids, sample = bags.values[kept], sample[kept]
+            rows = columns[feature].rows_of(bags.values)
+            kept = (batch.labels[sample] > 0) & (rows >= 0)
+            ids, sample = rows[kept], sample[kept]
             counts += np.bincount(ids, minlength=num_ids)
             if owner is not None:
-                found.append(batch.only_ids(owner, sample) * num_ids + ids)
+                owners = columns[owner].rows_of(batch.only_ids(owner, sample))
+                found.append(owners[owners >= 0] * num_ids + ids[owners >= 0])
     finally:
         reader.close()
     if not counts.any():
@@ -84,4 +101,9 @@ def read_interactions(data: InputData, index: InputIndex, *, feature: str, owner
     splits = np.zeros(0 if owner is None else (sizes[owner] or 0) + 1, np.int64)
     if owner is not None:
         splits = np.searchsorted(owners, np.arange(len(splits)))
-    return Interactions(counts=counts, splits=splits, ids=ids.astype(np.int32 if num_ids < 1 << 31 else np.int64))
+    return Interactions(
+        counts=counts,
+        splits=splits,
+        ids=ids.astype(np.int32 if num_ids < 1 << 31 else np.int64),
+        owner=None if owner is None else columns[owner],
+    )

@@ -74,10 +74,11 @@ def _is_among(ids, start, stop, wanted):
 @numba.njit(nogil=True, cache=True)
 def draw_negatives(
     values: np.ndarray,
+    rows: np.ndarray,
     splits: np.ndarray,
     sample_ids: np.ndarray,
-    owners: np.ndarray,
-    known_splits: np.ndarray,
+    known_begins: np.ndarray,
+    known_ends: np.ndarray,
     known_ids: np.ndarray,
     candidates: np.ndarray,
     thresholds: np.ndarray,
@@ -94,9 +95,10 @@ def draw_negatives(
 
     Args:
       values, splits: int64, the ids of the samples.
+      rows: int64, the row of each id, which is not drawn; -1 of one without any.
       sample_ids: int64 `[samples]`.
-      owners: int64 `[samples]`, or empty where no known ids are left out.
-      known_splits, known_ids: by owner, rising ids that are not drawn.
+      known_begins, known_ends: int64 `[samples]`, where in `known_ids` those that the sample knows begin and end.
+      known_ids: rising from each begin to its end; they are not drawn.
       candidates: int64 `[n]`, what slot i of `thresholds` and `aliases` stands for. Empty to draw evenly.
       first_row, num_rows: rows of the table from which is drawn evenly.
       count: negatives of each id.
@@ -108,10 +110,8 @@ def draw_negatives(
     for sample in range(len(sample_ids)):
         begin, end = splits[sample], splits[sample + 1]
         key = mix_word(np.uint64(sample_ids[sample]), offset)
-        known_begin = known_end = 0
-        if len(owners) and begin < end:
-            known_begin, known_end = known_splits[owners[sample]], known_splits[owners[sample] + 1]
-        own = np.sort(values[begin:end]) if end - begin > _FEW else values[begin:end]
+        known_begin, known_end = known_begins[sample], known_ends[sample]
+        own = np.sort(rows[begin:end]) if end - begin > _FEW else rows[begin:end]
         for i in range(begin, end):
             if keeps:
                 out[at] = values[i]

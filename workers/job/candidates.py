@@ -67,7 +67,7 @@ def alignment_problem(columns: Mapping[str, IdColumn]) -> str | None:
         # Each feature reads by itself what is in files.
         if source.negatives is None or not (source.negatives.count or source.negatives.ranks_all):
             continue
-        kind = replace(source, missing=None, keeps_outside=False)
+        kind = replace(source, missing=None, outside="error")
         other, first = seen.setdefault((source.column, source.negatives), (name, kind))
         if kind != first:
             return (

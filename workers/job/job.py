@@ -294,8 +294,8 @@ class JobConfig:
           DataConfigError: the data declares a feature that the model does not have, or another vocabulary size.
         """
         sizes = {name: feature.table.vocabulary_size for name, feature in self.features.items()}
-        keeps_outside = [name for name, feature in self.features.items() if feature.table.invalid_ids != "error"]
-        data = self.data.resolved(sizes, keeps_outside=keeps_outside)
+        outside: Any = {name: feature.table.invalid_ids for name, feature in self.features.items()}
+        data = self.data.resolved(sizes, outside=outside)
         if self.tasks:
             return replace(data, labels=with_classes(self.tasks, data.label_columns))
         return replace(data, binary_labels=data.binary_labels or (self.loss is None and not self.has_own_loss))

@@ -214,14 +214,14 @@ def test_an_id_outside_the_table_is_named(column: pa.Array, row: int, value: str
 def test_ids_outside_the_table_are_kept_where_the_table_says_what_becomes_of_them(
     column: pa.Array, ids: list[list[int]]
 ) -> None:
-    bags = decode_one(column, IdColumn("c", "as_is", SIZE, keeps_outside=True))
+    bags = decode_one(column, IdColumn("c", "as_is", SIZE, outside="drop"))
     assert bags == ids
 
 
 @pytest.mark.parametrize("ids", [[0, 2**63], [None, 2**64 - 1]])
 def test_an_id_beyond_int64_is_named_in_any_case(ids: list[int | None]) -> None:
     with pytest.raises(InputError, match=f"Found id {ids[1]} in clicks.parquet, row group 2, row 101"):
-        decode_one(pa.array(ids, pa.uint64()), IdColumn("c", "as_is", SIZE, keeps_outside=True))
+        decode_one(pa.array(ids, pa.uint64()), IdColumn("c", "as_is", SIZE, outside="drop"))
 
 
 def test_dense_numbers_are_transformed_and_missing_ones_are_zero() -> None:

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.embedding.buckets import split_evenly
+from podembed.embedding.config import TableConfig
+from podembed.embedding.features.ids import rows_of
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.columns import DataConfigError, Distribution, IdColumn, Negatives
+from podembed.workers.data.columns import DataConfigError, Distribution, IdColumn, Negatives, Outside
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
 from podembed.workers.input import candidates
@@ -229,3 +231,43 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="no id of feature 'item' in a training sample whose label is above 0"):
         samplers_of(nobody, build_index(nobody), seed=0)
+
+
+@pytest.mark.parametrize("policy", ["drop", "clip", "hash"])
+def test_ids_outside_of_their_tables_count_as_the_rows_that_the_tables_make_of_them(
+    tmp_path: Path, policy: Outside
+) -> None:
+    """What a user has under such an id is not drawn for that user, nor for a sample that has such an id."""
+    num_users, num_items = 3, 6
+    users = np.array([0, 1, 2, 2, 5, -4, 1, 5], np.int64)
+    items = np.array([1, 9, 3, -7, 4, 0, 25, 2], np.int64)
+    pq.write_table(pa.table({"like": np.ones(8, np.int8), "user": users, "item": items}), tmp_path / "likes.parquet")
+    declared = Negatives(3, without_positives_of="user")
+    data = ParquetData(
+        str(tmp_path / "*.parquet"), label="like", features={"item": IdColumn("item", negatives=declared)}
+    )
+    data = data.resolved({"user": num_users, "item": num_items}, outside={"user": policy, "item": policy})
+    user_rows = rows_of(users, TableConfig(num_users, 4, invalid_ids=policy)).tolist()
+    item_rows = rows_of(items, TableConfig(num_items, 4, invalid_ids=policy)).tolist()
+    liked = {
+        user: {item for owner, item in zip(user_rows, item_rows, strict=True) if owner == user and item >= 0}
+        for user in range(num_users)
+    }
+    index = build_index(data)
+    found = read_interactions(data, index, feature="item", owner="user")
+    assert found.counts.tolist() == [item_rows.count(item) for item in range(num_items)]
+    for user in range(num_users):
+        assert found.ids[found.splits[user] : found.splits[user + 1]].tolist() == sorted(liked[user])
+    plan = training_plan(index, num_lanes=1, batch_size=8, seed=3)
+    reader = open_reader(data, index, plan, range(1))
+    drawn: set[int] = set()
+    for epoch in range(20):
+        batch = reader.read(epoch)
+        assert sorted(batch.features["item"].values.reshape(-1, 4)[:, 0].tolist()) == sorted(items.tolist())
+        for sample, (own, *negatives) in zip(batch.sample_ids, batch.features["item"].to_lists(), strict=True):
+            assert own == items[sample], "the lookup alters ids, and counts them"
+            known = {item_rows[sample]} | liked.get(user_rows[sample], set())
+            # Who knows all gets some of these.
+            assert not set(negatives) & known or len(known - {-1}) == num_items
+            drawn.update(negatives)
+    assert drawn == {*range(num_items)}
