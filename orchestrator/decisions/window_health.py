@@ -23,7 +23,7 @@ from podembed.orchestrator.decisions.stragglers import (
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.progress import HostKeepsUp, HostSlow, IdsAltered, OwnerBusy, OwnersEven
 from podembed.orchestrator.group.watch import Deadlines
-from podembed.workers.host.spec import HostWindow
+from podembed.workers.host.spec import HostWindow, ScoredSamples
 from podembed.workers.liveness.progress import Phase
 
 WINDOWS = 3
@@ -118,7 +118,7 @@ class WindowHealth:
         self.slowest = max(work_ratios(phase_s), default=1.0)
         self.imbalance = imbalance([host.rows_asked for host in hosts])
         uneven = self._tell_uneven([self._movable(host.rows_asked) for host in hosts], seconds)
-        return [*self._tell_slow(phase_s, seconds), *uneven, *self._tell_altered(hosts)]
+        return [*self._tell_slow(phase_s, seconds), *uneven, *self._tell_altered([host.altered_ids for host in hosts])]
 
     def _tell_slow(self, phase_s: Sequence[Mapping[Phase, float]], window_s: float) -> list[Event]:
         slow = {found.host: found for found in slow_hosts(phase_s, window_s=window_s)}
@@ -136,9 +136,14 @@ class WindowHealth:
             told += [found] if found else [HostKeepsUp(host=host)] if was_slow else []
         return told
 
-    def _tell_altered(self, hosts: Sequence[HostWindow]) -> list[Event]:
+    def take_evaluation(self, hosts: Sequence[ScoredSamples]) -> None:
+        """Takes an evaluation in, and emits what should be reported."""
+        for told in self._tell_altered([host.altered_ids for host in hosts]):
+            self._emit(told)
+
+    def _tell_altered(self, of_hosts: Sequence[Sequence[int]]) -> list[Event]:
         """Once a table: a vocabulary that is too small, or a wrong column, shows here first."""
-        counts = [sum(of_table) for of_table in zip(*(host.altered_ids for host in hosts), strict=True)]
+        counts = [sum(of_table) for of_table in zip(*of_hosts, strict=True)]
         new = [at for at, count in enumerate(counts) if count and at not in self._altered]
         self._altered.update(new)
         return [IdsAltered(table=self._tables[at], count=counts[at], invalid_ids=self._invalid_ids[at]) for at in new]

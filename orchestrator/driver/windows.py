@@ -154,6 +154,7 @@ class Windows:
         began_s = shared.clock.monotonic_s()
         parts = group.evaluate()
         shared.journal.put_aside([row for part in parts for row in part.bad_rows])
+        self._health.take_evaluation(parts)
         evaluation = evaluation_of(job, parts, step=step)
         shared.journal.history.evaluation(evaluation, seconds=shared.clock.monotonic_s() - began_s)
         shared.emit(Evaluated(evaluation=evaluation, best_auc=job.best_auc, baseline=job.baseline))

@@ -169,7 +169,7 @@ class IdsAltered(Event):
     """Ids outside the vocabulary of a table were dropped, clipped or hashed; told once a table.
 
     Attributes:
-      count: of them in the first window that had some.
+      count: of them in the first window or evaluation that had some.
       invalid_ids: what happens to them: `drop`, `clip` or `hash`.
     """
 

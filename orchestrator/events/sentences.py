@@ -157,8 +157,8 @@ def _(event: progress.OwnerBusy) -> str:
 def _(event: progress.IdsAltered) -> str:
     done = {"drop": "dropped", "clip": "clipped", "hash": "hashed"}.get(event.invalid_ids, "altered")
     return (
-        f"{event.count:,} ids outside the vocabulary of table '{event.table}' in a window were {done}, as its "
-        f"invalid_ids='{event.invalid_ids}' says. Later ones are counted without a notice"
+        f"{event.count:,} ids outside the vocabulary of table '{event.table}' in a window or an evaluation were "
+        f"{done}, as its invalid_ids='{event.invalid_ids}' says. Later ones are counted without a notice"
     )
 
 

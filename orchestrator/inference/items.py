@@ -59,11 +59,11 @@ class LeftOut:
             sample = np.repeat(np.arange(batch.num_samples), np.diff(bags.row_splits))
             rows = rows_of(bags.values, self._table)
             ids = rows[np.lexsort((rows, sample))]
-            return Others(own=nobody, begins=bags.row_splits[:-1], ends=bags.row_splits[1:], ids=ids)
+            return Others(given=nobody, own=nobody, begins=bags.row_splits[:-1], ends=bags.row_splits[1:], ids=ids)
         known, real = self._known[name], np.flatnonzero(~batch.is_padding)
         begins, ends = np.zeros_like(nobody), np.zeros_like(nobody)
         begins[real], ends[real] = known.spans(known.owner_rows(batch.only_ids(name, real)))
-        return Others(own=nobody, begins=begins, ends=ends, ids=known.ids)
+        return Others(given=nobody, own=nobody, begins=begins, ends=ends, ids=known.ids)
 
 
 def positives_of(job: JobConfig, feature: str, *, owner: str | None = None) -> Interactions:

@@ -175,9 +175,7 @@ class InputData:
         """Whether files say what is in them without being read."""
         return False
 
-    def resolved(
-        self: Data, vocabulary_sizes: Mapping[str, int], *, outside: Mapping[str, Outside] | None = None
-    ) -> Data:
+    def resolved(self: Data, vocabulary_sizes: Mapping[str, int], outside: Mapping[str, Outside] | None = None) -> Data:
         """The same data with exactly the features of the model, in the model's order.
 
         A feature that is not declared here reads the column of its own name as it is.

@@ -123,7 +123,8 @@ class HostWindow:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoredSamples:
     """Evaluation samples of one host: arrays `[n]`, padding left out, `losses` by the job's loss. `groups` has int64
-    `[n]` for each of `JobConfig.group_features`. `bad_rows` are malformed rows that were met for the first time.
+    `[n]` for each of `JobConfig.group_features`. `bad_rows` are malformed rows that were met for the first time, and
+    `altered_ids` as of `HostWindow`.
 
     Of a job with tasks, `scores` are `[n, scores of all tasks]`, and `labels` `[n, tasks]`, NaN where one is missing.
     Of a job that ranks all ids, a sample is its positive candidate, and `ranks` say where that stands among the others.
@@ -135,4 +136,5 @@ class ScoredSamples:
     losses: np.ndarray
     groups: dict[str, np.ndarray] = field(default_factory=dict)
     bad_rows: tuple[BadRow, ...] = ()
+    altered_ids: tuple[int, ...] = ()
     ranks: Ranks | None = None

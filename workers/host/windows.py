@@ -118,7 +118,7 @@ class Windows:
                 parts.add(step.batch, self.steps.await_device(step)["scores"], number=number)
                 self._tracker.mark()
         self.steps.end_window(0)
-        return parts.joined(self._input.take_bad_rows())
+        return parts.joined(self._input.take_bad_rows(), self.steps.take_altered_ids())
 
 
 class ScoredParts:
@@ -132,6 +132,7 @@ class ScoredParts:
         # Of each task one column, by what a batch calls it; None is the main label.
         self._labels = [None if task.label == job.data.label else task.label for task in job.tasks]
         self._candidates, self._num_parts = job.candidates, job.evaluation_parts
+        self._source = None if job.candidates is None else job.resolved_data.id_columns[job.candidates]
         self._counts = RankCounts() if job.ranks_all else None
         self._parts: list[tuple[np.ndarray, ...]] = []
         self._ranks: list[Ranks] = []
@@ -145,10 +146,8 @@ class ScoredParts:
         """
         rows = np.flatnonzero(~batch.is_padding)
         if self._counts is not None and self._candidates is not None:
-            lengths = np.diff(batch.features[self._candidates].row_splits)
-            part = number % self._num_parts
-            is_candidate = np.arange(scores.shape[1]) < lengths[:, None]
-            self._counts.add(scores[: len(lengths)], is_candidate, is_first=part == 0)
+            part, is_candidate = number % self._num_parts, self._are_candidates(batch, scores.shape[1])
+            self._counts.add(scores[: batch.num_samples], is_candidate, is_first=part == 0)
             if part < self._num_parts - 1:
                 return
             rows = rows[self._counts.has_positive[rows]]
@@ -161,14 +160,21 @@ class ScoredParts:
         elif self._candidates is None:
             found, labels = scores[rows], batch.labels[rows]
         else:
-            lengths = np.diff(batch.features[self._candidates].row_splits)
-            rows, places = np.nonzero(np.arange(scores.shape[1]) < lengths[:, None])
+            rows, places = np.nonzero(self._are_candidates(batch, scores.shape[1]))
             is_first = (places == 0) & (number % self._num_parts == 0)
             found, labels = scores[rows, places], np.where(is_first, batch.labels[rows], np.float32(0))
         groups = [batch.only_ids(n, rows) if n in batch.features else batch.sample_ids[rows] for n in self._groups]
         self._parts.append((found, labels, batch.weights[rows], self._losses_of(found, labels), *groups))
 
-    def joined(self, bad_rows: tuple[BadRow, ...] = ()) -> ScoredSamples:
+    def _are_candidates(self, batch: Batch, width: int) -> np.ndarray:
+        """bool `[num_samples, width]`: which places have a candidate. One that its table drops is none."""
+        bags = batch.features[self._candidates or ""]
+        found = np.arange(width) < np.diff(bags.row_splits)[:, None]
+        if self._source is not None and self._source.outside == "drop":
+            found[found] = self._source.rows_of(bags.values) >= 0
+        return found
+
+    def joined(self, bad_rows: tuple[BadRow, ...] = (), altered_ids: tuple[int, ...] = ()) -> ScoredSamples:
         """All samples in the order in which they came."""
         columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
         scores, labels, weights, losses, *groups = columns
@@ -179,6 +185,7 @@ class ScoredParts:
             losses=losses,
             groups=dict(zip(self._groups, groups, strict=True)),
             bad_rows=bad_rows,
+            altered_ids=altered_ids,
             ranks=Ranks.concatenate(self._ranks) if self._ranks else None,
         )
 

@@ -1,7 +1,7 @@
 """Full ranking: an evaluation in which every id of a table is a candidate of every sample, block after block.
 
 A block is as large as the room that the feature has. So the memory is that of a training step, however large the table
-is. The first part of a batch has the positive id before its block.
+is. The first part of a batch has the positive id before its block. If its table drops it, the sample has no others.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ class Others:
     """The positive id of each sample of a batch, and which ids are none of its candidates.
 
     Attributes:
-      own: int64 `[n]`, the row of a sample's first id, which is the positive one; -1 where it has none.
+      given: int64 `[n]`, a sample's first id, which is the positive one; -1 where it has none.
+      own: int64 `[n]`, its row; -1 where there is none.
       begins, ends: int64 `[n]`, where in `ids` those that are left out begin and end.
       ids: rising from each begin to its end.
     """
 
+    given: np.ndarray
     own: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
@@ -65,14 +67,15 @@ class Others:
           InputError: a sample with ids has none or several of the owner.
         """
         bags = batch.features[feature]
-        own = np.full(batch.num_samples, -1, np.int64)
+        given, own = np.full((2, batch.num_samples), -1, np.int64)
         real = np.flatnonzero(np.diff(bags.row_splits))
-        own[real] = rows_of(bags.values[bags.row_splits[real]], table)
+        given[real] = bags.values[bags.row_splits[real]]
+        own[real] = rows_of(given[real], table)
         begins, ends = np.zeros_like(own), np.zeros_like(own)
         if owner is None or known is None:
-            return Others(own, begins, ends, np.zeros(0, np.int64))
+            return Others(given, own, begins, ends, np.zeros(0, np.int64))
         begins[real], ends[real] = known.spans(known.owner_rows(batch.only_ids(owner, real)))
-        return Others(own, begins, ends, known.ids)
+        return Others(given, own, begins, ends, known.ids)
 
     def among(self, block: np.ndarray) -> np.ndarray:
         """bool `[n, c]`: which ids of a block are candidates of each sample beside its own."""
@@ -126,8 +129,10 @@ class AllCandidates:
         block = self._ids[first : (part + 1) * self._width - 1]
         kept, ids = others.among(block), np.broadcast_to(block, (batch.num_samples, len(block)))
         if part == 0:
-            kept = np.concatenate([others.own[:, None] >= 0, kept], axis=1)
-            ids = np.concatenate([others.own[:, None], ids], axis=1)
+            # As it was given: the lookup finds its row, and counts it where that is another one or none.
+            has_one = np.diff(batch.features[self._features[0]].row_splits) > 0
+            kept = np.concatenate([has_one[:, None], kept], axis=1)
+            ids = np.concatenate([others.given[:, None], ids], axis=1)
         splits = np.concatenate([[0], np.cumsum(np.count_nonzero(kept, axis=1))])
         bags = Ragged(ids[kept], splits)
         return replace(batch, features={**batch.features, **dict.fromkeys(self._features, bags)})

@@ -152,5 +152,5 @@ def test_an_uneven_owner_is_not_told_where_nobody_could_gain() -> None:
 def test_what_happened_to_ids_is_said_by_its_policy() -> None:
     seen = health()
     first, second = told(seen, [replace(EVEN, altered_ids=(3, 4))])
-    assert "table 'users' in a window were hashed, as its invalid_ids='hash' says" in first
-    assert "table 'items' in a window were dropped, as its invalid_ids='drop' says" in second
+    assert "table 'users' in a window or an evaluation were hashed, as its invalid_ids='hash' says" in first
+    assert "table 'items' in a window or an evaluation were dropped, as its invalid_ids='drop' says" in second

@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.features.ids import rows_of as ids_in
 from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.progress import IdsAltered
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.inference.evaluate import evaluate
 from podembed.orchestrator.inference.rank import rank_all
@@ -50,16 +53,17 @@ class Factors:
         return (user * found["item"]).sum(axis=1) + found["bias"][:, 0]
 
 
-def job_of(folder: Path, *, is_ranked: bool, evaluation: Any = "all") -> JobConfig:
+def job_of(folder: Path, *, is_ranked: bool, evaluation: Any = "all", invalid_ids: Any = "error") -> JobConfig:
     room = 5 if is_ranked else 0
     drawn = Negatives(4, without_positives_of="user", evaluation=evaluation) if is_ranked else None
-    items = TableConfig(ITEMS, WIDTH, combiner="sum", name="items")
+    items = TableConfig(ITEMS, WIDTH, combiner="sum", name="items", invalid_ids=invalid_ids)
+    biases = TableConfig(ITEMS, 1, combiner="sum", name="biases", invalid_ids=invalid_ids)
     return JobConfig(
         name="likes",
         features={
             "user": FeatureConfig(TableConfig(USERS, WIDTH, combiner="sum", name="users")),
             "item": FeatureConfig(items, max_sequence_length=room),
-            "bias": FeatureConfig(TableConfig(ITEMS, 1, combiner="sum", name="biases"), max_sequence_length=room),
+            "bias": FeatureConfig(biases, max_sequence_length=room),
             "history": FeatureConfig(items, max_sequence_length=4),
         },
         model=Factors(is_ranked),
@@ -97,10 +101,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(job: JobConfig, folder: Path) -> Result:
+class Listener(SilentReporter):
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def trained(job: JobConfig, folder: Path, reporter: SilentReporter | None = None) -> Result:
     in_process = ScalingConfig(in_process=True, threads_per_host=1)
     config = RunConfig(storage_path=str(folder), name="run")
-    return Trainer(job, scaling_config=in_process, run_config=config, reporter=SilentReporter()).fit()
+    reporter = reporter or SilentReporter()
+    return Trainer(job, scaling_config=in_process, run_config=config, reporter=reporter).fit()
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +209,44 @@ def test_the_best_items_of_each_row(folder: Path, ranked: Result, tmp_path: Path
         assert row["user"] == user
         assert row["item"] == np.argsort(-scores[user])[:7].tolist()
         assert row["score"] == pytest.approx(scores[user, row["item"]], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["drop", "clip", "hash"])
+def test_a_positive_outside_of_the_table_is_ranked_as_its_row_and_counted(
+    folder: Path, tmp_path: Path, policy: Any
+) -> None:
+    """Among all items and among those that are given, in a run and of its commit. One that is dropped is no item."""
+    rows, outside = rows_of(folder, "eval"), {0: ITEMS + 8, 3: -5, 7: 2**40}
+    for at, item in outside.items():
+        rows[at]["item"] = item
+    for name, given in (("all", 0), ("given", 9)):
+        (data := tmp_path / name).mkdir()
+        table = job_of(folder, is_ranked=True, invalid_ids=policy).features["item"].table
+        found = [row | {"item": int(ids_in(np.array([row["item"]]), table)[0])} for row in rows]
+        others = [sorted({*range(20, 28)} - {row["item"]}) for row in found]
+        written = [
+            row | {"item": [row["item"], *more]} if given else row for row, more in zip(rows, others, strict=True)
+        ]
+        pq.write_table(pa.Table.from_pylist(written), data / "eval.parquet")
+        train = rows_of(folder, "train")
+        written = [row | {"item": [row["item"]]} if given else row for row in train]
+        pq.write_table(pa.Table.from_pylist(written), data / "train.parquet", row_group_size=16)
+        job = job_of(data, is_ranked=True, invalid_ids=policy)
+        if given:
+            declared = Negatives(4, without_positives_of="user", given=given)
+            columns = {key: replace(source, negatives=declared) for key, source in job.data.id_columns.items()}
+            job = replace(job, data=replace(job.data, features=columns))
+        result = trained(job, data, listener := Listener())
+        kept = [row for row in found if row["item"] >= 0]
+        assert len(kept) == (USERS - len(outside) if policy == "drop" else USERS)
+        allowed = [{*range(20, 28)}] * USERS if given else unseen(folder)
+        expected = figures(scores_of(result, kept), kept, allowed, 5)
+        assert result.evaluations[-1].metrics == pytest.approx(expected)
+        assert evaluate(result.path, job=job).evaluation == result.evaluations[-1]
+        if not given:
+            assert rank_all(result.path, job=job, at=(5,)).evaluation.values == pytest.approx(expected)
+        altered = [event for event in listener.events if isinstance(event, IdsAltered)]
+        assert {event.table: event.count for event in altered} == {"items": 3, "biases": 3}
 
 
 def test_what_cannot_be_ranked_is_named(folder: Path, ranked: Result, tmp_path: Path) -> None:
