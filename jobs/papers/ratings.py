@@ -1,8 +1,7 @@
 """Ratings in MovieLens' form to the samples of a paper: one row a rating, some of which are held out.
 
-Columns are `label` (always 1), `user`, `item`, `rating`, `liked` (1 from four stars on), `log_popularity` and, where it
-is wanted, `history`. Users and items are numbered from 0 in the order of their ids. `log_popularity` is the logarithm
-of the item's share of the training rows. An item without any counts as one with half a row.
+Columns are `label` (always 1), `user`, `item`, `rating`, `liked` (1 from four stars on) and, where it is wanted,
+`history`. Users and items are numbered from 0 in the order of their ids.
 
 The samples are under the terms of the ratings that they are made from.
 """
@@ -25,7 +24,7 @@ from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import file_version
 from podembed.workers.storage.finished_folder import create_once
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 ROWS_PER_GROUP = 8_192
 LIKED_FROM = 4.0
 _NAMES = ("user", "item", "rating", "time")
@@ -160,8 +159,6 @@ def _write(folder: Path, ratings: pa.Table, spec: RatingsSpec) -> dict[str, Any]
             "for evaluation. Use a larger data set, or another share."
         )
     train = np.flatnonzero(~is_held_out)
-    counts = np.bincount(item[train], minlength=int(item.max()) + 1)
-    log_popularity = np.log(np.maximum(counts, 0.5) / len(train)).astype(np.float32)
     for name, rows in (("train", rng.permutation(train)), ("eval", np.flatnonzero(is_held_out))):
         columns = {
             "label": np.ones(len(rows), np.int8),
@@ -169,7 +166,6 @@ def _write(folder: Path, ratings: pa.Table, spec: RatingsSpec) -> dict[str, Any]
             "item": item[rows],
             "rating": rating[rows],
             "liked": (rating[rows] >= LIKED_FROM).astype(np.int8),
-            "log_popularity": log_popularity[item[rows]],
         }
         table = pa.table(columns)
         if spec.history_length:

@@ -18,6 +18,7 @@ from podembed import (
     FeatureConfig,
     HitRateAt,
     IdColumn,
+    IntegerColumn,
     JobConfig,
     ModelBatch,
     ModelSpec,
@@ -38,12 +39,12 @@ from podembed.jobs.papers.ratings import RatingsSpec, write_ratings
 class Towers:
     """A vector of length 1 of the user and one of each candidate, and their product.
 
-    Dense inputs are the logarithm of the item's share of the training samples, and the item's number.
+    The extra column `item` is the item's number.
 
     Attributes:
       hidden: widths of each tower's layers; the last is that of its vector.
       temperature: by which products are divided.
-      is_corrected: whether the logarithm is taken off in training.
+      is_corrected: whether the logarithm of the item's share of the training samples is taken off in training.
     """
 
     hidden: tuple[int, ...] = (64, 32)
@@ -68,8 +69,8 @@ class Towers:
 
     def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
         """`[n]`, over the items of all samples of the batch."""
-        log_q = batch.dense[:, 0] if self.is_corrected else None
-        ids, item = batch.dense[:, 1], outputs["items"][:, 0]
+        log_q = batch.log_frequency["item"][:, 0] if self.is_corrected else None
+        ids, item = batch.columns["item"], outputs["items"][:, 0]
         return in_batch_softmax(
             outputs["user"], item, context, batch, log_q=log_q, ids=ids, temperature=self.temperature
         )
@@ -127,7 +128,7 @@ def two_tower(
 
     items = table("items", samples.num_items)
     # In training the other samples of a batch have the negatives.
-    drawn = Negatives(0, without_positives_of="user", evaluation=candidates)
+    drawn = Negatives(0, without_positives_of="user", evaluation=candidates, log_frequency=True)
     return JobConfig(
         name="two_tower",
         features={
@@ -140,7 +141,7 @@ def two_tower(
             samples.train,
             eval_paths=samples.evaluation,
             label="label",
-            dense=("log_popularity", "item"),
+            extra=(IntegerColumn("item"),),
             features={"item": IdColumn("item", negatives=drawn)},
         ),
         batch_size=batch_size,

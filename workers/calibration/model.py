@@ -36,7 +36,7 @@ def measure_model(job: JobConfig, num_samples: int) -> ModelTime:
             activations=layout,
             num_buffers=1,
             sequences=tuple(job.sequences),
-            columns=job.data.column_shapes,
+            columns=job.column_shapes,
         ),
         generation=0,
     )

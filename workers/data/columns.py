@@ -23,6 +23,7 @@ Missing = Literal["empty", "zero"]
 MissingLabel = Literal["refuse", "mask"]
 Transform = Literal["identity", "log1p"]
 Distribution = Literal["uniform", "popularity"]
+Chance = Literal["log_q", "log_frequency"]
 Outside = Literal["error", "drop", "clip", "hash"]
 
 
@@ -110,6 +111,8 @@ class Negatives:
       given: if above 0, nothing is drawn in an evaluation. The evaluation files have lists of at most so many ids, the
         positive one first.
       only: leave out the ids of the column, and keep the negatives alone.
+      log_q: whether models get `ModelBatch.log_q`: how likely each id of the feature is drawn.
+      log_frequency: whether they get `ModelBatch.log_frequency`: how often each id is that of a positive sample.
     """
 
     count: int
@@ -120,6 +123,8 @@ class Negatives:
     evaluation: int | str | None = None
     given: int = 0
     only: bool = False
+    log_q: bool = False
+    log_frequency: bool = False
 
     def __post_init__(self) -> None:
         check_plain_fields(self, DataConfigError)
@@ -148,7 +153,17 @@ class Negatives:
     @property
     def needs_counts(self) -> bool:
         """Whether the training files are read before the first step."""
-        return self.by == "popularity" or self.without_positives_of is not None
+        return self.by == "popularity" or self.without_positives_of is not None or self.log_frequency
+
+    @property
+    def chances(self) -> tuple[Chance, ...]:
+        """What models get to know of the ids."""
+        return tuple(kind for kind in get_args(Chance) if getattr(self, kind))
+
+    @property
+    def draws(self) -> Negatives:
+        """What says which ids come, without what models get to know of them."""
+        return replace(self, log_q=False, log_frequency=False)
 
     @property
     def ranks_all(self) -> bool:
@@ -168,6 +183,11 @@ class Negatives:
         if is_evaluation and self.given:
             return self.given
         return self.drawn(is_evaluation=is_evaluation) + (not self.only)
+
+
+def chance_key(feature: str, kind: Chance) -> str:
+    """By what name a batch of the reader has what models get to know of the ids of a feature."""
+    return f"{feature}/{kind}"
 
 
 @dataclass(frozen=True, slots=True)

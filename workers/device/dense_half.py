@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from podembed.workers.job.candidates import chance_columns
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import StepContext
@@ -44,6 +45,7 @@ def model_spec(job: JobConfig) -> ModelSpec:
             for name, source in job.data.id_columns.items()
             if source.negatives is not None and source.negatives.only
         },
+        **{kind: tuple(by_feature) for kind, by_feature in chance_columns(job.data.id_columns).items()},
     )
 
 

@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 
 from podembed.embedding.features.activations import Activations
 from podembed.workers.device.dense_half import losses_of, outputs_of, scheduled, scores_of
+from podembed.workers.job.candidates import chance_columns
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import ModelBatch
 from podembed.workers.model.context import Shares, StepContext
@@ -130,6 +131,10 @@ def _batch(job: JobConfig, inputs: Inputs, longest: Mapping[str, int]) -> ModelB
             masks[label.name] &= ~jnp.isnan(values)
             values = jnp.nan_to_num(values)
         labels[label.name] = values
+    chances = {
+        kind: {name: inputs.columns[key] for name, key in by_feature.items()}
+        for kind, by_feature in chance_columns(job.data.id_columns).items()
+    }
     named = dict(zip(job.widths, inputs.activations, strict=True))
     sequences = {name: Jagged.of(named[name], inputs.lengths[name], longest=length) for name, length in longest.items()}
     # The compiler leaves out what a model does not read.
@@ -143,6 +148,7 @@ def _batch(job: JobConfig, inputs: Inputs, longest: Mapping[str, int]) -> ModelB
         label_masks=masks,
         lengths={**lists, **inputs.lengths},
         columns={column.name: inputs.columns[column.name] for column in job.data.extra_columns},
+        **chances,
     )
 
 

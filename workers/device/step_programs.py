@@ -144,8 +144,7 @@ class StepPrograms:
             weights=rows_of(),
             lengths={name: rows_of(dtype=jnp.int32) for name in job.sequences},
             columns={
-                name: rows_of(*shape.inner, dtype=np.dtype(shape.dtype))
-                for name, shape in job.data.column_shapes.items()
+                name: rows_of(*shape.inner, dtype=np.dtype(shape.dtype)) for name, shape in job.column_shapes.items()
             },
         )
 

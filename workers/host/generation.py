@@ -84,7 +84,7 @@ class Generation:
                 activations=self._lookups.both.layout,
                 num_buffers=self._lookups.num_buffers,
                 sequences=tuple(job.sequences),
-                columns=job.data.column_shapes,
+                columns=job.column_shapes,
                 num_scores=job.num_scores,
             )
             self._server = ChannelServer(layout, generation=spec.generation)

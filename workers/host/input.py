@@ -32,7 +32,10 @@ class HostInput:
         # Evaluations draw negatives by it too.
         self._known: Known = {}
         data = job.resolved_data
-        self._reader = open_reader(data, spec.train_index, plan, lanes, bad_rows=self._bad_rows, known=self._known)
+        rooms = {name: shape[:-1] for name, shape in job.activation_shapes.items()}
+        self._reader = open_reader(
+            data, spec.train_index, plan, lanes, bad_rows=self._bad_rows, known=self._known, rooms=rooms
+        )
         self._read_ahead: ReadAhead | None = None
         self._is_closed = False
 

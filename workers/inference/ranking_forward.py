@@ -20,6 +20,7 @@ from podembed.workers.device.dense_half import DenseStateError, outputs_of, scor
 from podembed.workers.inference.model_inputs import batch_of, context_of
 from podembed.workers.inference.pooled_rows import LookedUp
 from podembed.workers.inference.trained_forward import dense_state
+from podembed.workers.job.candidates import chance_columns
 from podembed.workers.job.job import JobConfig
 
 # Pairs of a sample and a candidate that are scored at once.
@@ -44,8 +45,8 @@ def ranked_features(job: JobConfig, feature: str) -> tuple[str, ...]:
         raise DenseStateError(
             f"Found tasks {[task.label for task in job.tasks]} in a job to rank by. Expected one score a sample."
         )
-    kind = columns[feature].column, columns[feature].negatives
-    alike = tuple(name for name, one in columns.items() if (one.column, one.negatives) == kind)
+    kinds = {name: (one.column, one.negatives and one.negatives.draws) for name, one in columns.items()}
+    alike = tuple(name for name, kind in kinds.items() if kind == kinds[feature])
     for name in alike:
         inner = job.activation_shapes[name][:-1]
         if len(inner) > 1 or (job.candidates is None and math.prod(inner) != 1):
@@ -76,7 +77,7 @@ class RankingForward:
         self.block_size = max(1, PAIRS // job.batch_size)
         self.job = _with_room(job, self.features if job.candidates else (), self.block_size)
         self._params, self._state = dense_state(job, dense)
-        self._step = step
+        self._step, self._chances = step, chance_columns(job.data.id_columns)
         self._program = jax.jit(self._scores)
 
     def scores(self, found: LookedUp, block: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -118,6 +119,9 @@ class RankingForward:
             lengths=inputs["lengths"] | lengths,
             columns=inputs["columns"],
         )
+        room = {name: jnp.zeros((num_rows, *shape[:-1])) for name, shape in job.activation_shapes.items()}
+        chances = {kind: {name: room[name] for name in names} for kind, names in self._chances.items()}
+        batch = replace(batch, **chances)
         context = context_of(job, batch, step=self._step, params=params, state=state)
         outputs, _ = outputs_of(job, params, batch, context)
         return scores_of(job, outputs, num_rows).reshape(num_samples, self.block_size)

@@ -5,18 +5,21 @@ Both are readers around another one. `workers.data.columns.Negatives` is the dec
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.hashing import combine
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.columns import IdColumn, Negatives
+from podembed.workers.data.columns import IdColumn, Negatives, chance_key
 from podembed.workers.data.config import InputData
 from podembed.workers.data.errors import InputError
+from podembed.workers.input.chances import Chances
 from podembed.workers.input.index import InputIndex, build_index
 from podembed.workers.input.interactions import Interactions, read_interactions
 from podembed.workers.input.lanes import LanePlan
@@ -39,11 +42,19 @@ class NegativeSampler:
     """
 
     def __init__(
-        self, feature: str, source: IdColumn, known: Interactions | None, *, seed: int, is_evaluation: bool = False
+        self,
+        feature: str,
+        source: IdColumn,
+        known: Interactions | None,
+        *,
+        seed: int,
+        is_evaluation: bool = False,
+        room: tuple[int, ...] = (),
     ) -> None:
         """Args:
         source: resolved, with negatives.
         known: of the training files, where the declaration needs them.
+        room: vectors of a sample, for `chances`.
         """
         declared = source.negatives
         if declared is None or source.vocabulary_size is None or (known is None and declared.needs_counts):
@@ -55,7 +66,8 @@ class NegativeSampler:
         self._seed = combine(seed, _EVALUATION if is_evaluation else _TRAINING, zlib.crc32(source.column.encode()))
         self._first_row = source.first_row
         self._num_rows = max(1, source.vocabulary_size - source.first_row)
-        self._known = known
+        self._known, self._room = known, room
+        self._chances = Chances(source, known) if room and declared.chances else None
         self._candidates = np.zeros(0, np.int64)
         self._thresholds, self._aliases = np.zeros(0), np.zeros(0, np.int64)
         if declared.by == "popularity" and known is not None:
@@ -71,7 +83,10 @@ class NegativeSampler:
           InputError: a sample with ids has none or several of the owner.
         """
         ids = rows.features[self._feature]
-        begins, ends, known_ids = self._known_to(rows)
+        owners, known_ids = self._owners_of(rows), np.zeros(0, np.int32)
+        begins, ends = np.zeros_like(owners), np.zeros_like(owners)
+        if self.negatives.without_positives_of is not None and self._known is not None:
+            (begins, ends), known_ids = self._known.spans(owners), self._known.ids
         width = self._count + (not self.negatives.only)
         out = np.empty(ids.num_ids * width, np.int64)
         draw_negatives(
@@ -95,15 +110,35 @@ class NegativeSampler:
         )
         return Ragged(out, ids.row_splits * width)
 
-    def _known_to(self, rows: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the ids that each sample knows begin and end, and these ids."""
-        owner, known = self.negatives.without_positives_of, self._known
-        begins, ends = np.zeros(rows.num_samples, np.int64), np.zeros(rows.num_samples, np.int64)
-        if owner is None or known is None:
-            return begins, ends, np.zeros(0, np.int32)
-        real = np.flatnonzero(np.diff(rows.features[self._feature].row_splits))
-        begins[real], ends[real] = known.spans(known.owner_rows(rows.only_ids(owner, real)))
-        return begins, ends, known.ids
+    def chances(self, rows: Batch, ids: Ragged) -> dict[str, np.ndarray]:
+        """The named columns that models get of the ids, float32 `[n, *room]`.
+
+        Args:
+          rows: as read.
+          ids: of the feature, as `extend` returned them.
+
+        Raises:
+          InputError: as `extend`.
+        """
+        if self._chances is None:
+            return {}
+        width, found = math.prod(self._room), {}
+        for kind in self.negatives.chances:
+            if kind == "log_q":
+                given = rows.features[self._feature]
+                values = self._chances.log_q(given, ids, self._owners_of(rows), width=width)
+            else:
+                values = self._chances.log_frequency(ids, width=width)
+            found[chance_key(self._feature, kind)] = values.reshape(rows.num_samples, *self._room)
+        return found
+
+    def _owners_of(self, rows: Batch) -> np.ndarray:
+        """int64 `[n]`: the row of each sample's owner; -1 where there is none, or the sample has no ids."""
+        owner, found = self.negatives.without_positives_of, np.full(rows.num_samples, -1, np.int64)
+        if owner is not None and self._known is not None:
+            real = np.flatnonzero(np.diff(rows.features[self._feature].row_splits))
+            found[real] = self._known.owner_rows(rows.only_ids(owner, real))
+        return found
 
 
 class WithNegatives:
@@ -115,7 +150,25 @@ class WithNegatives:
     def read(self, step: int) -> Batch:
         batch, (epoch, _) = self._reader.read(step), self._plan.position_of(step)
         drawn = {name: sampler.extend(batch, epoch=epoch) for name, sampler in self._samplers.items()}
-        return replace(batch, features={**batch.features, **drawn})
+        columns = dict(batch.columns)
+        for name, sampler in self._samplers.items():
+            columns |= sampler.chances(batch, drawn[name])
+        return replace(batch, features={**batch.features, **drawn}, columns=columns)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class WithZeros:
+    """A reader whose batches have further columns of zeros, which only training has values for."""
+
+    def __init__(self, reader: StepReader, shapes: Mapping[str, ColumnShape]) -> None:
+        self._reader, self._shapes = reader, shapes
+
+    def read(self, step: int) -> Batch:
+        batch = self._reader.read(step)
+        zeros = {name: shape.zeros(batch.num_samples) for name, shape in self._shapes.items()}
+        return replace(batch, columns={**zeros, **batch.columns})
 
     def close(self) -> None:
         self._reader.close()
@@ -176,6 +229,7 @@ def samplers_of(
     seed: int,
     is_evaluation: bool = False,
     known: Known | None = None,
+    rooms: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, NegativeSampler]:
     """Of the features whose columns declare negatives. Reads the training files, if a declaration needs that.
 
@@ -183,6 +237,8 @@ def samplers_of(
       data: resolved, for training.
       training: index of the training files; None looks at them if a declaration needs that.
       known: what was read of these files before; what is read now is added.
+      rooms: by feature the vectors of a sample, as `JobConfig.activation_shapes` has them without their width. Without
+        them batches have no chances of ids.
 
     Raises:
       InputError: as `read_interactions`.
@@ -194,7 +250,9 @@ def samplers_of(
         if declared is None or (is_evaluation and (declared.given or declared.ranks_all)):
             continue
         interactions = interactions_of(data, training, name, known=known)
-        samplers[name] = NegativeSampler(name, source, interactions, seed=seed, is_evaluation=is_evaluation)
+        samplers[name] = NegativeSampler(
+            name, source, interactions, seed=seed, is_evaluation=is_evaluation, room=(rooms or {}).get(name, ())
+        )
     return samplers
 
 

@@ -174,3 +174,61 @@ def mark_others(
                 and block[i] != own[sample]
                 and not _is_among(known_ids, known_begins[sample], known_ends[sample], block[i])
             )
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _chance(row, chances, first_row, num_rows):
+    if len(chances):
+        return chances[row]
+    return 1.0 / num_rows if row >= first_row else 0.0
+
+
+@numba.njit(nogil=True, cache=True)
+def add_chances(
+    splits: np.ndarray, ids: np.ndarray, chances: np.ndarray, first_row: int, num_rows: int, out: np.ndarray
+) -> None:
+    """Writes with what chance one of the ids of each group is drawn.
+
+    Args:
+      splits: int64 `[groups + 1]`.
+      ids: rows of the table, each once in a group.
+      chances: float64 by row of the table; empty where is drawn evenly.
+      first_row, num_rows: rows of the table from which is drawn evenly.
+      out: float64 `[groups]`.
+    """
+    for group in range(len(splits) - 1):
+        total = 0.0
+        for at in range(splits[group], splits[group + 1]):
+            total += _chance(ids[at], chances, first_row, num_rows)
+        out[group] = total
+
+
+@numba.njit(nogil=True, cache=True)
+def free_shares(
+    own: np.ndarray,
+    splits: np.ndarray,
+    known_begins: np.ndarray,
+    known_ends: np.ndarray,
+    known_ids: np.ndarray,
+    known_shares: np.ndarray,
+    chances: np.ndarray,
+    first_row: int,
+    num_rows: int,
+    out: np.ndarray,
+) -> None:
+    """Writes with what chance an id is drawn that a sample neither has nor knows.
+
+    Args:
+      own, splits: int64, the rows of the samples; -1 of an id without any.
+      known_begins, known_ends, known_ids: as of `draw_negatives`.
+      known_shares: float64 `[samples]`, as `add_chances` has it of the ids that the sample knows.
+      chances, first_row, num_rows: as of `add_chances`.
+      out: float64 `[samples]`.
+    """
+    for sample in range(len(splits) - 1):
+        taken, last = known_shares[sample], np.int64(-1)
+        for row in np.sort(own[splits[sample] : splits[sample + 1]]):
+            if row != last and not _is_among(known_ids, known_begins[sample], known_ends[sample], row):
+                taken += _chance(row, chances, first_row, num_rows)
+            last = row
+        out[sample] = max(0.0, 1.0 - taken)

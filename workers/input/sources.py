@@ -18,6 +18,7 @@ from podembed.workers.input.candidates import (
     Known,
     NegativeSampler,
     WithNegatives,
+    WithZeros,
     interactions_of,
     samplers_of,
 )
@@ -50,16 +51,17 @@ def open_reader(
     *,
     bad_rows: BadRowLog | None = None,
     known: Known | None = None,
+    rooms: Mapping[str, tuple[int, ...]] | None = None,
 ) -> StepReader:
     """The reader of some lanes of data for training, which tells `bad_rows` of malformed rows.
 
     Args:
-      known: as that of `samplers_of`.
+      known, rooms: as those of `samplers_of`.
 
     Raises:
       InputError, OSError: the data cannot be read.
     """
-    samplers = samplers_of(data, index, seed=plan.seed, known=known)
+    samplers = samplers_of(data, index, seed=plan.seed, known=known, rooms=rooms)
     return _with_negatives(_bare_reader(data, index, plan, lanes, bad_rows), plan, samplers)
 
 
@@ -100,7 +102,8 @@ def open_evaluation(
             )
         else:
             reader = InParts(reader, features=alike, width=width, num_parts=num_parts)
-    return reader, plan.steps_per_epoch * num_parts
+    more = {name: shape for name, shape in job.column_shapes.items() if name not in job.data.column_shapes}
+    return (WithZeros(reader, more) if more else reader), plan.steps_per_epoch * num_parts
 
 
 def _bare_reader(

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
-from podembed.workers.data.columns import IdColumn, Negatives
+from podembed.embedding.features.column_shape import ColumnShape
+from podembed.workers.data.columns import Chance, IdColumn, Negatives, chance_key
 
 # In the place of a feature: the candidates of each sample are a group of their own.
 SAMPLE = "sample"
@@ -65,17 +67,40 @@ def alignment_problem(columns: Mapping[str, IdColumn]) -> str | None:
     seen: dict[tuple[str, Negatives], tuple[str, IdColumn]] = {}
     for name, source in columns.items():
         # Each feature reads by itself what is in files.
-        if source.negatives is None or not (source.negatives.count or source.negatives.ranks_all):
+        declared = source.negatives and source.negatives.draws
+        if declared is None or not (declared.count or declared.ranks_all):
             continue
         kind = replace(source, missing=None, outside="error")
-        other, first = seen.setdefault((source.column, source.negatives), (name, kind))
-        if kind != first:
+        other, first = seen.setdefault((source.column, declared), (name, replace(kind, negatives=declared)))
+        if replace(kind, negatives=declared) != first:
             return (
                 f"Found the same Negatives for features {other!r} and {name!r} of column {source.column!r}, in whose "
                 "tables a value has different rows. Expected one row, since rows are drawn. Give both the same mode, "
                 "salt and rows of the table, or declare other Negatives for one of them."
             )
     return None
+
+
+def chance_columns(columns: Mapping[str, IdColumn]) -> dict[Chance, dict[str, str]]:
+    """The features of which models get `ModelBatch.log_q`, and those of which they get `ModelBatch.log_frequency`, with
+    the column of a batch that has it.
+    """
+    return {
+        kind: {
+            name: chance_key(name, kind)
+            for name, one in columns.items()
+            if one.negatives is not None and kind in one.negatives.chances
+        }
+        for kind in get_args(Chance)
+    }
+
+
+def chance_shapes(
+    columns: Mapping[str, IdColumn], activation_shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, ColumnShape]:
+    """What a batch has of `chance_columns`: a number for each vector of the feature."""
+    found = chance_columns(columns).values()
+    return {key: ColumnShape(activation_shapes[name][:-1]) for by_feature in found for name, key in by_feature.items()}
 
 
 def num_parts(source: IdColumn, room: int) -> int:

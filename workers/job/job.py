@@ -19,7 +19,14 @@ from podembed.workers.control.callback import Callback
 from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import check_plain_fields
-from podembed.workers.job.candidates import SAMPLE, alignment_problem, candidates_problem, num_parts, room_problem
+from podembed.workers.job.candidates import (
+    SAMPLE,
+    alignment_problem,
+    candidates_problem,
+    chance_shapes,
+    num_parts,
+    room_problem,
+)
 from podembed.workers.job.errors import JobError
 from podembed.workers.job.feature_shapes import inner_shape
 from podembed.workers.job.quality import has_logits
@@ -229,7 +236,7 @@ class JobConfig:
         if self.candidates is None:
             return ()
         columns = self.resolved_data.id_columns
-        kinds = {name: (source.column, source.negatives) for name, source in columns.items()}
+        kinds = {name: (source.column, source.negatives and source.negatives.draws) for name, source in columns.items()}
         return tuple(name for name, kind in kinds.items() if kind == kinds[self.candidates])
 
     @property
@@ -299,6 +306,13 @@ class JobConfig:
         if self.tasks:
             return replace(data, labels=with_classes(self.tasks, data.label_columns))
         return replace(data, binary_labels=data.binary_labels or (self.loss is None and not self.has_own_loss))
+
+    @property
+    def column_shapes(self) -> dict[str, Any]:
+        """The `ColumnShape` of each named column of a batch: those of the data, and what models get to know of drawn
+        ids.
+        """
+        return self.data.column_shapes | chance_shapes(self.data.id_columns, self.activation_shapes)
 
     @property
     def tables(self) -> tuple[TableConfig, ...]:

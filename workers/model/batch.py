@@ -31,6 +31,12 @@ class ModelBatch:
       columns: extra columns by name, `[n, ...]`, as the data declares them; zeros on padding.
       lengths: by sequence feature or extra column of lists, int32 `[n]`, how many of its positions a sample has. The
         others are zeros. An id that its table drops leaves its position, as zeros, and counts.
+      log_q: by feature whose negatives declare it, float32 `[n, c]`: the logarithm of the probability with which a draw
+        for the sample gives each of its ids. It is that of the draws that are kept: none of the sample's own ids, and
+        none that `without_positives_of` leaves out. An id that cannot be drawn, such as the positive one, has what it
+        would have if it could be. 0 at positions without an id, and wherever nothing is trained.
+      log_frequency: by feature whose negatives declare it, float32 `[n, c]`: the logarithm of the share of each id
+        among those of the positive training samples. An id without any counts as one with one. 0 as in `log_q`.
       sequences: by sequence feature, the same without the room up to the maximum. What a model does with these costs
         as much as the sequences are long.
     """
@@ -43,6 +49,8 @@ class ModelBatch:
     lengths: Mapping[str, jax.Array] = field(default_factory=dict)
     columns: Mapping[str, jax.Array] = field(default_factory=dict)
     sequences: Mapping[str, Jagged] = field(default_factory=dict)
+    log_q: Mapping[str, jax.Array] = field(default_factory=dict)
+    log_frequency: Mapping[str, jax.Array] = field(default_factory=dict)
 
     @property
     def label(self) -> jax.Array:

@@ -34,6 +34,7 @@ class ModelSpec:
       negatives: the features whose column has `Negatives(k, only=True)`, with k. A sample has k of their positions for
         each id of the column.
       sequences: the features whose samples differ in length, with the most that a sample has.
+      log_q, log_frequency: the features of which a batch has these.
     """
 
     num_dense: int
@@ -44,6 +45,8 @@ class ModelSpec:
     sequences: Mapping[str, int] = field(default_factory=dict)
     columns: Mapping[str, ColumnShape] = field(default_factory=dict)
     negatives: Mapping[str, int] = field(default_factory=dict)
+    log_q: tuple[str, ...] = ()
+    log_frequency: tuple[str, ...] = ()
 
     @property
     def widths(self) -> dict[str, int]:
@@ -60,6 +63,7 @@ class ModelSpec:
 
         shapes = self.activation_shapes.items()
         labels = self.labels or ((self.label,) if self.label else ())
+        rooms = {name: jnp.zeros((num_samples, *self.activation_shapes[name][:-1])) for name in self.activation_shapes}
         lengths = {name: jnp.full(num_samples, most, jnp.int32) for name, most in self.sequences.items()}
         return ModelBatch(
             dense=jnp.zeros((num_samples, self.num_dense)),
@@ -74,6 +78,8 @@ class ModelSpec:
                 for name, column in lengths.items()
                 if name in self.activation_shapes
             },
+            log_q={name: rooms[name] for name in self.log_q},
+            log_frequency={name: rooms[name] for name in self.log_frequency},
         )
 
 

@@ -50,9 +50,11 @@ def sampled_softmax(scores: jax.Array, *, log_q: jax.Array | None = None) -> jax
 
     Args:
       scores: `[n, 1 + k]`.
-      log_q: `[n, 1 + k]` or `[1 + k]`, the logarithm of how likely each is drawn. It is taken off the scores, so that
-        the loss is about that of a softmax over all items. Source: Bengio and Senécal, Adaptive importance sampling to
-        accelerate training of a neural probabilistic language model, 2008.
+      log_q: `[n, 1 + k]` or `[1 + k]`, the logarithm of how likely each is drawn, such as `batch.log_q["item"]`. It is
+        taken off the scores, so that they learn the logarithm of how likely an item is, and not of how much more
+        likely than it is drawn. Source: Bengio and Senécal, Adaptive importance sampling to accelerate training of a
+        neural probabilistic language model, 2008. The other source is Jean et al., On using very large target
+        vocabulary for neural machine translation, 2014.
     """
     logits = scores if log_q is None else scores - log_q
     return jax.nn.logsumexp(logits, axis=1) - logits[:, 0]
@@ -75,8 +77,8 @@ def in_batch_softmax(
 
     Args:
       user, item: `[n, width]`, the vectors of each sample.
-      log_q: `[n]`, the logarithm of how likely the item of a sample is in a batch, such as that of its share of the
-        training samples. It is taken off the scores of that item.
+      log_q: `[n]`, the logarithm of how likely the item of a sample is in a batch, such as
+        `batch.log_frequency["item"][:, 0]`. It is taken off the scores of that item.
       ids: integers `[n]`, of the items. The item of a sample then is no negative where another sample has it too.
       temperature: by which scores are divided.
     """

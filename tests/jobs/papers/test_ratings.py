@@ -48,9 +48,6 @@ def test_each_form_of_movielens_gives_the_same_samples_with_the_last_rating_held
         assert rows(one, "eval") == [(0, 0, 1.0), (1, 2, 5.0)]
         assert rows(one, "train") == [(0, 2, 4.5), (1, 0, 3.0), (1, 1, 4.0), (2, 1, 2.5)]
         assert one.mean_rating == pytest.approx((4.5 + 3 + 4 + 2.5) / 4)
-        table = pq.read_table(one.folder / "train-00000.parquet")
-        share = dict(zip(table["item"].to_pylist(), np.exp(table["log_popularity"].to_pylist()), strict=True))
-        assert share == pytest.approx({0: 1 / 4, 1: 2 / 4, 2: 1 / 4})
 
 
 def test_a_history_has_the_other_training_items_of_the_user(tmp_path: Path) -> None:

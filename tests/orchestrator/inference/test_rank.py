@@ -27,6 +27,8 @@ from podembed.orchestrator.inference.recommend import recommend
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.data.columns import IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
+from podembed.workers.input.index import build_index
+from podembed.workers.input.sources import job_plan, open_reader
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.workers.job.ranking import RecallAt
@@ -109,9 +111,11 @@ class Listener(SilentReporter):
         self.events.append(event)
 
 
-def trained(job: JobConfig, folder: Path, reporter: SilentReporter | None = None) -> Result:
+def trained(
+    job: JobConfig, folder: Path, reporter: SilentReporter | None = None, max_steps: int | None = None
+) -> Result:
     in_process = ScalingConfig(in_process=True, threads_per_host=1)
-    config = RunConfig(storage_path=str(folder), name="run")
+    config = RunConfig(storage_path=str(folder), name="run", max_steps=max_steps)
     reporter = reporter or SilentReporter()
     return Trainer(job, scaling_config=in_process, run_config=config, reporter=reporter).fit()
 
@@ -247,6 +251,45 @@ def test_a_positive_outside_of_the_table_is_ranked_as_its_row_and_counted(
             assert rank_all(result.path, job=job, at=(5,)).evaluation.values == pytest.approx(expected)
         altered = [event for event in listener.events if isinstance(event, IdsAltered)]
         assert {event.table: event.count for event in altered} == {"items": 3, "biases": 3}
+
+
+@dataclass(frozen=True)
+class Chances(Factors):
+    """The loss is what a model gets to know of its ids; the scores take it off, which only training feels."""
+
+    def apply(self, params: Any, batch: Any, context: Any) -> Any:
+        return super().apply(params, batch, context) - batch.log_q["item"]
+
+    def loss(self, outputs: Any, batch: Any, context: Any) -> Any:
+        return batch.log_q["item"].sum(axis=1) + 10 * batch.log_frequency["item"][:, 0]
+
+
+def test_a_run_gives_its_model_the_chances_of_drawn_ids_and_nothing_else_does(folder: Path, tmp_path: Path) -> None:
+    """The loss of a step is that of its batch as it is read, also of a run that goes on."""
+    declared = Negatives(4, by="popularity", without_positives_of="user", evaluation=9, log_q=True, log_frequency=True)
+    job = job_of(folder, is_ranked=True)
+    # A bias of the same ids need not ask for them.
+    columns = {
+        "item": IdColumn("item", negatives=declared),
+        "bias": IdColumn("item", negatives=replace(declared, log_q=False, log_frequency=False)),
+    }
+    job = replace(job, model=Chances(is_ranked=True), data=replace(job.data, features=columns), num_epochs=2)
+    trained(job, tmp_path, max_steps=5)
+    result = trained(job, tmp_path)
+    index = build_index(job.resolved_data)
+    rooms = {name: shape[:-1] for name, shape in job.activation_shapes.items()}
+    reader = open_reader(job.resolved_data, index, job_plan(job, index), range(job.num_lanes), rooms=rooms)
+    assert sorted(result.losses) == [*range(5, result.step)]
+    for step, loss in result.losses.items():
+        batch = reader.read(step)
+        values = batch.columns["item/log_q"].sum(axis=1) + 10 * batch.columns["item/log_frequency"][:, 0]
+        assert loss == pytest.approx(np.average(values, weights=batch.weights), rel=1e-5)
+    found, rows = result.evaluations[-1], rows_of(folder, "eval")
+    assert evaluate(result.path, job=job).evaluation == found
+    scores = scores_of(result, rows)
+    ranked = rank_all(result.path, job=job, at=(5,), items=[str(folder / "eval.parquet")]).evaluation.values
+    held_out = {row["item"] for row in rows}
+    assert ranked == pytest.approx(figures(scores, rows, [held_out & kept for kept in unseen(folder)], 5))
 
 
 def test_what_cannot_be_ranked_is_named(folder: Path, ranked: Result, tmp_path: Path) -> None:

@@ -46,6 +46,24 @@ def test_a_step_over_devices_has_the_numbers_of_one_process_in_plain_jax(small_d
             np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-7)
 
 
+def test_corrected_softmaxes_over_devices_have_the_numbers_of_one_process_in_plain_jax() -> None:
+    """`batch.log_q` and `batch.log_frequency` come to the losses of the samples that they belong to."""
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.workers.device.corrected_losses_process"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    results = json.loads(found.stdout)
+    assert len(results["shares"]) == 4
+    for one in results["shares"]:
+        np.testing.assert_allclose(one["loss"], results["plain"]["loss"], rtol=1e-6)
+        for values, expected in zip(one["arrays"], results["plain"]["arrays"], strict=True):
+            np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_positions_follow_the_lanes_and_padding_comes_behind_them() -> None:
     shares = Shares(num_samples=4, real=(4, 2, 3))
     assert shares.batch_size == 9
