@@ -133,6 +133,8 @@ def _evaluate(command: Evaluate) -> int:
         print(f"{NO_FIGURE}; --rank-all FEATURE ranks items of any job")
     for name, value in evaluation.values.items():
         print(f"{name.ljust(width)}  {value:.8f}")
+    for name, why in evaluation.missing.items():
+        print(f"no {name}: {why}", file=sys.stderr)
     for row in found.bad_rows:
         print(f"left out: {row}", file=sys.stderr)
     return 0

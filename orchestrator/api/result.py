@@ -21,6 +21,7 @@ class Evaluation:
         something else.
       metrics: name to value of the job's own metrics.
       loss: mean of the job's loss, weighted by the samples' weights.
+      missing: name of a figure that has no meaning on these samples, to a sentence that says why.
     """
 
     step: int
@@ -29,6 +30,7 @@ class Evaluation:
     num_samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     loss: float = math.nan
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -49,6 +51,14 @@ class Evaluation:
         """All that has a meaning, by the names that `CheckpointConfig.metric` takes."""
         values = {"auc": self.auc, "log_loss": self.log_loss, "loss": self.loss}
         return {**{name: value for name, value in values.items() if not math.isnan(value)}, **self.metrics}
+
+    @property
+    def reasons(self) -> str:
+        """Which figures are missing and why, to be written behind a sentence; empty if none is."""
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.missing.items():
+            by_reason.setdefault(why, []).append(name)
+        return "".join(f". No {', '.join(names)}: {why.rstrip('.')}" for why, names in by_reason.items())
 
     @property
     def comparable(self) -> dict[str, float]:

@@ -1,64 +1,109 @@
 """From the scored samples of all hosts to the figures of an evaluation. Numbers only: no Ray, no clock.
 
 AUC and log loss are for labels 0 and 1. Other labels, or one of the two alone, are no fault of the run: what has no
-meaning is left out.
+meaning is left out. So is a metric of the job, with the reason.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
-from podembed.orchestrator.api.policy_checks import with_metric
+from podembed.orchestrator.api.policy_checks import early_stop_of, with_metric
 from podembed.orchestrator.api.result import Evaluation
 from podembed.workers.host.spec import ScoredSamples
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.quality import Scores, are_binary, weighted_mean
+from podembed.workers.job.quality import FaultyScores, QualityError, Scores, are_binary, weighted_mean
 from podembed.workers.job.ranking import Metric
 from podembed.workers.job.tasks import predicted, scores_by_task
 
 
 def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) -> Evaluation:
-    """The figures of all samples.
+    """The figures of all samples. One that has no meaning on them is left out, with the reason.
 
     Raises:
-      QualityError: there is no weight at all, a score is NaN, or a metric of the job is not defined for these samples.
+      FaultyScores: a score is NaN, or of a kind that a metric cannot judge.
     """
     if job.tasks:
         return _evaluation_of_tasks(job, parts, step=step)
     scores = Scores.concatenate([_labelled(part) for part in parts])
     if job.ranks_all:
         return ranking_of(scores, job.metrics, step=step)
-    loss = weighted_mean(np.concatenate([part.losses for part in parts]), scores.weights)
+    found = _Figures()
+    found.take("loss", lambda: _mean_loss(parts, scores.weights))
     is_binary = are_binary(scores.labels, scores.weights)
-    has_both = is_binary and len(np.unique(scores.labels[scores.weights > 0])) == 2
+    if is_binary and len(np.unique(scores.labels[scores.weights > 0])) == 2:
+        found.take("auc", scores.auc)
+    if is_binary and job.has_logits:
+        found.take("log_loss", scores.log_loss)
+    own = _Figures.of(job.metrics, scores)
     return Evaluation(
         step=step,
-        auc=scores.auc() if has_both else math.nan,
-        log_loss=scores.log_loss() if is_binary and job.has_logits else math.nan,
+        auc=found.values.get("auc", math.nan),
+        log_loss=found.values.get("log_loss", math.nan),
         num_samples=len(scores.labels),
-        metrics={metric.name: metric.of(scores) for metric in job.metrics},
-        loss=math.nan if job.has_own_loss else loss,
+        metrics=own.values,
+        loss=math.nan if job.has_own_loss else found.values.get("loss", math.nan),
+        missing={name: why for name, why in found.missing.items() if name != "loss" or not job.has_own_loss}
+        | own.missing,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """Figures by name, and why others are missing. Mutated by `take`."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(metrics: Iterable[Metric], scores: Scores) -> _Figures:
+        found = _Figures()
+        for metric in metrics:
+            found.take(metric.name, partial(metric.of, scores))
+        return found
+
+    def take(self, name: str, figure: Callable[[], float]) -> None:
+        """Raises:
+        FaultyScores: it is not for want of a meaning that there is no figure.
+        """
+        try:
+            self.values[name] = figure()
+        except FaultyScores:
+            raise
+        except QualityError as error:
+            self.missing[name] = str(error)
+
+
+def _mean_loss(parts: Sequence[ScoredSamples], weights: np.ndarray) -> float:
+    return weighted_mean(np.concatenate([part.losses for part in parts]), weights)
 
 
 def ranking_of(scores: Scores, metrics: Sequence[Metric], *, step: int) -> Evaluation:
     """The figures of a full ranking. It has no loss and no AUC, which would need all scores at once.
 
     Raises:
-      QualityError: as `evaluation_of`.
+      FaultyScores: as `evaluation_of`.
     """
-    figures = {metric.name: metric.of(scores) for metric in metrics}
-    return Evaluation(step=step, auc=math.nan, log_loss=math.nan, num_samples=len(scores.labels), metrics=figures)
+    found = _Figures.of(metrics, scores)
+    return Evaluation(
+        step=step,
+        auc=math.nan,
+        log_loss=math.nan,
+        num_samples=len(scores.labels),
+        metrics=found.values,
+        missing=found.missing,
+    )
 
 
 def _evaluation_of_tasks(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) -> Evaluation:
     """Figures of each task, by names such as `click/auc`. A task without any labelled sample has none."""
     weights = np.concatenate([part.weights for part in parts])
-    loss = weighted_mean(np.concatenate([part.losses for part in parts]), weights)
     by_host = [
         scores_by_task(job.tasks, part.scores, part.labels, part.weights, part.groups)
         for part in parts
@@ -66,19 +111,28 @@ def _evaluation_of_tasks(job: JobConfig, parts: Sequence[ScoredSamples], *, step
     ]
     by_task = {task.label: Scores.concatenate([found[task.label] for found in by_host]) for task in job.tasks}
     figures: dict[str, float] = {}
+    missing: dict[str, str] = {}
     for task in job.tasks:
-        figures |= task.figures(by_task[task.label])
         seen = predicted(task, by_task[task.label])
         of_task = [metric for metric in job.metrics if getattr(metric, "task", None) == task.label]
-        if (seen.weights > 0).any():
-            figures |= {metric.name: metric.of(seen) for metric in of_task}
+        if not (seen.weights > 0).any():
+            names = [*task.figure_names, *(metric.name for metric in of_task)]
+            missing |= dict.fromkeys(names, f"Found no sample that has the label {task.label!r}. Expected some.")
+            continue
+        found = _Figures.of(of_task, seen)
+        figures |= task.figures(by_task[task.label]) | found.values
+        missing |= found.missing
+    found = _Figures()
+    found.take("loss", lambda: _mean_loss(parts, weights))
+    has_loss = not job.has_own_loss
     return Evaluation(
         step=step,
         auc=math.nan,
         log_loss=math.nan,
         num_samples=len(weights),
         metrics=figures,
-        loss=math.nan if job.has_own_loss else loss,
+        loss=found.values.get("loss", math.nan) if has_loss else math.nan,
+        missing=missing | (found.missing if has_loss else {}),
     )
 
 
@@ -89,21 +143,27 @@ def _labelled(part: ScoredSamples) -> Scores:
 
 
 def require_metric(job: JobConfig, config: CheckpointConfig, evaluation: Evaluation) -> None:
-    """Refuses to go on where the best commits hang on a metric that evaluations do not have: none would ever be the
-    best.
+    """Refuses to go on where the best commits, or the end of training, hang on a figure that an evaluation does not
+    have: no commit would ever be the best, or training would end because of the data.
 
     Raises:
-      ConfigurationError: with the metrics that are there.
+      ConfigurationError: with the reason, and the figures that are there.
     """
-    metric = with_metric(job, config).metric
-    if config.uses_metric and metric not in evaluation.values:
+    best, stop = with_metric(job, config).metric, early_stop_of(job, config)
+    asked = [(best, "which commits are best")] if config.uses_metric else []
+    asked += [(stop.metric, "when training ends")] if stop.policy is not None else []
+    for metric, what in asked:
+        if metric is None or metric in evaluation.values:
+            continue
         reason = (
-            "AUC needs labels 0 and 1, and some of both, in the evaluation data"
+            "AUC needs labels 0 and 1, and some of both, in the evaluation data."
             if metric == "auc"
-            else "It needs labels 0 and 1"
+            else "It needs labels 0 and 1."
         )
+        reason = evaluation.missing.get(metric, reason)
         raise ConfigurationError(
-            f"Found no {metric} in the evaluation after step {evaluation.step}, and it decides which commits are best. "
-            f"{reason}. Expected one of "
-            f"{', '.join(evaluation.values)}. Choose one of them (--metric, CheckpointConfig.metric)."
+            f"Found no {metric} in the evaluation after step {evaluation.step}, and it decides {what}. "
+            f"{reason} Expected one of "
+            f"{', '.join(evaluation.values) or 'the figures that other data has'}. Choose one of them (--metric, "
+            "CheckpointConfig.metric, EarlyStopping.metric), or evaluate on other data."
         )

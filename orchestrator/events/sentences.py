@@ -164,11 +164,11 @@ def _(event: progress.IdsAltered) -> str:
 
 @sentence.register
 def _(event: progress.Evaluated) -> str:
-    evaluation = event.evaluation
+    made = event.evaluation
     best = "" if event.best_auc is None else f"  (best reachable {event.best_auc:.4f})"
-    losses = "  ".join(f"{name} {value:.4f}" for name, value in evaluation.losses.items())
-    shown = "  ".join(filter(None, ["  ".join(figures(evaluation, event.baseline)) + best, losses]))
-    return f"step {evaluation.step:>6}  evaluation: {shown or NO_FIGURE}  on {evaluation.num_samples:,} samples"
+    losses = "  ".join(f"{name} {value:.4f}" for name, value in made.losses.items())
+    shown = "  ".join(filter(None, ["  ".join(figures(made, event.baseline)) + best, losses]))
+    return f"step {made.step:>6}  evaluation: {shown or NO_FIGURE}  on {made.num_samples:,} samples{made.reasons}"
 
 
 def figures(evaluation: Evaluation, baseline: Baseline | None) -> list[str]:

@@ -69,15 +69,18 @@ class NegativeSampler:
         self._known, self._room = known, room
         self._chances = Chances(source, known) if room and declared.chances else None
         self._candidates = np.zeros(0, np.int64)
-        self._thresholds, self._aliases = np.zeros(0), np.zeros(0, np.int64)
+        self._thresholds, self._aliases, self._weights = np.zeros(0), np.zeros(0, np.int64), np.zeros(0)
         if declared.by == "popularity" and known is not None:
             self._candidates = np.flatnonzero(known.counts)
             weights = known.counts[self._candidates] ** float(declared.alpha)
             self._thresholds, self._aliases = np.empty(len(weights)), np.empty(len(weights), np.int64)
             make_aliases(weights, self._thresholds, self._aliases)
+            # Training draws by the tables alone.
+            self._weights = weights if is_evaluation else self._weights
 
     def extend(self, rows: Batch, *, epoch: int = 0) -> Ragged:
-        """The ids of the feature, each followed by its negatives.
+        """The ids of the feature, each followed by its negatives. In an evaluation the only id of a sample has fewer if
+        no more may be drawn.
 
         Raises:
           InputError: a sample with ids has none or several of the owner.
@@ -88,7 +91,7 @@ class NegativeSampler:
         if self.negatives.without_positives_of is not None and self._known is not None:
             (begins, ends), known_ids = self._known.spans(owners), self._known.ids
         width = self._count + (not self.negatives.only)
-        out = np.empty(ids.num_ids * width, np.int64)
+        out, sizes = np.empty(ids.num_ids * width, np.int64), np.empty(ids.num_samples, np.int64)
         draw_negatives(
             ids.values,
             self._source.rows_of(ids.values),
@@ -100,6 +103,7 @@ class NegativeSampler:
             self._candidates,
             self._thresholds,
             self._aliases,
+            self._weights,
             self._first_row,
             self._num_rows,
             self._count,
@@ -107,8 +111,12 @@ class NegativeSampler:
             self._is_evaluation,
             np.uint64(combine(self._seed, epoch)),
             out,
+            sizes,
         )
-        return Ragged(out, ids.row_splits * width)
+        if not self._is_evaluation:
+            return Ragged(out, ids.row_splits * width)
+        splits = np.concatenate([[0], np.cumsum(sizes)])
+        return Ragged(out[: splits[-1]], splits)
 
     def chances(self, rows: Batch, ids: Ragged) -> dict[str, np.ndarray]:
         """The named columns that models get of the ids, float32 `[n, *room]`.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FuturesTimeoutError
 from dataclasses import asdict, dataclass
@@ -151,12 +151,13 @@ def build_index(
     return index
 
 
-def check_alike(files: Sequence[InputFile]) -> None:
+def check_alike(files: Sequence[InputFile], *, lists_apart: Collection[str] = ()) -> None:
     """Compares what the columns of files hold. Numbers and text of one meaning become other rows of a table, and so do
     lists and no lists.
 
     Args:
       files: of one data set, or of training and evaluation together.
+      lists_apart: columns that may have lists in some files and single ids in others.
 
     Raises:
       InputError: a column is of another kind in another file.
@@ -165,6 +166,8 @@ def check_alike(files: Sequence[InputFile]) -> None:
     for column in dict.fromkeys(column for _, kinds in found for column in kinds):
         # Of dense columns only times are noted.
         kinds = [kinds.get(column, "numbers") for _, kinds in found]
+        if column in lists_apart:
+            kinds = [kind.removeprefix("lists of ") for kind in kinds]
         other = next((at for at, kind in enumerate(kinds) if kind != kinds[0]), None)
         if other is not None:
             raise InputError(

@@ -71,6 +71,54 @@ def _is_among(ids, start, stop, wanted):
     return start < end and ids[start] == wanted
 
 
+@numba.njit(nogil=True, cache=True, inline="always")
+def _drawn(word, candidates, thresholds, aliases, first_row, num_rows):
+    """An id by a random number: of the candidates by their tables, or evenly of the rows."""
+    if len(candidates) == 0:
+        return first_row + np.int64(word % np.uint64(num_rows))
+    slot = np.int64(word % np.uint64(len(candidates)))
+    if np.float64(finalize(word) >> _11) * _SCALE >= thresholds[slot]:
+        slot = aliases[slot]
+    return candidates[slot]
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _has(ids, start, stop, wanted):
+    """Whether ids have this one. Beyond a few they rise, unless `stop` is negative, which stands for its opposite."""
+    if stop > start + _FEW:
+        return _is_among(ids, start, stop, wanted)
+    found = False
+    for at in range(start, abs(stop)):
+        found |= ids[at] == wanted
+    return found
+
+
+@numba.njit(nogil=True, cache=True)
+def _left(taken, known_begin, known_end, known_ids, candidates, weights, first_row, num_rows):
+    """The ids that may be drawn and are neither taken nor known, and their weights."""
+    size = len(candidates) if len(candidates) else num_rows
+    ids, found, count = np.empty(size, np.int64), np.empty(size, np.float64), 0
+    for slot in range(size):
+        id_ = candidates[slot] if len(candidates) else first_row + slot
+        if not _is_among(taken, 0, len(taken), id_) and not _is_among(known_ids, known_begin, known_end, id_):
+            ids[count], found[count] = id_, weights[slot] if len(weights) else 1.0
+            count += 1
+    return ids[:count], found[:count]
+
+
+@numba.njit(nogil=True, cache=True)
+def _chosen(weights, word):
+    """A place by its weight; -1 if all weights are 0."""
+    wanted, last = np.float64(word >> _11) * _SCALE * weights.sum(), -1
+    for at in range(len(weights)):
+        if weights[at] > 0.0:
+            last = at
+            wanted -= weights[at]
+            if wanted < 0.0:
+                break
+    return last
+
+
 @numba.njit(nogil=True, cache=True)
 def draw_negatives(
     values: np.ndarray,
@@ -83,6 +131,7 @@ def draw_negatives(
     candidates: np.ndarray,
     thresholds: np.ndarray,
     aliases: np.ndarray,
+    weights: np.ndarray,
     first_row: int,
     num_rows: int,
     count: int,
@@ -90,63 +139,67 @@ def draw_negatives(
     is_distinct: bool,
     offset: np.uint64,
     out: np.ndarray,
+    sizes: np.ndarray,
 ) -> None:
     """Writes for each id itself, if it is kept, and its negatives.
+
+    Distinct negatives that are hard to find by chance are drawn from a list of those that are left. If none is, the
+    only id of a sample has fewer of them. An id of a list has some twice, since what follows it has its place.
 
     Args:
       values, splits: int64, the ids of the samples.
       rows: int64, the row of each id, which is not drawn; -1 of one without any.
       sample_ids: int64 `[samples]`.
-      known_begins, known_ends: int64 `[samples]`, where in `known_ids` those that the sample knows begin and end.
-      known_ids: rising from each begin to its end; they are not drawn.
+      known_begins, known_ends, known_ids: as of `mark_others`; they are not drawn.
       candidates: int64 `[n]`, what slot i of `thresholds` and `aliases` stands for. Empty to draw evenly.
+      weights: float64 `[n]`, theirs; empty as they are.
       first_row, num_rows: rows of the table from which is drawn evenly.
       count: negatives of each id.
-      is_distinct: whether the negatives of one id are all different.
+      is_distinct: whether those of one id differ.
       offset: of the feature, the seed and the epoch.
-      out: int64, receives everything.
+      out, sizes: int64, receive everything, and by sample how much it is.
     """
     at = 0
     for sample in range(len(sample_ids)):
         begin, end = splits[sample], splits[sample + 1]
         key = mix_word(np.uint64(sample_ids[sample]), offset)
         known_begin, known_end = known_begins[sample], known_ends[sample]
+        start = at
         own = np.sort(rows[begin:end]) if end - begin > _FEW else rows[begin:end]
         for i in range(begin, end):
             if keeps:
                 out[at] = values[i]
                 at += 1
             first = at
+            is_listed = False
+            left, left_weights = np.empty(0, np.int64), np.empty(0, np.float64)
             for draw in range(count):
                 number = np.uint64((i - begin) * count + draw) * _TRIES
-                drawn = np.int64(0)
-                for trial in range(MAX_TRIES):
+                drawn, is_found = np.int64(0), False
+                for trial in range(0 if is_listed else MAX_TRIES):
                     word = mix_word(number + np.uint64(trial), key)
-                    if len(candidates):
-                        slot = np.int64(word % np.uint64(len(candidates)))
-                        chance = np.float64(finalize(word) >> _11) * _SCALE
-                        if chance >= thresholds[slot]:
-                            slot = aliases[slot]
-                        drawn = candidates[slot]
-                    else:
-                        drawn = first_row + np.int64(word % np.uint64(num_rows))
-                    is_free = True
-                    if len(own) > _FEW:
-                        is_free = not _is_among(own, 0, len(own), drawn)
-                    else:
-                        for other in own:
-                            if other == drawn:
-                                is_free = False
-                                break
-                    if is_free and is_distinct:
-                        for other in range(first, at):
-                            if out[other] == drawn:
-                                is_free = False
-                                break
-                    if is_free and not _is_among(known_ids, known_begin, known_end, drawn):
+                    drawn = _drawn(word, candidates, thresholds, aliases, first_row, num_rows)
+                    is_taken = _has(own, 0, len(own), drawn) or (is_distinct and _has(out, first, -at, drawn))
+                    if not is_taken and not _is_among(known_ids, known_begin, known_end, drawn):
+                        is_found = True
                         break
+                if is_distinct and not is_found:
+                    if not is_listed:
+                        taken = np.sort(np.concatenate((own, out[first:at])))
+                        left, left_weights = _left(
+                            taken, known_begin, known_end, known_ids, candidates, weights, first_row, num_rows
+                        )
+                        is_listed = True
+                    chosen = _chosen(left_weights, mix_word(number, key))
+                    if chosen < 0 and end - begin == 1:
+                        break
+                    if chosen >= 0:
+                        drawn, left_weights[chosen] = left[chosen], 0.0
+                    else:
+                        drawn = out[first + draw % max(1, at - first)] if at > first else values[i]
                 out[at] = drawn
                 at += 1
+        sizes[sample] = at - start
 
 
 @numba.njit(nogil=True, cache=True)

@@ -123,5 +123,10 @@ def indexes_of(job: JobConfig) -> tuple[InputIndex, InputIndex | None]:
     data = job.resolved_data
     train, evaluation = build_index(data), build_index(data.for_evaluation()) if data.eval_paths else None
     if evaluation is not None:
-        check_alike((*train.files, *evaluation.files))
+        # Candidates that are given are lists, beside one positive id in each row of training.
+        by_column: dict[str, list[bool]] = {}
+        for source in data.id_columns.values():
+            by_column.setdefault(source.column, []).append(bool(source.negatives and source.negatives.given))
+        lists_apart = [column for column, are_given in by_column.items() if all(are_given)]
+        check_alike((*train.files, *evaluation.files), lists_apart=lists_apart)
     return train, evaluation

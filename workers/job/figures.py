@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from podembed.workers.job.quality import QualityError, Scores, named, weighted_mean
+from podembed.workers.job.quality import FaultyScores, QualityError, Scores, named, weighted_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _numbers(scores: Scores) -> tuple[np.ndarray, np.ndarray]:
     logits, weights = np.asarray(scores.logits, np.float64), np.asarray(scores.weights, np.float64)
     num_nan = int(np.isnan(logits[weights > 0]).sum())
     if num_nan:
-        raise QualityError(
+        raise FaultyScores(
             f"Found {num_nan} NaN among {len(logits)} scores. Expected numbers. Look for a diverged loss before this."
         )
     return logits, weights
@@ -151,7 +151,7 @@ def _binary(scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _require_one(logits: np.ndarray) -> None:
     if logits.ndim > 1:
-        raise QualityError(
+        raise FaultyScores(
             f"Found {logits.shape[1]} scores a sample. Expected one, as of binary, regression and ordinal tasks. Of "
             "classes there is Accuracy."
         )

@@ -23,6 +23,10 @@ class QualityError(ValueError):
     """The figure is not defined for these rows."""
 
 
+class FaultyScores(QualityError):
+    """The scores are no numbers, or too many, whatever the rows are. This ends a run."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """What an evaluation yields, one entry a row; rows of weight 0 count for nothing.
@@ -160,7 +164,7 @@ def _checked(
         weights[counts],
     )
     if np.isnan(scores).any():
-        raise QualityError(
+        raise FaultyScores(
             f"Found {int(np.isnan(scores).sum())} NaN among {len(scores)} scores. Expected numbers. Look for a "
             "diverged loss before this."
         )

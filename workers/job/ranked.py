@@ -16,7 +16,7 @@ import numpy as np
 
 from podembed.workers.declared_types import check_plain_fields
 from podembed.workers.job.candidates import SAMPLE, Ranks
-from podembed.workers.job.quality import QualityError, Scores, named
+from podembed.workers.job.quality import FaultyScores, QualityError, Scores, named
 from podembed.workers.job.ranking import counted_ranks
 
 
@@ -44,7 +44,7 @@ class _Ties:
         values, labels = scores.logits[counts], scores.labels[counts]
         groups = scores.groups[group_by][counts]
         if np.isnan(values).any():
-            raise QualityError("Found a NaN among the scores. Expected numbers. Look for a diverged loss before this.")
+            raise FaultyScores("Found a NaN among the scores. Expected numbers. Look for a diverged loss before this.")
         odd = labels[(labels != 0) & (labels != 1)]
         if len(odd):
             raise QualityError(f"Found label {odd[0]:g}. Expected 0 or 1. Ranking figures are for binary labels.")

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from podembed.workers.job.candidates import SAMPLE, Ranks
-from podembed.workers.job.quality import QualityError, Scores, named
+from podembed.workers.job.quality import FaultyScores, QualityError, Scores, named
 
 
 class Metric(Protocol):
@@ -40,7 +40,7 @@ class Metric(Protocol):
         """The figure, from all evaluation samples.
 
         Raises:
-          QualityError: it is not defined for these.
+          QualityError: it is not defined for these. An evaluation then says so, and goes without it.
         """
         ...
 
@@ -95,7 +95,7 @@ def counted_ranks(scores: Scores, ranks: Ranks) -> Ranks:
     """
     counts = (scores.weights > 0) & (scores.labels > 0)
     if np.isnan(scores.logits[counts]).any():
-        raise QualityError("Found a NaN among the scores. Expected numbers. Look for a diverged loss before this.")
+        raise FaultyScores("Found a NaN among the scores. Expected numbers. Look for a diverged loss before this.")
     if not counts.any():
         raise QualityError("Found no sample of label 1. Expected some to rank. Evaluate on samples whose label is 1.")
     return ranks.of(counts)
@@ -113,7 +113,7 @@ def recall_at(k: int, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray
       QualityError: no sample has label 1, or a score is NaN.
     """
     if np.isnan(scores).any():
-        raise QualityError("Found a NaN among the scores. Expected numbers. Look for a diverged loss before this.")
+        raise FaultyScores("Found a NaN among the scores. Expected numbers. Look for a diverged loss before this.")
     order = np.lexsort((-scores, groups))
     scores, labels, groups = scores[order], labels[order].astype(np.float64), groups[order]
     if not labels.any():

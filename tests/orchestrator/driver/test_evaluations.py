@@ -23,11 +23,14 @@ from podembed.orchestrator.driver.evaluations import evaluation_of, require_metr
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.policy_record import read_policies
 from podembed.orchestrator.trainer import Trainer
+from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.files import locate
 from podembed.workers.host.spec import ScoredSamples
 from podembed.workers.host.windows import sample_losses
+from podembed.workers.job.figures import NormalizedEntropy
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import QualityError, Scores
+from podembed.workers.job.ranked import GroupedAUC, HitRateAt
 from podembed.workers.job.ranking import LogLoss
 from podembed.workers.storage.store import Store
 from tests.small_job import small_job
@@ -137,6 +140,30 @@ def test_best_commits_by_an_area_that_is_not_there_end_the_run_with_the_others(j
         require_metric(job, CheckpointConfig(keep_best=1, metric="auc"), found)
     require_metric(job, CheckpointConfig(keep_best=1), found)
     require_metric(job, CheckpointConfig(), found)
+
+
+def test_a_figure_without_a_meaning_is_missing_with_the_reason(job: JobConfig) -> None:
+    grouped = replace(
+        job, metrics=(GroupedAUC(group_by="a"), HitRateAt(1, group_by="a"), NormalizedEntropy(), MeanError())
+    )
+    parts = scored(grouped, [2.0, -1.0, 0.5], [1, 0, 1])
+    parts = [replace(part, groups={"a": np.arange(len(part.scores)) + 10 * at}) for at, part in enumerate(parts)]
+    found = evaluation_of(grouped, parts, step=7)
+    assert list(found.missing) == ["gauc"]
+    assert "no group with samples of both labels" in found.missing["gauc"]
+    assert list(found.values) == ["auc", "log_loss", "loss", "hit_rate@1", "normalized_entropy", "mae"]
+    with pytest.raises(ConfigurationError, match=r"no gauc in.*which commits are best. Found no group with samples"):
+        require_metric(grouped, CheckpointConfig(keep_best=1, metric="gauc"), found)
+    require_metric(grouped, CheckpointConfig(keep_best=1, metric="hit_rate@1"), found)
+    stops = replace(grouped, early_stopping=EarlyStopping(patience=2, metric="gauc"))
+    with pytest.raises(ConfigurationError, match=r"no gauc in.*when training ends. Found no group with samples"):
+        require_metric(stops, CheckpointConfig(), found)
+    require_metric(replace(stops, early_stopping=EarlyStopping(patience=2)), CheckpointConfig(), found)
+    nobody = [replace(part, weights=np.zeros_like(part.weights)) for part in parts]
+    assert {*evaluation_of(grouped, nobody, step=7).missing} >= {"loss", "log_loss", "gauc", "hit_rate@1"}
+    parts[0].scores[0] = np.nan
+    with pytest.raises(QualityError, match="NaN"):
+        evaluation_of(replace(grouped, loss=squared), parts, step=7)
 
 
 def train(job: JobConfig, folder: Path, config: CheckpointConfig) -> Result:

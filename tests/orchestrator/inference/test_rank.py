@@ -16,19 +16,21 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.ids import rows_of as ids_in
-from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.event import Event
-from podembed.orchestrator.events.progress import IdsAltered
+from podembed.orchestrator.events.progress import Evaluated, IdsAltered
 from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.inference.evaluate import evaluate
 from podembed.orchestrator.inference.rank import rank_all
 from podembed.orchestrator.inference.recommend import recommend
 from podembed.orchestrator.trainer import Trainer
+from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.columns import IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.input.index import build_index
-from podembed.workers.input.sources import job_plan, open_reader
+from podembed.workers.input.sources import job_plan, open_evaluation, open_reader
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.workers.job.ranking import RecallAt
@@ -215,6 +217,104 @@ def test_the_best_items_of_each_row(folder: Path, ranked: Result, tmp_path: Path
         assert row["score"] == pytest.approx(scores[user, row["item"]], rel=1e-4, abs=1e-6)
 
 
+def brute_force(scores: list[np.ndarray], labels: list[np.ndarray], k: int) -> dict[str, float]:
+    """Figures of groups without ties, by sorting each."""
+    hits, gains, recalls, reciprocals, areas, sizes = [], [], [], [], [], []
+    for values, wanted in zip(scores, labels, strict=True):
+        assert len(set(values.tolist())) == len(values)
+        ranked = wanted[np.argsort(-values)]
+        places = np.flatnonzero(ranked) + 1
+        if len(places):
+            hits.append(float(places[0] <= k))
+            best = (1 / np.log2(1 + np.arange(1, min(k, len(places)) + 1))).sum()
+            gains.append((1 / np.log2(1 + places[places <= k])).sum() / best)
+            recalls.append((places <= k).mean())
+            reciprocals.append(1 / places[0])
+        if 0 < len(places) < len(values):
+            pairs = [value > other for value in values[wanted == 1] for other in values[wanted == 0]]
+            areas.append(np.mean(pairs))
+            sizes.append(len(values))
+    return {
+        f"hit_rate@{k}": np.mean(hits),
+        f"ndcg@{k}": np.mean(gains),
+        f"recall@{k}": np.mean(recalls),
+        "mrr": np.mean(reciprocals),
+        "gauc": np.average(areas, weights=sizes),
+    }
+
+
+def test_drawn_candidates_and_groups_have_the_figures_of_brute_force(folder: Path, tmp_path: Path) -> None:
+    """Of one positive a sample, and of several positives of a user; also of a run that was cut and went on."""
+    (data := tmp_path / "data").mkdir()
+    pq.write_table(pq.read_table(folder / "train.parquet"), data / "train.parquet", row_group_size=16)
+    held_out = rows_of(folder, "eval")
+    pq.write_table(pq.read_table(folder / "eval.parquet"), data / "eval.parquet")
+    ranked = replace(job_of(data, is_ranked=True, evaluation=12), num_epochs=2)
+    by_user = replace(
+        job_of(folder, is_ranked=False),
+        data=replace(job_of(folder, is_ranked=False).data, eval_paths=str(folder / "train.parquet")),
+        metrics=tuple(replace(metric, group_by="user") for metric in ranked.metrics),  # pyright: ignore
+        num_epochs=2,
+    )
+    for name, job in (("ranked", ranked), ("by user", by_user)):
+        whole = trained(job, tmp_path / f"{name} whole")
+        trained(job, tmp_path / f"{name} cut", max_steps=6)
+        result = trained(job, tmp_path / f"{name} cut")
+        rows = held_out if name == "ranked" else rows_of(folder, "train")
+        scores = scores_of(result, rows)
+        if name == "ranked":
+            index = build_index(job.resolved_data.for_evaluation())
+            reader, steps = open_evaluation(job, None, index, range(job.num_lanes))
+            found: dict[int, list[int]] = {at: [] for at in range(USERS)}
+            for batch in map(reader.read, range(steps)):
+                for sample, ids in zip(batch.sample_ids.tolist(), batch.features["item"].to_lists(), strict=True):
+                    found.get(sample, []).extend(ids)
+            assert all(len(set(ids)) == 13 and ids[0] == rows[at]["item"] for at, ids in found.items())
+            assert all({*ids[1:]} <= unseen(folder)[rows[at]["user"]] for at, ids in found.items())
+            values = [scores[at, ids] for at, ids in found.items()]
+            labels = [np.eye(13)[0]] * USERS
+        else:
+            own = [np.array([at for at, row in enumerate(rows) if row["user"] == user]) for user in range(USERS)]
+            values = [np.array([scores[at, rows[at]["item"]] for at in of_user]) for of_user in own]
+            labels = [np.array([rows[at]["like"] for at in of_user]) for of_user in own]
+        expected = brute_force(values, labels, 5)
+        for one in (whole, result):
+            assert one.evaluations[-1].metrics == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("evaluation", ["all", 9])
+def test_an_evaluation_without_a_positive_loses_its_figures_and_nothing_else(
+    folder: Path, tmp_path: Path, evaluation: Any
+) -> None:
+    """The best commits and the end of training may not hang on them."""
+    rows = [row | {"like": 0} for row in rows_of(folder, "eval")]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "eval.parquet")
+    pq.write_table(pq.read_table(folder / "train.parquet"), tmp_path / "train.parquet", row_group_size=16)
+    job = job_of(tmp_path, is_ranked=True, evaluation=evaluation)
+    result = trained(job, tmp_path / "runs", listener := Listener())
+    assert result.step == 8
+    found = result.evaluations[-1]
+    assert list(found.values) == ([] if evaluation == "all" else ["log_loss", "loss"])
+    assert {*found.missing} == {"hit_rate@5", "ndcg@5", "recall@5", "mrr", "gauc"}
+    assert "Found no sample of label 1" in found.missing["recall@5"]
+    (said,) = [sentence(event) for event in listener.events if isinstance(event, Evaluated)]
+    assert ". No hit_rate@5, ndcg@5, mrr, gauc: Found no sample of label 1. Expected some to rank." in said or (
+        ". No hit_rate@5, ndcg@5, recall@5, mrr, gauc: Found no sample of label 1" in said
+    )
+    assert evaluate(result.path, job=job).evaluation == found
+    for stops in (None, EarlyStopping(patience=2, metric="ndcg@5")):
+        config = RunConfig(
+            storage_path=str(tmp_path / f"asked {bool(stops)}"),
+            eval_every_steps=4,
+            checkpoint_config=CheckpointConfig(keep_best=0 if stops else 1, metric="ndcg@5"),
+        )
+        asked = replace(job, early_stopping=stops)
+        trainer = Trainer(asked, scaling_config=ScalingConfig(in_process=True), run_config=config)
+        what = "when training ends" if stops else "which commits are best"
+        with pytest.raises(ConfigurationError, match=f"no ndcg@5 .*step 4, .*{what}. Found no sample of label 1"):
+            trainer.fit()
+
+
 @pytest.mark.parametrize("policy", ["drop", "clip", "hash"])
 def test_a_positive_outside_of_the_table_is_ranked_as_its_row_and_counted(
     folder: Path, tmp_path: Path, policy: Any
@@ -233,8 +333,7 @@ def test_a_positive_outside_of_the_table_is_ranked_as_its_row_and_counted(
         ]
         pq.write_table(pa.Table.from_pylist(written), data / "eval.parquet")
         train = rows_of(folder, "train")
-        written = [row | {"item": [row["item"]]} if given else row for row in train]
-        pq.write_table(pa.Table.from_pylist(written), data / "train.parquet", row_group_size=16)
+        pq.write_table(pa.Table.from_pylist(train), data / "train.parquet", row_group_size=16)
         job = job_of(data, is_ranked=True, invalid_ids=policy)
         if given:
             declared = Negatives(4, without_positives_of="user", given=given)

@@ -156,8 +156,7 @@ def test_an_evaluation_draws_others_that_all_differ() -> None:
     made = sampler(None, declared, is_evaluation=True).extend(batch).values.reshape(NUM_ITEMS, -1)
     short = sampler(None, replace(declared, evaluation=20), is_evaluation=True).extend(batch).values.reshape(-1, 21)
     assert all(len(set(ids)) == 21 for ids in short.tolist())
-    # With as many as there are, hardly any is left out.
-    assert np.mean([len(set(ids)) for ids in made.tolist()]) > 0.9 * NUM_ITEMS
+    assert all(len(set(ids)) == NUM_ITEMS for ids in made.tolist()), "with as many as there are, none is left out"
     trained = sampler(None, declared).extend(batch).values.reshape(NUM_ITEMS, -1)
     assert (trained[:, 1:] != made[:, 1:4]).mean() > 0.5
 
@@ -271,3 +270,39 @@ def test_ids_outside_of_their_tables_count_as_the_rows_that_the_tables_make_of_t
             assert not set(negatives) & known or len(known - {-1}) == num_items
             drawn.update(negatives)
     assert drawn == {*range(num_items)}
+
+
+@pytest.mark.parametrize("by", ["uniform", "popularity"])
+def test_an_evaluation_of_more_negatives_than_are_left_has_all_of_them_once(tmp_path: Path, by: Distribution) -> None:
+    """The ids that are left for a user; a list has some twice, so that its ids stay in their places."""
+    likes = write_likes(tmp_path)
+    rated = [(user, item) for user, item, like in ratings(tmp_path) if like]
+    declared = Negatives(2, by=by, evaluation=NUM_ITEMS, without_positives_of="user")
+    data = resolved(likes, declared)
+    (one,) = samplers_of(data, build_index(data), seed=1, is_evaluation=True).values()
+    users = np.arange(NUM_USERS)
+    batch = batch_of(Ragged.of_lists([[int(3 * user)] for user in users] + [[]]))
+    batch = replace(batch, features={**batch.features, "user": Ragged.of_lists([[int(user)] for user in users] + [[]])})
+    found = one.extend(batch).to_lists()
+    assert found == one.extend(batch).to_lists()
+    everything = {item for _, item in rated} if by == "popularity" else {*range(NUM_ITEMS)}
+    assert found.pop() == []
+    for user, (own, *negatives) in enumerate(found):
+        assert own == 3 * user
+        expected = everything - {own} - {item for owner, item in rated if owner == user}
+        assert len(negatives) == len(set(negatives))
+        assert set(negatives) == expected
+    lists = sampler(None, Negatives(2, evaluation=50), is_evaluation=True).extend(batch_of(Ragged.of_lists([[1, 2]])))
+    first, second = lists.values[:51].tolist(), lists.values[51:].tolist()
+    assert (first[0], second[0], len(second)) == (1, 2, 51)
+    assert {*first[1:]} == {*second[1:]} == {*range(NUM_ITEMS)} - {1, 2}
+
+
+def test_what_is_hard_to_find_by_chance_is_drawn_by_popularity_too() -> None:
+    """One id is nearly all that is drawn, so others are taken from a list."""
+    counts = np.zeros(NUM_ITEMS, np.int64)
+    counts[:4] = 10**12, 1, 2, 4
+    made = sampler(counts, Negatives(0, by="popularity", alpha=1.0, evaluation=2), is_evaluation=True)
+    drawn = made.extend(batch_of(Ragged.of_dense(np.full(7_000, 39)))).values.reshape(-1, 3)
+    assert (drawn[:, 1] == 0).all()
+    np.testing.assert_allclose(np.bincount(drawn[:, 2]) / len(drawn), [0, 1 / 7, 2 / 7, 4 / 7], atol=0.03)
