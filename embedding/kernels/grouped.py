@@ -16,7 +16,7 @@ from podembed.embedding.kernels.row_vectors import jit, prefetch_item
 FLOATS_PER_ENTRY = 64
 """What grouping an entry takes, as floats that pooling reads in the same time."""
 
-_AHEAD = 16
+_AHEAD = 32
 
 
 def bag_addresses(row_splits: np.ndarray, matrix: tuple[int, int], out: np.ndarray) -> None:
@@ -131,6 +131,8 @@ def _group_by_row(local_rows, addresses, marks, unique, starts, grouped, scratch
         scratch[i] = number - 1
         starts[number - 1] += 1
     for u in range(num_unique):
+        # Of a large table they have left the caches.
+        prefetch_item(marks, unique[min(u + _AHEAD, num_unique - 1)])
         marks[unique[u]] = 0
     if result < 0:
         return result

@@ -13,7 +13,7 @@ from podembed.embedding.kernels.row_vectors import jit, prefetch_item
 
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
-_AHEAD = 16
+_AHEAD = 32
 
 
 def num_hash_slots(num_ids: int) -> int:
@@ -74,6 +74,7 @@ def _unique_ids(ids, hash_shift, hash_slots, unique, inverse):
                 break
             slot = (slot + _ONE) & mask
     for u in range(num_unique):
+        prefetch_item(flat, ((np.uint64(unique[min(u + _AHEAD, num_unique - 1)]) * _HASH) >> shift) << _ONE)
         slot = (np.uint64(unique[u]) * _HASH) >> shift
         while hash_slots[slot, 1] != u + 1:
             slot = (slot + _ONE) & mask
@@ -152,6 +153,8 @@ def _merge(local_rows, marks, unique, head, following):
         following[i] = -1
         marks[row] = i + 1
     for u in range(num_unique):
+        # Of a large table they have left the caches.
+        prefetch_item(marks, unique[min(u + _AHEAD, num_unique - 1)])
         marks[unique[u]] = 0
     return result if result < 0 else num_unique
 
