@@ -103,7 +103,7 @@ class FileThreads:
     @contextmanager
     def writes(self) -> Iterator[None]:
         """For a job: files that it writes inside are durable after `finish`, or earlier."""
-        written = Unsynced()
+        written = Unsynced(is_hurried=self._is_urgent())
         with self._store.sync_later(written):
             yield
         with self._lock:

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from podembed.workers.storage.direct import DirectWrites
 from podembed.workers.storage.errors import NameNotFound, NameTaken, NotAFolder, NotAPlainFile, WrongSize
 from podembed.workers.storage.transfer import Buffer, read_all, sync_file, sync_folder, write_all
 
@@ -40,11 +41,13 @@ class Unsynced:
       files: names.
       folders: those in which a file or a folder was made; the root is "".
       size_bytes: of the files.
+      is_hurried: whether the writer rather has its bytes taken at once than on the disk soon.
     """
 
     files: list[str] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
     size_bytes: int = 0
+    is_hurried: bool = False
 
     def add(self, other: Unsynced) -> None:
         """Takes over what another one notes."""
@@ -59,9 +62,10 @@ class LocalFiles:
     creates_exclusively = True
     repeats_requests = False
 
-    def __init__(self, root: str):
+    def __init__(self, root: str, *, direct: DirectWrites | None = None) -> None:
         self.root = root
         self._thread = threading.local()
+        self._direct = direct or DirectWrites()
 
     @property
     def location(self) -> str:
@@ -101,7 +105,7 @@ class LocalFiles:
             except FileExistsError:
                 raise NameTaken(name, self.location) from None
             try:
-                write_all(handle, buffers)
+                self._direct.write(handle, buffers, is_hurried=later is not None and later.is_hurried)
                 if later is None:
                     os.fsync(handle)
             except BaseException:
