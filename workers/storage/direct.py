@@ -19,7 +19,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -45,8 +45,15 @@ class DirectWrites:
       least_bytes_s: a disk that takes fewer is not used directly for hurried writes.
     """
 
-    def __init__(self, *, flag: int = getattr(os, "O_DIRECT", 0), least_bytes_s: float = CACHE_BYTES_S) -> None:
+    def __init__(
+        self,
+        *,
+        flag: int = getattr(os, "O_DIRECT", 0),
+        least_bytes_s: float = CACHE_BYTES_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._flag = flag
+        self._now_s = now_s
         self._least_bytes_s = least_bytes_s
         self._lock = threading.Lock()
         self._thread = threading.local()
@@ -87,7 +94,7 @@ class DirectWrites:
         with self._lock:
             self._num_writers += 1
             num_writers = self._num_writers
-        began_s = time.monotonic()
+        began_s = self._now_s()
         try:
             block, filled, at = self._block(), 0, 0
             for buffer in buffers:
@@ -109,7 +116,7 @@ class DirectWrites:
             with self._lock:
                 self._num_writers -= 1
         # Writers share the disk.
-        bytes_s = num_writers * size_bytes / max(time.monotonic() - began_s, 1e-6)
+        bytes_s = num_writers * size_bytes / max(self._now_s() - began_s, 1e-6)
         before = self._bytes_s
         self._bytes_s = bytes_s if before is None else (1 - _NEWEST) * before + _NEWEST * bytes_s
 
