@@ -1,7 +1,7 @@
 """`DirectWrites`: large files go to a local disk past the kernel's page cache.
 
-A save that goes through the page cache costs the kernel a new page for every 4 KiB, which takes more processor time
-than all that podembed does with these bytes. It also fills memory that tables want. With `O_DIRECT` the disk takes the
+A save that goes through the page cache costs the kernel a new page for every 4 KiB. That takes more processor time than
+all that podembed does with these bytes. It also fills memory that tables want. With `O_DIRECT` the disk takes the
 bytes from a small buffer of the thread that writes.
 
 The disk and the filesystem decide whether that works, so a file is opened as ever and the flag is set afterwards. What
