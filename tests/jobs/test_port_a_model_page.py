@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -33,7 +35,10 @@ from podembed import (
     vocabulary_size,
 )
 from podembed.orchestrator.api.config import ConfigurationError
+from podembed.workers.columns.id_columns import hashed_rows
+from podembed.workers.device.dense_half import model_spec
 from tests.long_tests import is_long
+from tests.run_state import committed_state
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "port-a-model.md"
 USERS, TITLES = 40, [f"Film {at:02d}, née {at}" for at in range(30)]
@@ -84,7 +89,8 @@ def test_the_retrieval_tutorial_learns_and_recommends_titles(names: dict[str, An
     assert vocabulary_size("titles.txt") == 1 + len(TITLES)
     job = replace(names["retrieval"](), batch_size=128, num_epochs=12)
     # No score depends on it, so users.parquet does without.
-    job = replace(job, features={**job.features, "place": FeatureConfig(TableConfig(9, 2))})
+    data = replace(job.data, extra=("place",))
+    job = replace(job, features={**job.features, "place": FeatureConfig(TableConfig(9, 2))}, data=data)
     result = trained(job)
     # A sum over the batch, of vectors near 0.
     assert result.losses[0] == pytest.approx(128 * np.log(128), rel=1e-3)
@@ -187,18 +193,49 @@ def test_the_next_item_of_a_history_is_learnt(names: dict[str, Any]) -> None:
     assert evaluate("runs/run", job=job).evaluation.values == figures
 
 
-def test_the_first_loss_of_dlrm_is_that_of_equinox_alone(names: dict[str, Any]) -> None:
-    import optax
-
+def test_a_step_of_dlrm_has_the_numbers_of_equinox_alone(names: dict[str, Any]) -> None:
+    """Its loss, and the gradients of all rows and parameters, as the optimizers have them after the step."""
     random, count = np.random.default_rng(0), 128
     columns: dict[str, Any] = {"label": random.integers(0, 2, count)}
     columns |= {f"int_{at}": random.integers(-1, 50, count) for at in range(13)}
     columns |= {f"cat_{at}": [f"{value:08x}" for value in random.integers(0, 99, count)] for at in range(26)}
     pq.write_table(pa.table(columns), "clicks.parquet")
-    job = names["dlrm"]()
+    job: JobConfig = names["dlrm"]()
+    first = random.normal(size=(26, 10_000, 16)).astype(np.float32) / 4
+    features = {
+        name: FeatureConfig(TableConfig(10_000, 16, name=name, initial_rows=rows))
+        for name, rows in zip(job.features, first, strict=True)
+    }
+    job = replace(job, features=features)
     result = trained(job, max_steps=1)
-    # Rows do not move far in a step, so the scores of the commit are near those of the first vectors.
-    predict("runs/run", job=job, data=["clicks.parquet"], out="scores.parquet")
-    scores = pq.read_table("scores.parquet")["score"].to_numpy()
-    after = float(optax.sigmoid_binary_cross_entropy(jnp.asarray(scores), jnp.asarray(columns["label"])).mean())
-    assert after < result.losses[0] < 1.0
+
+    module = names["DLRM"](model_spec(job), jax.random.key(job.seed))
+    ids = [hashed_rows(pa.array(columns[f"cat_{at}"]), vocabulary_size=10_000, salt=at) for at in range(26)]
+    dense = np.stack([np.log1p(np.maximum(columns[f"int_{at}"], 0)) for at in range(13)], axis=1).astype(np.float32)
+    label = jnp.asarray(columns["label"], jnp.float32)
+
+    def mean_loss(parts: Any) -> jax.Array:
+        alone, tables = parts
+        vectors = jnp.stack([table.weight[rows] for table, rows in zip(tables, ids, strict=True)], axis=1)
+        scores = jax.vmap(alone)(jnp.asarray(dense), vectors)
+        return optax.sigmoid_binary_cross_entropy(scores, label).mean()
+
+    tables = [eqx.nn.Embedding(weight=jnp.asarray(rows)) for rows in first]
+    loss, (of_module, of_tables) = eqx.filter_value_and_grad(mean_loss)((module, tables))
+    assert result.losses[0] == pytest.approx(float(loss), rel=1e-5)
+    state = committed_state(result.path)
+    for at, table in enumerate(of_tables):
+        squares = state[f"cat_{at}/accumulator"] - np.float32(1e-6)
+        np.testing.assert_allclose(squares, np.asarray(table.weight) ** 2, rtol=1e-3, atol=1e-9)
+        signs = np.sign(first[at] - state[f"cat_{at}/rows"])
+        large = np.abs(table.weight) > 1e-5
+        np.testing.assert_array_equal(signs[large], np.sign(np.asarray(table.weight)[large]))
+    # A tenth of the gradient is the first moment of Adam.
+    moments = [values for key, values in sorted(state.items()) if "/mu/" in key]
+    expected = [np.asarray(leaf) / 10 for leaf in jax.tree.leaves(eqx.filter(of_module, eqx.is_inexact_array))]
+    assert len(moments) == len(expected) == 12
+    found, wanted = (
+        sorted((one.ravel() for one in those), key=lambda one: (len(one), one.sum())) for those in (moments, expected)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-7)
