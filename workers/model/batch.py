@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax.tree_util import DictKey
 
 from podembed.embedding.features.activations import Activations
 from podembed.workers.model.jagged import Jagged
 
 _tree = jax.tree_util.register_dataclass
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class OfNegatives(dict[str, Any]):
+    """Arrays by feature that negatives must declare. A JAX pytree.
+
+    Attributes:
+      declaration: the argument of `Negatives`.
+    """
+
+    def __init__(self, declaration: str, arrays: Mapping[str, Any]) -> None:
+        super().__init__(arrays)
+        self.declaration = declaration
+
+    def __missing__(self, feature: str) -> Any:
+        raise KeyError(
+            f"Found no batch.{self.declaration}[{feature!r}]. Expected one of {list(self)}. Write "
+            f"IdColumn(..., negatives=Negatives(..., {self.declaration}=True)) for the feature {feature!r} in the data."
+        )
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        """As JAX asks for it."""
+        return [(DictKey(name), array) for name, array in self.items()], (self.declaration, *self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], arrays: Iterable[Any]) -> OfNegatives:
+        """As JAX asks for it."""
+        return cls(names[0], dict(zip(names[1:], arrays, strict=True)))
 
 
 @_tree
@@ -51,6 +80,13 @@ class ModelBatch:
     sequences: Mapping[str, Jagged] = field(default_factory=dict)
     log_q: Mapping[str, jax.Array] = field(default_factory=dict)
     log_frequency: Mapping[str, jax.Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("log_q", "log_frequency"):
+            arrays = getattr(self, name)
+            # JAX puts other things than arrays into its trees now and then.
+            if isinstance(arrays, Mapping) and not isinstance(arrays, OfNegatives):
+                object.__setattr__(self, name, OfNegatives(name, arrays))
 
     @property
     def label(self) -> jax.Array:

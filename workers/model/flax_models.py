@@ -129,6 +129,8 @@ def spec_of(batch: ModelBatch, context: StepContext) -> ModelSpec:
             )
             for name, values in batch.columns.items()
         },
+        log_q=tuple(batch.log_q),
+        log_frequency=tuple(batch.log_frequency),
     )
 
 

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
+from podembed.workers.model.flax_models import spec_of
 from podembed.workers.model.losses import bpr, in_batch_softmax, pointwise, sampled_softmax
 
 N, C = 6, 4
@@ -69,3 +71,16 @@ def test_in_batch_softmax_leaves_out_padding_and_the_same_item() -> None:
     idle = replace(context, weights=empty.weights)
     gradient = jax.grad(lambda user: in_batch_softmax(user, jnp.asarray(item), idle, empty).sum())(jnp.asarray(user))
     np.testing.assert_array_equal(gradient, np.zeros_like(user))
+
+
+def test_what_negatives_do_not_declare_is_named() -> None:
+    """In the batch of an example, in one that JAX made, and while JAX traces."""
+    spec = ModelSpec(num_dense=0, activation_shapes={"item": (C, 2), "bias": (C, 1)}, batch_size=N, log_q=("item",))
+    batch = jax.tree.map(lambda leaf: leaf, spec.example(N))
+    assert batch.log_q["item"].shape == (N, C)
+    made = spec_of(batch, StepContext.alone(N))
+    assert (made.log_q, made.log_frequency) == (("item",), ())
+    with pytest.raises(KeyError, match=r"no batch.log_frequency\['item'\].*Negatives\(..., log_frequency=True\)"):
+        batch.log_frequency["item"]
+    with pytest.raises(KeyError, match=r"no batch.log_q\['bias'\]. Expected one of \['item'\]"):
+        jax.jit(lambda given: given.log_q["bias"])(batch)
