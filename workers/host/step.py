@@ -6,7 +6,7 @@ window of steps, is `workers.host.windows`' business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,15 +104,20 @@ class Steps:
         """Per table, ids outside its vocabulary that were dropped, clipped or hashed since the last call."""
         return self._lookups.bags.take_altered()
 
-    def prepare(self, reader: ReadAhead, number: int, *, buffer: int | None = None) -> Step:
+    def prepare(
+        self, reader: ReadAhead, number: int, *, buffer: int | None = None, counted: Collection[str] | None = None
+    ) -> Step:
         """Reads a batch, finds the rows of its ids, and tells the owners which are wanted. Steps of training take the
         buffers in turn.
+
+        Args:
+          counted: as for `Bags.of`.
         """
         buffer = number % self._lookups.num_buffers if buffer is None else buffer
         with self._tracker.phase(Phase.READ):
             batch = reader.get(number)
         with self._tracker.phase(Phase.DEDUP):
-            bags = self._lookups.bags.of(batch.features)
+            bags = self._lookups.bags.of(batch.features, counted=counted)
             lookup = self._steps.find(bags, buffer=buffer)
             lengths = self._sequences.lengths(batch)
         self._steps.ask(

@@ -109,9 +109,12 @@ class Windows:
         # The memory of a training step that is already looked up is not touched.
         buffer = 1 - self._looked_up.buffer if self._looked_up else 0
         batches, num_batches = self._input.evaluation()
+        num_parts, candidates = self._job.evaluation_parts, self._job.candidate_features
         with batches as reader:
             for number in range(num_batches):
-                step = self.steps.prepare(reader, number, buffer=buffer)
+                # Only candidates are others in the next part of a batch.
+                counted = candidates if number % num_parts else None
+                step = self.steps.prepare(reader, number, buffer=buffer, counted=counted)
                 self.steps.forward(step)
                 self.steps.announce(step, RecordKind.EVALUATE)
                 # All devices of a gang have the room of the host with most lanes.

@@ -7,7 +7,7 @@ says. A dropped id therefore leaves its position empty. Most features need neith
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -35,13 +35,18 @@ class Bags:
                 self._rules[name] = numbers[id(feature.table)], feature.table, positions
         self._altered = np.zeros(len(job.tables), np.int64)
 
-    def of(self, features: Mapping[str, Ragged]) -> Mapping[str, Ragged]:
+    def of(self, features: Mapping[str, Ragged], *, counted: Collection[str] | None = None) -> Mapping[str, Ragged]:
         """By feature, one bag for each vector that the lookup shall return. Those of a sequence are the positions that
         there are: where they go is known once all hosts have said how many they have.
+
+        Args:
+          counted: the features whose altered ids count; None for all. Others come again with ids that were counted.
         """
         if not self._rules:
             return features
-        return {name: self._bags(name, rows) for name, rows in features.items()}
+        return {
+            name: self._bags(name, rows, counts=counted is None or name in counted) for name, rows in features.items()
+        }
 
     def lengths(self, name: str, rows: Ragged) -> np.ndarray:
         """Positions that the samples of a sequence have, `[num_samples]`. One whose id was dropped counts."""
@@ -56,7 +61,7 @@ class Bags:
         counts, self._altered = self._altered, np.zeros_like(self._altered)
         return tuple(int(count) for count in counts)
 
-    def _bags(self, name: str, rows: Ragged) -> Ragged:
+    def _bags(self, name: str, rows: Ragged, *, counts: bool) -> Ragged:
         if name not in self._rules:
             return rows
         number, table, positions = self._rules[name]
@@ -66,5 +71,5 @@ class Bags:
             bags = by_position(rows, positions) if positions else rows
         if table.invalid_ids != "error":
             bags, count = fit_ids(name, bags, table)
-            self._altered[number] += count
+            self._altered[number] += count if counts else 0
         return bags

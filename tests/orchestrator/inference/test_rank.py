@@ -323,10 +323,18 @@ def test_a_positive_outside_of_the_table_is_ranked_as_its_row_and_counted(
     rows, outside = rows_of(folder, "eval"), {0: ITEMS + 8, 3: -5, 7: 2**40}
     for at, item in outside.items():
         rows[at]["item"] = item
+    # A history comes again with each part of the candidates, and counts once.
+    if policy != "drop":
+        rows[5]["history"] = [ITEMS + 9, *rows[5]["history"][1:]]
     for name, given in (("all", 0), ("given", 9)):
         (data := tmp_path / name).mkdir()
         table = job_of(folder, is_ranked=True, invalid_ids=policy).features["item"].table
-        found = [row | {"item": int(ids_in(np.array([row["item"]]), table)[0])} for row in rows]
+        found = [
+            row
+            | {"item": int(ids_in(np.array([row["item"]]), table)[0])}
+            | {"history": ids_in(np.array(row["history"]), table).tolist()}
+            for row in rows
+        ]
         others = [sorted({*range(20, 28)} - {row["item"]}) for row in found]
         written = [
             row | {"item": [row["item"], *more]} if given else row for row, more in zip(rows, others, strict=True)
@@ -349,7 +357,7 @@ def test_a_positive_outside_of_the_table_is_ranked_as_its_row_and_counted(
         if not given:
             assert rank_all(result.path, job=job, at=(5,)).evaluation.values == pytest.approx(expected)
         altered = [event for event in listener.events if isinstance(event, IdsAltered)]
-        assert {event.table: event.count for event in altered} == {"items": 3, "biases": 3}
+        assert {event.table: event.count for event in altered} == {"items": 3 + (policy != "drop"), "biases": 3}
 
 
 @dataclass(frozen=True)
