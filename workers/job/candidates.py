@@ -66,18 +66,23 @@ def alignment_problem(columns: Mapping[str, IdColumn]) -> str | None:
     """
     seen: dict[tuple[str, Negatives], tuple[str, IdColumn]] = {}
     for name, source in columns.items():
-        # Each feature reads by itself what is in files.
         declared = source.negatives and source.negatives.draws
         if declared is None or not (declared.count or declared.ranks_all):
             continue
-        kind = replace(source, missing=None, outside="error")
-        other, first = seen.setdefault((source.column, declared), (name, replace(kind, negatives=declared)))
-        if replace(kind, negatives=declared) != first:
+        # Each feature reads by itself what is in files. Only rows as they are may lie outside of a table.
+        outside = source.outside if source.mode == "as_is" else "error"
+        kind = replace(source, missing=None, outside=outside, negatives=declared)
+        other, first = seen.setdefault((source.column, declared), (name, kind))
+        # A table that refuses such ids meets none.
+        is_refused = "error" in (outside, first.outside)
+        if kind != (replace(first, outside=outside) if is_refused else first):
             return (
                 f"Found the same Negatives for features {other!r} and {name!r} of column {source.column!r}, in whose "
                 "tables a value has different rows. Expected one row, since rows are drawn. Give both the same mode, "
-                "salt and rows of the table, or declare other Negatives for one of them."
+                "salt, and rows and invalid_ids of the table, or declare other Negatives for one of them."
             )
+        if first.outside == "error":
+            seen[source.column, declared] = name, kind
     return None
 
 

@@ -199,10 +199,12 @@ def _check_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> 
             for part in (declared if isinstance(declared, str) else getattr(declared, "__name__", "")).split("|")
         }
         if kinds and kinds <= _PLAIN_KINDS.keys() and not any(_is_a(value, kind) for kind in kinds):
+            # Settings of the command line are JSON, whose words differ from those of Python.
+            words = {"True": "true", "False": "false", "None": "null"}
+            json_text = words.get(value, "VALUE") if isinstance(value, str) else "VALUE"
             raise JobError(
                 f"Found {argument}={value!r} for job '{name}'. Expected {' or '.join(sorted(kinds))}. Give it as --set "
-                f"{argument}=VALUE, or in "
-                f"JobReference(arguments=...)."
+                f"{argument}={json_text}, which is JSON, or in JobReference(arguments=...)."
             )
 
 

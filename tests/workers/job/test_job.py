@@ -141,6 +141,7 @@ def test_a_reference_leads_to_its_job_and_survives_json() -> None:
         ({"dense_learning_rate": "0,1"}, "Expected float"),
         ({"vocabulary_size": "1e6"}, "Expected None or int"),
         ({"model": 3}, "Expected str"),
+        ({"vocabulary_size": "None"}, "--set vocabulary_size=null, which is JSON"),
     ],
 )
 def test_an_argument_of_another_type_is_refused_by_name(arguments: dict[str, Any], said: str) -> None:
@@ -245,8 +246,12 @@ def test_candidates_are_a_sequence_with_room_for_their_negatives() -> None:
     [(7, {}, Negatives(4)), (0, {"mode": "hash"}, Negatives(4)), (7, {}, Negatives(4, evaluation="all"))],
 )
 def test_features_of_one_column_draw_the_same_negatives(rows: int, given: Any, negatives: Negatives) -> None:
-    def job(*, rows: int = 0, negatives: Negatives = negatives, **given: Any) -> JobConfig:
-        tables = {"item": ITEMS, "bias": TableConfig(ITEMS.vocabulary_size + rows, 1, name="biases")}
+    def job(
+        *, rows: int = 0, negatives: Negatives = negatives, invalid_ids: Any = ("error", "error"), **given: Any
+    ) -> JobConfig:
+        biases = TableConfig(ITEMS.vocabulary_size + rows, 1, name="biases", invalid_ids=invalid_ids[1])
+        items = TableConfig(ITEMS.vocabulary_size, ITEMS.dim, name="items", invalid_ids=invalid_ids[0])
+        tables = {"item": items, "bias": biases}
         sources = {name: IdColumn("item", negatives=negatives) for name in tables}
         sources["bias"] = replace(sources["bias"], **given)
         return job_of(
@@ -258,6 +263,9 @@ def test_features_of_one_column_draw_the_same_negatives(rows: int, given: Any, n
     assert job().candidate_features == ("item", "bias")
     with pytest.raises(JobError, match="features 'item' and 'bias' of column 'item', in whose tables"):
         job(rows=rows, **given)
+    assert job(invalid_ids=("error", "hash")).candidate_features == ("item", "bias")
+    with pytest.raises(JobError, match="in whose tables a value has different rows.*invalid_ids of the table"):
+        job(invalid_ids=("drop", "hash"))
     # Lists of files are read for each feature by itself.
     assert job(rows=rows, negatives=Negatives(0, given=5), **given).candidate_features == ("item", "bias")
 
