@@ -62,7 +62,7 @@ def evaluate(
       ConfigurationError: no run, no commit, no job, or no evaluation data.
       InputError: the data cannot be read.
       ChunkDamaged: the commit is damaged.
-      QualityError: a figure is not defined for these samples.
+      QualityError: a score is no number. A figure that has no meaning on these samples is left out, with the reason.
     """
 
     def judge(model: CommittedModel) -> Evaluated:

@@ -19,7 +19,7 @@ from podembed.orchestrator.inference.predicted_rows import with_all
 from podembed.workers.data.batch import Batch
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference.pooled_rows import LookedUp, PooledRows
-from podembed.workers.inference.portable_forward import features_of_scores
+from podembed.workers.inference.portable_forward import read_by_scores
 from podembed.workers.inference.ranking_forward import RankingForward
 from podembed.workers.inference.trained_forward import SCORED_PARTS
 from podembed.workers.input.all_candidates import Others, ranked_ids
@@ -86,7 +86,7 @@ class FullRanking:
             owner = declared and declared.without_positives_of
             without = () if owner is None else (owner,)
         self._left_out = LeftOut(self.job, without, feature=self.feature)
-        self._read = features_of_scores(job, step=model.state.manifest.step) | {*without}
+        self._model, self._without = model, without
         self._tables = {id(table): at for at, table in enumerate(job.tables)}
         self._rows = CommittedRows(model, kept_bytes=kept_bytes)
         self._pooled = PooledRows(self.job, self._rows, is_padded=True)
@@ -101,10 +101,13 @@ class FullRanking:
         """The job with room for a block of items, and without anything that is drawn."""
         return self._forward.job
 
-    @property
-    def context_features(self) -> tuple[str, ...]:
-        """The features that scores depend on, or that name what is left out, but those of items."""
-        return tuple(name for name in self.job.features if name in self._read and name not in self._forward.features)
+    def context(self) -> tuple[tuple[str, ...], frozenset[str]]:
+        """The features that scores depend on, or that name what is left out, but those of items; and the extra columns
+        that scores depend on.
+        """
+        features, columns = read_by_scores(self._model.job, step=self._model.state.manifest.step)
+        read = features.union(self._without) - {*self._forward.features}
+        return tuple(name for name in self.job.features if name in read), columns
 
     def looked_up(self, batches: Iterable[Batch]) -> Iterator[LookedUp]:
         """Batches with their activations. Items that were not read are empty."""

@@ -57,7 +57,7 @@ def rank_all(
       ConfigurationError: no run, no commit, no job, no evaluation data, or scores that are not those of single items.
       InputError: the data cannot be read.
       ChunkDamaged: the commit is damaged.
-      QualityError: a figure is not defined for these samples.
+      QualityError: a score is no number. A figure that has no meaning on these samples is left out, with the reason.
     """
 
     def judge(model: CommittedModel) -> Evaluated:

@@ -69,7 +69,8 @@ def _recommended(
     columns: Sequence[str],
     force: bool,
 ) -> Predicted:
-    declared = unlabelled(ranking.job.resolved_data, data, features=ranking.context_features)
+    read, extra = ranking.context()
+    declared = unlabelled(ranking.job.resolved_data, data, features=read, columns=extra)
     index, plan = rows_in_order(declared, batch_size=ranking.job.batch_size, out=out)
     log = BadRowLog(declared.max_bad_rows)
     taken = (ranking.feature, "score")

@@ -31,6 +31,11 @@ SCORES = "scores"
 
 Arrays = dict[str, Any]
 
+# Of a size that is a symbol, such as the number of samples. Earlier versions of JAX have it in `jax.core`.
+_INCONCLUSIVE: type[Exception] = (
+    getattr(jax.errors, "InconclusiveDimensionOperation", None) or jax.core.InconclusiveDimensionOperation
+)
+
 
 def export_forward(job: JobConfig, *, step: int, wanted: Sequence[str] = ()) -> jax.export.Exported:
     """The program `(dense, inputs) -> outputs`, of dictionaries of arrays.
@@ -88,7 +93,7 @@ def export_forward(job: JobConfig, *, step: int, wanted: Sequence[str] = ()) -> 
         try:
             read = _inputs_read(jax.make_jaxpr(forward)(leaves, inputs), inputs, job)
             return jax.export.export(jax.jit(forward), platforms=PLATFORMS)(leaves, read)
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except (TypeError, ValueError, NotImplementedError, _INCONCLUSIVE) as error:
             if isinstance(error, DenseStateError):
                 raise
             text = str(error).split("\n", 1)[0]
@@ -131,8 +136,8 @@ def read_features(exported: jax.export.Exported) -> tuple[str, ...]:
     return _inputs_of(exported, "activations/")
 
 
-def features_of_scores(job: JobConfig, *, step: int) -> frozenset[str]:
-    """The features that the scores of a job depend on; all where its model cannot be exported.
+def read_by_scores(job: JobConfig, *, step: int) -> tuple[frozenset[str], frozenset[str]]:
+    """The features and the extra columns that the scores of a job depend on; all where its model cannot be exported.
 
     Args:
       step: of the commit.
@@ -142,8 +147,8 @@ def features_of_scores(job: JobConfig, *, step: int) -> frozenset[str]:
         if SCORES in output_shapes(exported):
             exported = export_forward(job, step=step, wanted=(SCORES,))
     except DenseStateError:
-        return frozenset(job.features)
-    return frozenset(read_features(exported))
+        return frozenset(job.features), frozenset(batch_shapes(job.data.extra_columns))
+    return frozenset(read_features(exported)), frozenset(read_columns(exported))
 
 
 def read_columns(exported: jax.export.Exported) -> tuple[str, ...]:

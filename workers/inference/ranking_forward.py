@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podembed.embedding.config import FeatureConfig
+from podembed.workers.data.extra_columns import batch_shapes
 from podembed.workers.device.dense_half import DenseStateError, outputs_of, scores_of
 from podembed.workers.inference.model_inputs import batch_of, context_of
 from podembed.workers.inference.pooled_rows import LookedUp
@@ -84,23 +85,21 @@ class RankingForward:
         """float32 `[n, block_size]`.
 
         Args:
-          found: the samples; what they have of `features` is not read. Sequences are padded.
+          found: the samples; what they have of `features` is not read. Sequences are padded. Extra columns that were
+            not read are zeros.
           block: by feature, float32 `[block_size, width]`, the rows of the candidates.
         """
         names = [name for name in self.job.features if name not in self.features]
+        shapes = batch_shapes(self.job.data.extra_columns)
+        unread = {name: shape.zeros(found.batch.num_samples) for name, shape in shapes.items()}
         activations = dict(zip(self.job.features, found.activations, strict=True))
         inputs: Arrays = {
             "dense": found.batch.dense,
             "activations": {name: activations[name] for name in names},
             "lengths": {name: found.lengths[name].astype(np.int32) for name in names if name in self.job.sequences},
-            "columns": {name: values for name, values in found.batch.columns.items() if name in self._columns},
+            "columns": {name: found.batch.columns.get(name, zeros) for name, zeros in unread.items()},
         }
         return np.asarray(self._program(self._params, self._state, inputs, dict(block)))
-
-    @property
-    def _columns(self) -> set[str]:
-        lists = {one.length_key for one in self.job.data.list_columns.values()}
-        return {one.name for one in self.job.data.extra_columns} | lists
 
     def _scores(self, params: Any, state: Any, inputs: Arrays, block: Arrays) -> jax.Array:
         job, num_samples = self.job, inputs["dense"].shape[0]

@@ -172,6 +172,8 @@ def test_what_predict_refuses(runs: list[str], jobs: tuple[JobConfig, ...], data
     pq.write_table(table_of(data).drop_columns(["word"]), narrow / "part-0.parquet")
     with pytest.raises(InputError, match=r"Found no column named 'word' in .*part-0.parquet"):
         predicted(runs[0], jobs[0], narrow, out)
+    with pytest.raises(ConfigurationError, match=r"a model that cannot be exported.*Expected functions of JAX for any"):
+        predicted(runs[1], replace(jobs[1], model=ByNumber(jobs[1].model)), data, out)
     assert not out.exists()
     out.write_text("mine")
     with pytest.raises(ConfigurationError, match="Found a file at .*--force"):
@@ -192,6 +194,16 @@ class WithVisits:
     def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> WithState:
         made = self._inner.apply(params, batch, context)
         return WithState(made.value | {"scores": made.value["scores"] + batch.columns["visits"]}, made.state)
+
+
+class ByNumber:
+    """A model that asks how many samples there are."""
+
+    def __init__(self, inner: Any) -> None:
+        self.init, self._inner = inner.init, inner
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> WithState:
+        return self._inner.apply(params, batch, context) if batch.dense.shape[0] > 8 else WithState({}, {})
 
 
 def test_extra_columns_reach_predictions(
