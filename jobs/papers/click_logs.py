@@ -24,6 +24,8 @@ def dlrm(
     learning_rate: float = 0.05,
     dense_learning_rate: float = 1e-3,
     seed: int = 0,
+    staleness: int = 0,
+    wire_dtype: str = "float32",
     order: ReadOrder = "shuffled",
 ) -> JobConfig:
     """DLRM on click logs. Arguments are those of `criteo`."""
@@ -39,6 +41,8 @@ def dlrm(
         learning_rate=learning_rate,
         dense_learning_rate=dense_learning_rate,
         seed=seed,
+        staleness=staleness,
+        wire_dtype=wire_dtype,
         order=order,
     )
     return replace(job, name="dlrm")
@@ -56,6 +60,8 @@ def dcn_v2(
     learning_rate: float = 0.05,
     dense_learning_rate: float = 1e-3,
     seed: int = 0,
+    staleness: int = 0,
+    wire_dtype: str = "float32",
     order: ReadOrder = "shuffled",
 ) -> JobConfig:
     """DCN-V2 on click logs. Arguments are those of `criteo`."""
@@ -71,6 +77,8 @@ def dcn_v2(
         learning_rate=learning_rate,
         dense_learning_rate=dense_learning_rate,
         seed=seed,
+        staleness=staleness,
+        wire_dtype=wire_dtype,
         order=order,
     )
     return replace(job, name="dcn_v2")

@@ -62,6 +62,13 @@ def test_models_of_papers_are_jobs_of_their_own_names(name: str, model: type) ->
     assert [table.vocabulary_size for table in job.tables] == [1_000] * 26
 
 
+@pytest.mark.parametrize("function", [dlrm, dcn_v2])
+def test_models_of_papers_take_the_arguments_of_criteo(function: object) -> None:
+    taken, of_criteo = (dict(inspect.signature(one).parameters) for one in (function, criteo))  # type: ignore[arg-type]
+    del of_criteo["model"]
+    assert taken == of_criteo
+
+
 @pytest.mark.parametrize("function", [synthetic, criteo, dlrm, dcn_v2])
 def test_jobs_are_functions_of_plain_keyword_arguments(function: object) -> None:
     for parameter in inspect.signature(function).parameters.values():  # type: ignore[arg-type]
