@@ -47,8 +47,10 @@ def rows_of(ids: np.ndarray, table: TableConfig) -> np.ndarray:
 
 def rows_in(ids: np.ndarray, size: int, invalid_ids: str) -> np.ndarray:
     """As `rows_of`, of a table with so many rows and that rule."""
+    if invalid_ids == "error":
+        return ids
     outside = (ids < 0) | (ids >= size)
-    if invalid_ids == "error" or not outside.any():
+    if not outside.any():
         return ids
     if invalid_ids == "drop":
         return np.where(outside, -1, ids)

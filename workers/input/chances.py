@@ -83,7 +83,7 @@ class Chances:
             factors = np.where(free > 0, -np.expm1(MAX_TRIES * np.log1p(-free)) / free, MAX_TRIES)
         rows = self._source.rows_of(ids.values)
         logs = self._log_chances[rows] if len(self._log_chances) else np.float32(-np.log(self._num_rows))
-        return _padded(np.log(np.repeat(factors, np.diff(ids.row_splits))) + logs, rows, ids.row_splits, width)
+        return _padded(np.repeat(np.log(factors), np.diff(ids.row_splits)) + logs, rows, ids.row_splits, width)
 
     def log_frequency(self, ids: Ragged, *, width: int) -> np.ndarray:
         """float32 `[n, width]`: the logarithm of the share of each id among those of positive training samples."""

@@ -160,6 +160,7 @@ def draw_negatives(
       out, sizes: int64, receive everything, and by sample how much it is.
     """
     at = 0
+    nothing, no_weights = np.empty(0, np.int64), np.empty(0, np.float64)
     for sample in range(len(sample_ids)):
         begin, end = splits[sample], splits[sample + 1]
         key = mix_word(np.uint64(sample_ids[sample]), offset)
@@ -171,8 +172,7 @@ def draw_negatives(
                 out[at] = values[i]
                 at += 1
             first = at
-            is_listed = False
-            left, left_weights = np.empty(0, np.int64), np.empty(0, np.float64)
+            is_listed, left, left_weights = False, nothing, no_weights
             for draw in range(count):
                 number = np.uint64((i - begin) * count + draw) * _TRIES
                 drawn, is_found = np.int64(0), False
