@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.export
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +33,8 @@ SCORES = "scores"
 Arrays = dict[str, Any]
 
 # Of a size that is a symbol, such as the number of samples. Earlier versions of JAX have it in `jax.core`.
-_INCONCLUSIVE: type[Exception] = (
-    getattr(jax.errors, "InconclusiveDimensionOperation", None) or jax.core.InconclusiveDimensionOperation
-)
+_NAME = "InconclusiveDimensionOperation"
+_INCONCLUSIVE: type[Exception] = getattr(jax.errors, _NAME, None) or getattr(jax.core, _NAME)
 
 
 def export_forward(job: JobConfig, *, step: int, wanted: Sequence[str] = ()) -> jax.export.Exported:
