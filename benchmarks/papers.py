@@ -57,6 +57,8 @@ _PAIRS = {"batch_size": 256, "learning_rate": 0.01}
 JOBS: dict[str, dict[str, Any]] = {
     "ncf": {"kind": "neumf", **_PAIRS},
     "mf": {"batch_size": 256},
+    "fm": {"history_length": 10, **_PAIRS},
+    "deepfm": {"history_length": 10, **_PAIRS},
     "bpr": _PAIRS,
     "two_tower": {"history_length": 10, **_PAIRS},
     "fism": {"history_length": 20, **_PAIRS},
@@ -66,7 +68,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "mmoe": {},
 }
 # Modules of jobs that have another name.
-MODULES = {"bpr": "mf"}
+MODULES = {"bpr": "mf", "deepfm": "fm"}
+# Jobs that learn the stars, and rank nothing.
+RATERS = ("mf", "fm", "deepfm")
 # The hosts of a run, one number after the other where it is cut in the middle.
 RUNS = {"1": (1,), "nudged": (1,), "1 then 1": (1, 1), "2": (2,), "2 then 2": (2, 2), "3": (3,), "3 then 2": (3, 2)}
 # These end as those without a cut.
@@ -117,7 +121,7 @@ def reference(name: str, data: Path) -> JobReference:
     where = {"folder": str(data / "two-tasks")}
     if name != "mmoe":
         where = {"data": str(data), "cache": str(data / "cache")}
-        where |= {} if name == "mf" else {"candidates": 49}
+        where |= {} if name in RATERS else {"candidates": 49}
     module = MODULES.get(name, name)
     return JobReference(function=f"podembed.jobs.papers.{module}:{name}", arguments={**where, **JOBS[name]})
 
