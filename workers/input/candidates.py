@@ -23,7 +23,7 @@ from podembed.workers.input.chances import Chances
 from podembed.workers.input.index import InputIndex, build_index
 from podembed.workers.input.interactions import Interactions, read_interactions
 from podembed.workers.input.lanes import LanePlan
-from podembed.workers.input.negative_kernels import draw_negatives, make_aliases
+from podembed.workers.input.negative_kernels import draw_distinct, draw_negatives, make_aliases
 from podembed.workers.input.read_ahead import StepReader
 
 # Separate draws of training from those of an evaluation, and both from other uses of the seed.
@@ -91,8 +91,8 @@ class NegativeSampler:
         if self.negatives.without_positives_of is not None and self._known is not None:
             (begins, ends), known_ids = self._known.spans(owners), self._known.ids
         width = self._count + (not self.negatives.only)
-        out, sizes = np.empty(ids.num_ids * width, np.int64), np.empty(ids.num_samples, np.int64)
-        draw_negatives(
+        out = np.empty(ids.num_ids * width, np.int64)
+        arguments = (
             ids.values,
             self._source.rows_of(ids.values),
             ids.row_splits,
@@ -103,18 +103,18 @@ class NegativeSampler:
             self._candidates,
             self._thresholds,
             self._aliases,
-            self._weights,
             self._first_row,
             self._num_rows,
             self._count,
             not self.negatives.only,
-            self._is_evaluation,
             np.uint64(combine(self._seed, epoch)),
             out,
-            sizes,
         )
         if not self._is_evaluation:
+            draw_negatives(*arguments)
             return Ragged(out, ids.row_splits * width)
+        sizes = np.empty(ids.num_samples, np.int64)
+        draw_distinct(*arguments, self._weights, sizes)
         splits = np.concatenate([[0], np.cumsum(sizes)])
         return Ragged(out[: splits[-1]], splits)
 

@@ -83,19 +83,20 @@ def _drawn(word, candidates, thresholds, aliases, first_row, num_rows):
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
-def _has(ids, start, stop, wanted):
-    """Whether ids have this one. Beyond a few they rise, unless `stop` is negative, which stands for its opposite."""
-    if stop > start + _FEW:
-        return _is_among(ids, start, stop, wanted)
+def _is_own(own, wanted):
+    """Whether a sample has this row. Beyond a few they rise."""
+    if len(own) > _FEW:
+        return _is_among(own, 0, len(own), wanted)
     found = False
-    for at in range(start, abs(stop)):
-        found |= ids[at] == wanted
+    for other in own:
+        found |= other == wanted
     return found
 
 
 @numba.njit(nogil=True, cache=True)
-def _left(taken, known_begin, known_end, known_ids, candidates, weights, first_row, num_rows):
-    """The ids that may be drawn and are neither taken nor known, and their weights."""
+def _left(own, others, known_begin, known_end, known_ids, candidates, weights, first_row, num_rows):
+    """The ids that may be drawn and are neither the sample's own, nor others, nor known, and their weights."""
+    taken = np.sort(np.concatenate((own, others)))
     size = len(candidates) if len(candidates) else num_rows
     ids, found, count = np.empty(size, np.int64), np.empty(size, np.float64), 0
     for slot in range(size):
@@ -131,20 +132,14 @@ def draw_negatives(
     candidates: np.ndarray,
     thresholds: np.ndarray,
     aliases: np.ndarray,
-    weights: np.ndarray,
     first_row: int,
     num_rows: int,
     count: int,
     keeps: bool,
-    is_distinct: bool,
     offset: np.uint64,
     out: np.ndarray,
-    sizes: np.ndarray,
 ) -> None:
     """Writes for each id itself, if it is kept, and its negatives.
-
-    Distinct negatives that are hard to find by chance are drawn from a list of those that are left. If none is, the
-    only id of a sample has fewer of them. An id of a list has some twice, since what follows it has its place.
 
     Args:
       values, splits: int64, the ids of the samples.
@@ -152,15 +147,71 @@ def draw_negatives(
       sample_ids: int64 `[samples]`.
       known_begins, known_ends, known_ids: as of `mark_others`; they are not drawn.
       candidates: int64 `[n]`, what slot i of `thresholds` and `aliases` stands for. Empty to draw evenly.
-      weights: float64 `[n]`, theirs; empty as they are.
       first_row, num_rows: rows of the table from which is drawn evenly.
       count: negatives of each id.
-      is_distinct: whether those of one id differ.
       offset: of the feature, the seed and the epoch.
-      out, sizes: int64, receive everything, and by sample how much it is.
+      out: int64, receives everything.
     """
     at = 0
-    nothing, no_weights = np.empty(0, np.int64), np.empty(0, np.float64)
+    for sample in range(len(sample_ids)):
+        begin, end = splits[sample], splits[sample + 1]
+        key = mix_word(np.uint64(sample_ids[sample]), offset)
+        known_begin, known_end = known_begins[sample], known_ends[sample]
+        own = np.sort(rows[begin:end]) if end - begin > _FEW else rows[begin:end]
+        for i in range(begin, end):
+            if keeps:
+                out[at] = values[i]
+                at += 1
+            for draw in range(count):
+                number = np.uint64((i - begin) * count + draw) * _TRIES
+                drawn = np.int64(0)
+                for trial in range(MAX_TRIES):
+                    word = mix_word(number + np.uint64(trial), key)
+                    # As `_drawn`, which the compiler makes slower here.
+                    if len(candidates):
+                        slot = np.int64(word % np.uint64(len(candidates)))
+                        if np.float64(finalize(word) >> _11) * _SCALE >= thresholds[slot]:
+                            slot = aliases[slot]
+                        drawn = candidates[slot]
+                    else:
+                        drawn = first_row + np.int64(word % np.uint64(num_rows))
+                    if not _is_own(own, drawn) and not _is_among(known_ids, known_begin, known_end, drawn):
+                        break
+                out[at] = drawn
+                at += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def draw_distinct(
+    values: np.ndarray,
+    rows: np.ndarray,
+    splits: np.ndarray,
+    sample_ids: np.ndarray,
+    known_begins: np.ndarray,
+    known_ends: np.ndarray,
+    known_ids: np.ndarray,
+    candidates: np.ndarray,
+    thresholds: np.ndarray,
+    aliases: np.ndarray,
+    first_row: int,
+    num_rows: int,
+    count: int,
+    keeps: bool,
+    offset: np.uint64,
+    out: np.ndarray,
+    weights: np.ndarray,
+    sizes: np.ndarray,
+) -> None:
+    """As `draw_negatives`, with negatives of an id that all differ.
+
+    Those that are hard to find by chance are drawn from a list of what is left. If nothing is, the only id of a sample
+    has fewer of them. An id of a list has some twice, since what follows it has its place.
+
+    Args:
+      weights: float64 `[n]`, of the candidates; empty as they are.
+      sizes: int64 `[samples]`, receives how much each sample has.
+    """
+    at = 0
     for sample in range(len(sample_ids)):
         begin, end = splits[sample], splits[sample + 1]
         key = mix_word(np.uint64(sample_ids[sample]), offset)
@@ -171,23 +222,32 @@ def draw_negatives(
             if keeps:
                 out[at] = values[i]
                 at += 1
-            first = at
-            is_listed, left, left_weights = False, nothing, no_weights
+            first, is_listed = at, False
+            left, left_weights = np.empty(0, np.int64), np.empty(0, np.float64)
             for draw in range(count):
                 number = np.uint64((i - begin) * count + draw) * _TRIES
                 drawn, is_found = np.int64(0), False
                 for trial in range(0 if is_listed else MAX_TRIES):
                     word = mix_word(number + np.uint64(trial), key)
                     drawn = _drawn(word, candidates, thresholds, aliases, first_row, num_rows)
-                    is_taken = _has(own, 0, len(own), drawn) or (is_distinct and _has(out, first, -at, drawn))
-                    if not is_taken and not _is_among(known_ids, known_begin, known_end, drawn):
-                        is_found = True
+                    is_found = not _is_own(own, drawn)
+                    for other in range(first, at):
+                        is_found &= out[other] != drawn
+                    is_found = is_found and not _is_among(known_ids, known_begin, known_end, drawn)
+                    if is_found:
                         break
-                if is_distinct and not is_found:
+                if not is_found:
                     if not is_listed:
-                        taken = np.sort(np.concatenate((own, out[first:at])))
                         left, left_weights = _left(
-                            taken, known_begin, known_end, known_ids, candidates, weights, first_row, num_rows
+                            own,
+                            out[first:at],
+                            known_begin,
+                            known_end,
+                            known_ids,
+                            candidates,
+                            weights,
+                            first_row,
+                            num_rows,
                         )
                         is_listed = True
                     chosen = _chosen(left_weights, mix_word(number, key))
