@@ -137,5 +137,6 @@ def _write_at(handle: int, block: np.ndarray, at: int) -> None:
         written = os.pwrite(handle, block.data, at)
         whole = written - written % _ALIGNED_BYTES
         if not whole:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            # An ordinary write takes the rest, or says what is wrong.
+            raise OSError(errno.EINVAL, "the disk took less than a block")
         block, at = block[whole:], at + whole

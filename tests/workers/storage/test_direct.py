@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from podembed.workers.storage import direct
 from podembed.workers.storage.direct import BLOCK_BYTES, SMALLEST_BYTES, DirectWrites
 from podembed.workers.storage.local import LocalFiles, Unsynced
+
+# Every filesystem takes it and does nothing with it, so blocks go the way of direct writes.
+ANY_FLAG = os.O_NONBLOCK
 
 
 def write(writes: DirectWrites, path: Path, buffers: list[bytes], *, is_hurried: bool = False) -> bytes:
@@ -27,6 +31,21 @@ def is_in_cache(path: Path) -> bool:
         except BlockingIOError:
             return False
     return True
+
+
+def needs_a_disk(folder: Path) -> None:
+    """Skips where files lie in memory, as in a tmpfs: that takes any block, and drops none."""
+    try:
+        handle = os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+    except OSError:
+        pytest.skip("the filesystem of temporary files refuses direct writes")
+    try:
+        os.pwrite(handle, b"x", 0)
+    except OSError:
+        return
+    finally:
+        os.close(handle)
+    pytest.skip("the filesystem of temporary files lies in memory")
 
 
 def some_bytes(count: int) -> bytes:
@@ -60,29 +79,28 @@ def test_a_thread_writes_file_after_file_with_one_buffer(tmp_path):
 
 
 def test_large_files_go_past_the_page_cache_and_small_ones_through_it(tmp_path):
+    needs_a_disk(tmp_path)
     writes = DirectWrites()
     for name, size in [("large", SMALLEST_BYTES), ("small", SMALLEST_BYTES - 1)]:
         with open(tmp_path / name, "xb", buffering=0) as file:
             writes.write(file.fileno(), [bytes(size)])
-    if not writes.is_possible:
-        pytest.skip("the filesystem of temporary files refuses direct writes")
     assert not is_in_cache(tmp_path / "large")
     assert is_in_cache(tmp_path / "small")
 
 
 def test_hurried_files_go_through_the_cache_once_the_disk_was_slow(tmp_path):
+    needs_a_disk(tmp_path)
     writes = DirectWrites(least_bytes_s=float("inf"))
     found = []
     for name, is_hurried in [("first", True), ("hurried", True), ("calm", False)]:
         with open(tmp_path / name, "xb", buffering=0) as file:
             writes.write(file.fileno(), [bytes(SMALLEST_BYTES)], is_hurried=is_hurried)
         found.append(is_in_cache(tmp_path / name))
-    if not writes.is_possible:
-        pytest.skip("the filesystem of temporary files refuses direct writes")
     assert found == [False, True, False]
 
 
 def test_a_refused_block_becomes_an_ordinary_write_and_is_not_tried_again(tmp_path, monkeypatch):
+    needs_a_disk(tmp_path)
     # Blocks that no disk takes: the kernel itself refuses them.
     monkeypatch.setattr(direct, "BLOCK_BYTES", BLOCK_BYTES + 1)
     monkeypatch.setattr(direct, "_ALIGNED_BYTES", 1)
@@ -90,6 +108,38 @@ def test_a_refused_block_becomes_an_ordinary_write_and_is_not_tried_again(tmp_pa
     assert write(writes, tmp_path / "refused", [data]) == data
     assert not writes.is_possible
     assert write(writes, tmp_path / "next", [data]) == data
+
+
+def test_a_disk_that_takes_less_at_a_time_gets_the_rest(tmp_path, monkeypatch):
+    taken, real = [], os.pwrite
+
+    def pwrite(handle: int, block: memoryview, at: int) -> int:
+        taken.append(real(handle, block[: 3 * 4096], at))
+        return taken[-1]
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    data = some_bytes(SMALLEST_BYTES + 5)
+    assert write(DirectWrites(flag=ANY_FLAG), tmp_path / "file", [data]) == data
+    assert max(taken) <= 3 * 4096
+
+
+def test_a_disk_that_takes_part_of_a_block_gets_an_ordinary_write(tmp_path, monkeypatch):
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, block, at: real(handle, block, at) if at < BLOCK_BYTES else 512)
+    writes, data = DirectWrites(flag=ANY_FLAG), some_bytes(SMALLEST_BYTES + 5)
+    assert write(writes, tmp_path / "file", [data]) == data
+    assert not writes.is_possible
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
+    def pwrite(handle: int, block: memoryview, at: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    files = LocalFiles(str(tmp_path), direct=DirectWrites(flag=ANY_FLAG))
+    with pytest.raises(OSError, match="No space left"):
+        files.write_new("a/file", [some_bytes(SMALLEST_BYTES)])
+    assert files.sizes("") == {}
 
 
 def test_a_platform_without_direct_writes_writes_as_ever(tmp_path):
