@@ -130,8 +130,6 @@ class Pod:
         self.buckets = buckets
         self.workers = [HostWorker() for _ in range(num_hosts)]
         data = job.resolved_data
-        specs = table_specs(job, buckets)
-        sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
         base = HostSpec(
             job=job,
             run_id="run",
@@ -142,7 +140,7 @@ class Pod:
             num_hosts=num_hosts,
             lanes=tuple(split_evenly(job.num_lanes, num_hosts)),
             table_buckets=buckets,
-            placement=tuple(place(bucket_bytes=sizes, num_hosts=num_hosts)),
+            placement=self.placed(None),
             storage_url=str(storage),
             train_index=build_index(data),
             eval_index=build_index(data.for_evaluation()) if data.eval_paths else None,
@@ -156,6 +154,12 @@ class Pod:
         self.devices = [OneLineDevice(ready.invitation, **device) for ready in self.ready]
         addresses = [ready.mesh_address for ready in self.ready]
         self.all("connect", [(addresses, PATIENCE_S)] * num_hosts)
+
+    def placed(self, previous: Sequence[np.ndarray] | None) -> tuple[np.ndarray, ...]:
+        """Who owns each bucket of each table."""
+        specs = table_specs(self.job, self.buckets)
+        sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
+        return tuple(place(bucket_bytes=sizes, num_hosts=self.num_hosts, previous=previous))
 
     def all(self, method: str, arguments: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
         """The method on every host at the same time; the first exception of any."""

@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podembed.embedding.buckets import place, split_evenly
+from podembed.embedding.buckets import MAX_BUCKETS, split_evenly
+from podembed.embedding.lookup.placement import place_tables
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.host import HostWorker
 from podembed.workers.host.moves import BucketExchange
 from podembed.workers.host.surviving_shard import Restored
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import table_specs
+from podembed.workers.job.tables import features_per_table, table_specs
 from podembed.workers.mesh.errors import MeshBroken, MeshError
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
+from tests.long_tests import is_long
 from tests.run_state import assert_same_bytes, tables_of
 from tests.small_job import small_job
 from tests.workers.host.test_host import OneLineDevice, Pod
@@ -70,14 +72,12 @@ class Survivors(Pod):
             if rank not in kept:
                 worker.close()
         self.workers = [self.workers[rank] if rank in kept else HostWorker() for rank in range(self.num_hosts)]
-        specs = table_specs(self.job, self.buckets)
-        sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
         spec = replace(
             before,
             generation=before.generation + 1,
             num_hosts=self.num_hosts,
             lanes=tuple(split_evenly(self.job.num_lanes, self.num_hosts)),
-            placement=tuple(place(bucket_bytes=sizes, num_hosts=self.num_hosts, previous=before.placement)),
+            placement=self.placed(before.placement),
             base=self.commit[0] if self.commit else None,
             undo_share=self.undo_share,
             shares_memory=not self.are_apart,
@@ -292,3 +292,42 @@ def test_with_other_numbers_of_hosts_only_what_no_host_has_is_read(
         committed: Any = SimpleNamespace(tables=pod.commit[1] if pod.commit else ())
         assert_same_bytes(pod.state("end"), tables_of(Store(str(tmp_path)), committed))
         pod.train(5, 8)
+
+
+class FinelyCut(Survivors):
+    """Buckets lie in blocks, as in a run."""
+
+    def placed(self, previous: Sequence[np.ndarray] | None) -> tuple[np.ndarray, ...]:
+        specs = table_specs(self.job, self.buckets)
+        counts = features_per_table(self.job)
+        return tuple(place_tables(specs, num_features=counts, num_hosts=self.num_hosts, previous=previous))
+
+
+@is_long
+def test_a_table_of_most_buckets_is_committed_and_recovered_and_goes_to_other_hosts(
+    small_data: str, tmp_path: Path
+) -> None:
+    job = small_job(folder=small_data, audit=False, cut_bags=True)
+    second = "s000000002-g00000003"
+    pod = FinelyCut(job, tmp_path, 2, buckets=(1, 8, 4, MAX_BUCKETS))
+    try:
+        pod.go_on()
+        pod.train(0, 2)
+        pod.commit_as(second)
+        assert 0 < len(Store(str(tmp_path)).sizes(f"data/{second}")) < 2_500
+        pod.train(2, 3)
+        undisturbed = pod.state("third")
+        survivor, new = pod.go_on(lost=(1,))
+        assert (survivor.buckets_wrong, survivor.buckets_read, new.buckets_kept) == (0, 0, 0)
+        assert survivor.buckets_kept + new.buckets_read == sum(pod.buckets)
+        pod.train(2, 3)
+        assert_same_bytes(pod.state("again"), undisturbed)
+        restored = pod.go_on(num_hosts=3)
+        assert sum(one.buckets_wrong + one.buckets_refused for one in restored) == 0
+        owners = np.bincount(pod.workers[0]._present.spec.placement[-1])
+        assert owners.max() <= 1.02 * owners.mean()
+        pod.train(2, 3)
+        for name, rows in pod.state("three").items():
+            np.testing.assert_allclose(rows, undisturbed[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    finally:
+        pod.close()
