@@ -132,8 +132,8 @@ class Windows:
 
     def _tell_tables(self, step: int, hosts: Sequence[HostWindow], *, num_steps: int) -> None:
         run, num_hosts = self._shared.run, len(hosts)
-        chosen = self._shared.planner.recorded(num_hosts=num_hosts, step=step)
-        found = self._shared.planner.tables(num_hosts).plan(chosen, previous=self._owners)
+        planner = self._shared.planner
+        found = planner.tables(num_hosts).plan(planner.chosen, previous=self._owners)
         setting = setting_of(run.job, num_hosts=num_hosts, hosts_a_machine=1, reads_files=True)
         tables = measured_tables(run.job, found, hosts, setting, num_steps=num_steps)
         if tables:

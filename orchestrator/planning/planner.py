@@ -20,10 +20,12 @@ from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.plans import NotPlanned, PlanChanges, TableReason, TablesPlanned
 from podembed.orchestrator.planning.best import FIRST_GAIN, Candidate, Tables, candidates, fastest
 from podembed.orchestrator.planning.records import (
+    PLANNING_FILE,
     ChosenRecord,
     PlanningRecord,
     PlanRecord,
     ProfileRecord,
+    plan_file,
     plan_steps,
     read_plan,
     read_planning,
@@ -70,8 +72,13 @@ class Planner:
         """What was chosen for a step on so many hosts; None for the rule, and where nothing was chosen yet."""
         if not self._follows or num_hosts == 1:
             return None
-        found = _readable(lambda: read_plan(self._run.store, step=step, num_hosts=num_hosts))
+        found = self._plan(num_hosts=num_hosts, step=step)
         return found.chosen if found is not None else None
+
+    @property
+    def chosen(self) -> tuple[Chosen, ...] | None:
+        """What the generation follows, as `begin` returned it. Asks no storage, which may be away."""
+        return None if self._current is None else self._current.chosen
 
     def tables(self, num_hosts: int) -> Tables:
         """The run's tables on so many hosts."""
@@ -81,7 +88,7 @@ class Planner:
             buckets=run.table_buckets,
             index=run.train_index,
             num_hosts=num_hosts,
-            threads=self._threads,
+            threads=self._record.threads if self._record is not None else self._threads,
         )
 
     def describe(self, num_hosts: int) -> str:
@@ -98,18 +105,18 @@ class Planner:
         self._current = None
         if not self._follows or num_hosts == 1:
             return None
-        self._record = _readable(lambda: read_planning(self._run.store))
+        self._record = self._planning()
         if self._record is None and step == 0:
             self._record = self._prepared()
         if self._record is None:
             return None
         store, tables = self._run.store, self.tables(num_hosts)
-        if _readable(lambda: read_plan(store, step=step, num_hosts=num_hosts)) is None:
+        if self._plan(num_hosts=num_hosts, step=step) is None:
             found = candidates(tables, self._record.calibration, [one.profile for one in self._record.profiles])
             best = fastest(found, least_gain=FIRST_GAIN)
             write_plan(store, self._recorded(best, other_s=found[0].step_s, step=step, num_hosts=num_hosts))
         # Another driver may have been first.
-        current = _readable(lambda: read_plan(store, step=step, num_hosts=num_hosts))
+        current = self._plan(num_hosts=num_hosts, step=step)
         if current is None:
             return None
         self._current, self._steps = current, plan_steps(store, num_hosts=num_hosts)
@@ -136,10 +143,35 @@ class Planner:
         if calibration is None:
             return None
         profiles = profiles_at_hand(run.job, run.train_index, most_s=0.0)
-        record = PlanningRecord(calibration=calibration, profiles=tuple(map(ProfileRecord.of, profiles.tables)))
-        write_planning(run.store, record)
+        of_tables = tuple(map(ProfileRecord.of, profiles.tables))
+        write_planning(run.store, PlanningRecord(calibration=calibration, threads=self._threads, profiles=of_tables))
         # Another driver may have been first.
-        return _readable(lambda: read_planning(run.store))
+        return self._planning()
+
+    def _planning(self) -> PlanningRecord | None:
+        """As `read_planning`. Raises ConfigurationError as `_readable`."""
+        num_tables = len(self._run.job.tables)
+
+        def read() -> PlanningRecord | None:
+            found = read_planning(self._run.store)
+            if found is not None and len(found.profiles) != num_tables:
+                raise DocumentRefused(PLANNING_FILE, f"profiles of {len(found.profiles)} tables", f"{num_tables}")
+            return found
+
+        return _readable(read)
+
+    def _plan(self, *, num_hosts: int, step: int) -> PlanRecord | None:
+        """As `read_plan`. Raises ConfigurationError as `_readable`."""
+        names = list(self._run.job.table_names)
+
+        def read() -> PlanRecord | None:
+            found = read_plan(self._run.store, step=step, num_hosts=num_hosts)
+            if found is not None and found.tables and (given := [table.name for table in found.tables]) != names:
+                name = plan_file(found.step, num_hosts)
+                raise DocumentRefused(name, f"tables {given}", f"{names}, as the job has them")
+            return found
+
+        return _readable(read)
 
     def leaves(self, step: int, profiles: Sequence[TableProfile]) -> str | None:
         """Whether a generation should end at a commit for another plan: why, or None. Records that plan.

@@ -66,10 +66,12 @@ class PlanningRecord:
     """What a run plans with.
 
     Attributes:
+      threads: of a host's kernels when the run began. A later start may have others, and follows the same plans.
       profiles: one a table, in the job's order.
     """
 
     calibration: Calibration
+    threads: int
     profiles: tuple[ProfileRecord, ...]
 
 
@@ -141,7 +143,7 @@ def read_plan(store: Store, *, step: int, num_hosts: int) -> PlanRecord | None:
     newest = max((found for found in plan_steps(store, num_hosts=num_hosts) if found <= step), default=None)
     if newest is None:
         return None
-    name = _name(newest, num_hosts)
+    name = plan_file(newest, num_hosts)
     record = decode(PlanRecord, name, read_document(store, name, max_bytes=_MAX_BYTES), max_bytes=_MAX_BYTES)
     if (record.step, record.num_hosts) != (newest, num_hosts):
         found = f"the plan of step {record.step} on {record.num_hosts} hosts"
@@ -156,7 +158,7 @@ def plan_steps(store: Store, *, num_hosts: int) -> list[int]:
 
 def write_plan(store: Store, record: PlanRecord) -> None:
     """For the holder of the lease. A plan that is there already stays."""
-    store.create_exclusive(_name(record.step, record.num_hosts), encode(record))
+    store.create_exclusive(plan_file(record.step, record.num_hosts), encode(record))
 
 
 def damaged_plans(store: Store) -> list[DocumentRefused]:
@@ -173,7 +175,8 @@ def damaged_plans(store: Store) -> list[DocumentRefused]:
     return found
 
 
-def _name(step: int, num_hosts: int) -> str:
+def plan_file(step: int, num_hosts: int) -> str:
+    """Name of the plan that counts from a step on."""
     return f"{FOLDER}/s{step:09d}-h{num_hosts:05d}.json"
 
 

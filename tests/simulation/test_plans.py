@@ -32,7 +32,7 @@ def slow_machine() -> PlanningRecord:
     factors["dedup/pooled"] = Counts(ids=1e11).values
     kernels = tuple(replace(one, factors_ns=factors) for one in CALIBRATION.kernels)
     calibration = replace(CALIBRATION, kernels=kernels)
-    return PlanningRecord(calibration=calibration, profiles=(ProfileRecord.of(SHORT),) * 2)
+    return PlanningRecord(calibration=calibration, threads=1, profiles=(ProfileRecord.of(SHORT),) * 2)
 
 
 def run(*faults: Fault, profile: TableProfile = LONG) -> tuple[Outcome, dict[str, PlanRecord], list[Manifest]]:
@@ -95,6 +95,14 @@ def test_a_storage_that_fails_while_a_plan_is_recorded_is_asked_again(action: st
     _, expected, calm = run()
     outcome, plans, manifests = run(Fault(action=action, point="before create plans", nth=2))
     assert outcome.struck[action] == 1
+    assert_same_run(plans, manifests, expected, calm)
+
+
+def test_a_storage_that_is_away_while_a_first_window_ends_ends_no_driver() -> None:
+    _, expected, calm = run()
+    outcome, plans, manifests = run(Fault(action="storage down", point="host step", nth=1, seconds=20.0))
+    assert outcome.struck["storage down"] == 1
+    assert outcome.endings == {"done": 1}
     assert_same_run(plans, manifests, expected, calm)
 
 

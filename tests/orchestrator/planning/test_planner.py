@@ -13,7 +13,14 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.plans import NotPlanned, TablesPlanned
 from podembed.orchestrator.fsck.records import record_findings
 from podembed.orchestrator.planning.planner import Planner
-from podembed.orchestrator.planning.records import PLANNING_FILE, read_plan
+from podembed.orchestrator.planning.records import (
+    PLANNING_FILE,
+    plan_file,
+    read_plan,
+    read_planning,
+    write_plan,
+    write_planning,
+)
 from podembed.orchestrator.run.opening import create_run
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.calibration.record import this_machine, write_calibration
@@ -71,6 +78,35 @@ def test_a_run_keeps_its_plan_whatever_is_measured_later(run: OpenRun, tmp_path:
     assert again.recorded(num_hosts=2, step=20) == first
     (tmp_path / ".podembed" / "calibration.json").unlink()
     assert Planner(run, TWO, emit=lambda event: None).begin(num_hosts=2, step=20) == first
+
+
+def test_a_plan_follows_from_the_threads_of_the_first_start(run: OpenRun, tmp_path: Path) -> None:
+    calibrate(tmp_path, dedup_rows=SLOW_ROWS)
+    first = Planner(run, TWO, emit=lambda event: None)
+    chosen = first.begin(num_hosts=2, step=0)
+    # What it follows is known without the storage.
+    assert first.chosen == chosen
+    later = Planner(run, replace(TWO, threads_per_host=8), emit=lambda event: None)
+    assert later.tables(2).threads == 8
+    assert later.begin(num_hosts=2, step=10) == chosen
+    assert later.tables(2).threads == 1
+
+
+def test_records_of_another_run_are_refused(run: OpenRun, tmp_path: Path) -> None:
+    calibrate(tmp_path, dedup_rows=SLOW_ROWS)
+    Planner(run, TWO, emit=lambda event: None).begin(num_hosts=2, step=0)
+    planning, plan = read_planning(run.store), read_plan(run.store, step=0, num_hosts=2)
+    assert planning is not None
+    assert plan is not None
+    path = tmp_path / "run" / plan_file(0, 2)
+    path.unlink()
+    write_plan(run.store, replace(plan, tables=plan.tables[:-1]))
+    with pytest.raises(ConfigurationError, match=r"Found tables .* in plans/s000000000-h00002.json"):
+        Planner(run, TWO, emit=lambda event: None).begin(num_hosts=2, step=0)
+    (tmp_path / "run" / PLANNING_FILE).unlink()
+    write_planning(run.store, replace(planning, profiles=planning.profiles[1:]))
+    with pytest.raises(ConfigurationError, match="Found profiles of 3 tables in PLANNING.json"):
+        Planner(run, TWO, emit=lambda event: None).begin(num_hosts=2, step=0)
 
 
 def test_without_constants_or_by_request_the_rule_stays(run: OpenRun, tmp_path: Path) -> None:
