@@ -72,17 +72,6 @@ def _is_among(ids, start, stop, wanted):
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
-def _drawn(word, candidates, thresholds, aliases, first_row, num_rows):
-    """An id by a random number: of the candidates by their tables, or evenly of the rows."""
-    if len(candidates) == 0:
-        return first_row + np.int64(word % np.uint64(num_rows))
-    slot = np.int64(word % np.uint64(len(candidates)))
-    if np.float64(finalize(word) >> _11) * _SCALE >= thresholds[slot]:
-        slot = aliases[slot]
-    return candidates[slot]
-
-
-@numba.njit(nogil=True, cache=True, inline="always")
 def _is_own(own, wanted):
     """Whether a sample has this row. Beyond a few they rise."""
     if len(own) > _FEW:
@@ -94,14 +83,14 @@ def _is_own(own, wanted):
 
 
 @numba.njit(nogil=True, cache=True)
-def _left(own, others, known_begin, known_end, known_ids, candidates, weights, first_row, num_rows):
+def _left(own, others, known, candidates, weights, first_row, num_rows):
     """The ids that may be drawn and are neither the sample's own, nor others, nor known, and their weights."""
     taken = np.sort(np.concatenate((own, others)))
     size = len(candidates) if len(candidates) else num_rows
     ids, found, count = np.empty(size, np.int64), np.empty(size, np.float64), 0
     for slot in range(size):
         id_ = candidates[slot] if len(candidates) else first_row + slot
-        if not _is_among(taken, 0, len(taken), id_) and not _is_among(known_ids, known_begin, known_end, id_):
+        if not _is_among(taken, 0, len(taken), id_) and not _is_among(known, 0, len(known), id_):
             ids[count], found[count] = id_, weights[slot] if len(weights) else 1.0
             count += 1
     return ids[:count], found[:count]
@@ -167,7 +156,7 @@ def draw_negatives(
                 drawn = np.int64(0)
                 for trial in range(MAX_TRIES):
                     word = mix_word(number + np.uint64(trial), key)
-                    # As `_drawn`, which the compiler makes slower here.
+                    # In a function of its own it takes twice as long, even where the compiler puts it in here.
                     if len(candidates):
                         slot = np.int64(word % np.uint64(len(candidates)))
                         if np.float64(finalize(word) >> _11) * _SCALE >= thresholds[slot]:
@@ -229,26 +218,23 @@ def draw_distinct(
                 drawn, is_found = np.int64(0), False
                 for trial in range(0 if is_listed else MAX_TRIES):
                     word = mix_word(number + np.uint64(trial), key)
-                    drawn = _drawn(word, candidates, thresholds, aliases, first_row, num_rows)
-                    is_found = not _is_own(own, drawn)
+                    if len(candidates):
+                        slot = np.int64(word % np.uint64(len(candidates)))
+                        if np.float64(finalize(word) >> _11) * _SCALE >= thresholds[slot]:
+                            slot = aliases[slot]
+                        drawn = candidates[slot]
+                    else:
+                        drawn = first_row + np.int64(word % np.uint64(num_rows))
+                    is_taken = _is_own(own, drawn)
                     for other in range(first, at):
-                        is_found &= out[other] != drawn
-                    is_found = is_found and not _is_among(known_ids, known_begin, known_end, drawn)
-                    if is_found:
+                        is_taken |= out[other] == drawn
+                    if not is_taken and not _is_among(known_ids, known_begin, known_end, drawn):
+                        is_found = True
                         break
                 if not is_found:
                     if not is_listed:
-                        left, left_weights = _left(
-                            own,
-                            out[first:at],
-                            known_begin,
-                            known_end,
-                            known_ids,
-                            candidates,
-                            weights,
-                            first_row,
-                            num_rows,
-                        )
+                        known, others = known_ids[known_begin:known_end], out[first:at]
+                        left, left_weights = _left(own, others, known, candidates, weights, first_row, num_rows)
                         is_listed = True
                     chosen = _chosen(left_weights, mix_word(number, key))
                     if chosen < 0 and end - begin == 1:
