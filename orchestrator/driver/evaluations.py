@@ -143,8 +143,9 @@ def _labelled(part: ScoredSamples) -> Scores:
 
 
 def require_metric(job: JobConfig, config: CheckpointConfig, evaluation: Evaluation) -> None:
-    """Refuses to go on where the best commits, or the end of training, hang on a figure that an evaluation does not
-    have: no commit would ever be the best, or training would end because of the data.
+    """Refuses to go on without a figure on which the best commits, or the end of training, hang.
+
+    No commit would ever be the best, or training would end because of the data.
 
     Raises:
       ConfigurationError: with the reason, and the figures that are there.
