@@ -142,15 +142,19 @@ def test_a_port_at_which_nobody_answers_is_no_line():
         DriverEnd.connect(address, SPEC)
 
 
-def test_the_thread_ends_with_the_line(process, end):
+def test_the_thread_ends_with_the_line():
+    earlier = set(threading.enumerate())
+    process = Process()
+    end = DriverEnd.connect(process.door.address, SPEC)
     wait(end, [begin(end, "echo")])
-    before = threading.active_count()
+    # Threads of other tests come and go beside these.
+    own = [thread for thread in threading.enumerate() if thread not in earlier and thread.name == "calls of the driver"]
+    assert len(own) == 1
     process.line.close()
     process.line.close()
-    deadline = time.monotonic() + 20.0
-    while threading.active_count() >= before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before - 1
+    own[0].join(20.0)
+    assert not own[0].is_alive()
+    end.close()
 
 
 class Between:
