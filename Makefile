@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help train test check lint types tests-with-ray long-tests fuzz env clean simulate lease-races chaos chaos-short elastic faults papers
+.PHONY: help train test check lint types tests-with-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"
 	@echo "make test    checks and tests"
 	@echo "make check   ruff and pyright only"
 	@echo "make simulate SEEDS=1000        random faults over the real driver, on a fake clock; SEED=17 replays one"
+	@echo "make simulate-slices SEEDS=200  the same with TPU slices that come and go"
+	@echo "make slices SEEDS=20            random schedules of pretended slices on real Ray nodes; a quarter of an hour"
 	@echo "make lease-races ROUNDS=200     three real drivers that fight for one run"
 	@echo "make chaos   inject faults: the whole list, then ROUNDS=50 random schedules from SEED=1 on; an hour or two"
 	@echo "make chaos-short   the same in about a minute"
@@ -62,6 +64,12 @@ PROCESSES ?= $(shell nproc)
 
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES))
+
+simulate-slices: $(STAMP)
+	$(BIN)/python -m tests.simulation.slices $(if $(SEED),--seed $(SEED),--seeds $(if $(filter command line,$(origin SEEDS)),$(SEEDS),200) --first $(FIRST))
+
+slices: $(STAMP)
+	$(BIN)/python -m tests.faults.slices.schedules --seeds $(if $(filter command line,$(origin SEEDS)),$(SEEDS),20) --first $(FIRST)
 
 lease-races: $(STAMP)
 	$(BIN)/python -m tests.orchestrator.commit.races.lease_races --rounds $(or $(ROUNDS),200)

@@ -114,5 +114,6 @@ def resume(command: Resume) -> int:
         )
     head = run.newest_commit()
     hosts = parse_hosts(command.hosts) if command.hosts is not None else head.hosts if head else 1
-    scaling = scaling_config(command, 1 if command.in_process and command.hosts is None else hosts)
+    is_counted = not command.in_process and command.topology is None
+    scaling = scaling_config(command, hosts if is_counted or command.hosts is not None else 1)
     return fit_run(run, command, scaling, reporter)

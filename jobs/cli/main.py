@@ -61,6 +61,16 @@ class Train:
     """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and
     models run there.
     """
+    topology: str | None = None
+    """Of a TPU slice, such as 4x4: train on whole slices, with a host on each machine."""
+    accelerator_type: str | None = None
+    """Generation of the slices' chips, such as TPU-V6E."""
+    slices: str | None = None
+    """Slices that train together, a number or a range such as 1-4; one by default."""
+    platform: str | None = None
+    """cpu runs models on CPUs although accelerators are reserved, as on machines that only pretend to have some."""
+    ask_cluster: bool = False
+    """Ask the cluster's autoscaler for the most hosts or slices while the run lasts."""
     in_process: bool = False
     """One host in this process, without Ray."""
     name: str | None = None
@@ -127,6 +137,16 @@ class Resume:
     """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and
     models run there.
     """
+    topology: str | None = None
+    """Of a TPU slice, such as 4x4: train on whole slices, with a host on each machine."""
+    accelerator_type: str | None = None
+    """Generation of the slices' chips, such as TPU-V6E."""
+    slices: str | None = None
+    """Slices that train together, a number or a range such as 1-4; one by default."""
+    platform: str | None = None
+    """cpu runs models on CPUs although accelerators are reserved, as on machines that only pretend to have some."""
+    ask_cluster: bool = False
+    """Ask the cluster's autoscaler for the most hosts or slices while the run lasts."""
     in_process: bool = False
     """One host in this process, without Ray."""
     single_writer: bool = False

@@ -27,7 +27,7 @@ KEPT_COMMITS = 3
 FEWEST_STEPS = 20  # between two commits or evaluations, unless a flag says otherwise
 
 
-def parse_hosts(text: str) -> int | tuple[int, int]:
+def parse_hosts(text: str, flag: str = "--hosts") -> int | tuple[int, int]:
     """`4`, or `2-8` for a range.
 
     Raises:
@@ -36,7 +36,7 @@ def parse_hosts(text: str) -> int | tuple[int, int]:
     least, separator, most = text.partition("-")
     if not least.isdecimal() or not (most.isdecimal() if separator else not most):
         raise ConfigurationError(
-            f"Found --hosts {shlex.quote(text)}. Expected a number such as 4, or a range such as 2-8."
+            f"Found {flag} {shlex.quote(text)}. Expected a number such as 4, or a range such as 2-8."
         )
     return (int(least), int(most)) if separator else int(least)
 
@@ -94,6 +94,7 @@ def parse_resources(pairs: tuple[str, ...]) -> dict[str, float] | None:
 # Fields of the settings → flags, for messages about them.
 _FLAGS = {
     "num_hosts": "--hosts",
+    "num_slices": "--slices",
     "threads_per_host": "--threads-per-host",
     "every_steps": "--checkpoint-every",
     "every_seconds": "--checkpoint-seconds",
@@ -130,6 +131,11 @@ def scaling_config(command: Train | Resume, hosts: int | tuple[int, int]) -> Sca
             num_hosts=hosts,
             threads_per_host=command.threads_per_host,
             resources_per_host=parse_resources(command.resources),
+            topology=command.topology,
+            accelerator_type=command.accelerator_type,
+            num_slices=1 if command.slices is None else parse_hosts(command.slices, "--slices"),
+            platform=command.platform,
+            ask_cluster=command.ask_cluster,
             in_process=command.in_process,
         )
 

@@ -109,9 +109,13 @@ def check_hosts(job: JobConfig, scaling: ScalingConfig) -> None:
     """
     if scaling.most_hosts > job.num_lanes:
         found = f"up to {scaling.most_hosts}" if scaling.is_range else scaling.most_hosts
+        slices = scaling.slices
+        whence = "" if slices is None else f", {slices.hosts} for each slice of {slices},"
+        fewer = "hosts" if slices is None else "slices (--slices)"
         raise ConfigurationError(
-            f"Found {found} hosts for the {job.num_lanes} lanes of job '{job.name}'. Expected at most one host a lane. "
-            f"Use fewer hosts, or begin a new run with JobConfig(num_lanes=...) of at least {scaling.most_hosts}."
+            f"Found {found} hosts{whence} for the {job.num_lanes} lanes of job '{job.name}'. Expected at most one host "
+            f"a lane. Use fewer {fewer}, or begin a new run with JobConfig(num_lanes=...) of at least "
+            f"{scaling.most_hosts}."
         )
 
 

@@ -16,11 +16,12 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.api.errors import TooFewHosts
 from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
-from podembed.orchestrator.cluster.connection import connected
+from podembed.orchestrator.cluster.connection import Connection, connected
 from podembed.orchestrator.cluster.in_process import InProcessBackend
 from podembed.orchestrator.cluster.places import taking_connections
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.cluster.ray_nodes import RayNodes
+from podembed.orchestrator.cluster.slices.backend import SliceBackend
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.machines import ClusterAwaited
 
@@ -71,9 +72,18 @@ def joined(
             # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
             raise StoppedAtStart(signal.SIGTERM.name) from left
         stop.claim()
-        backend = RayBackend(scaling, emit, lost=connection.lost, answers=connection.answers)
+        backend = _backend(scaling, connection, emit)
         cluster = RayNodes(backend, scaling, connection=connection, emit=emit)
+        if scaling.ask_cluster:
+            cluster.ask_for_most()
+            stack.callback(cluster.withdraw)
         yield Joined(backend=backend, cluster=cluster, stop=stop)
+
+
+def _backend(scaling: ScalingConfig, connection: Connection, emit: Emit) -> RayBackend:
+    if (topology := scaling.slices) is None:
+        return RayBackend(scaling, emit, lost=connection.lost, answers=connection.answers)
+    return SliceBackend(scaling, emit, topology=topology, lost=connection.lost, answers=connection.answers)
 
 
 def _go_on(stop: StopSignals) -> None:

@@ -96,15 +96,21 @@ class RayBackend:
         bundle = self.bundle(num_hosts)
         self._name_idle_accelerators(bundle)
         try:
-            group = self._granted(num_hosts, bundle, on_wait)
+            reservation = self._first_places(num_hosts, bundle, on_wait)
         except ConfigurationError as error:
             if not self.placed:
                 raise
             # There was room once, and a moment ago; somebody else took it, and the run can wait for it.
             taken = Failure(worker=None, kind=FailureKind.PEER, message=str(error))
             raise WorkerFailure([taken]) from error
-        places = [Place(group, index, node) for index, node in enumerate(nodes_of(group))]
-        return self._handles(Reservation([group], places, bundle, []), [None] * num_hosts)
+        return self._handles(reservation, [None] * num_hosts)
+
+    def _first_places(self, num_hosts: int, bundle: dict[str, float], on_wait: Callable[[], None]) -> Reservation:
+        """Room for hosts that are all new."""
+        group = self._granted(num_hosts, bundle, on_wait)
+        return Reservation(
+            [group], [Place(group, index, node) for index, node in enumerate(nodes_of(group))], bundle, []
+        )
 
     def _name_idle_accelerators(self, bundle: dict[str, float]) -> None:
         import ray
@@ -114,9 +120,10 @@ class RayBackend:
             self._has_named_idle = True
             self._emit(idle)
 
-    def _environment(self, kind: WorkerKind, bundle: dict[str, float]) -> dict[str, str]:
-        threads = self._scaling.threads_per_host
-        return worker_environment(kind, resources=bundle, threads=threads, environ=os.environ)
+    def _environment(self, kind: WorkerKind, bundle: dict[str, float], place: Place) -> dict[str, str]:
+        """Variables of a process that is about to start in a place."""
+        threads, platforms = self._scaling.threads_per_host, self._scaling.jax_platforms
+        return worker_environment(kind, resources=bundle, threads=threads, environ=os.environ, platforms=platforms)
 
     def fit(self, handles: Sequence[HostHandles]) -> frozenset[int]:
         reservation = self._reservations.get(id(handles))
@@ -129,6 +136,14 @@ class RayBackend:
         self, handles: Sequence[HostHandles], kept: Sequence[int | None], on_wait: Callable[[], None]
     ) -> Sequence[HostHandles]:
         before = self._reservations[id(handles)]
+        reservation = self._next_places(before, kept, on_wait)
+        del self._reservations[id(handles)]
+        actors = [None if old is None else of_ray(handles[old].host).actor for old in kept]
+        self._let_go(reservation)
+        return self._handles(reservation, actors)
+
+    def _next_places(self, before: Reservation, kept: Sequence[int | None], on_wait: Callable[[], None]) -> Reservation:
+        """Room for the next generation, of which some hosts live on; it may hold more than it needs."""
         search = Search(self, before.groups, before.bundle, answering=answering_nodes())
         # A host that lives on keeps its place, and so does one that is replaced, where it can.
         chosen = {rank: before.places[old] for rank, old in enumerate(kept) if old is not None}
@@ -142,12 +157,7 @@ class RayBackend:
         except BaseException:
             search.give_back()
             raise
-        del self._reservations[id(handles)]
-        places = [chosen[rank] for rank in range(len(kept))]
-        actors = [None if old is None else of_ray(handles[old].host).actor for old in kept]
-        reservation = Reservation(search.groups, places, before.bundle, before.standbys)
-        self._let_go(reservation)
-        return self._handles(reservation, actors)
+        return Reservation(search.groups, [chosen[rank] for rank in range(len(kept))], before.bundle, before.standbys)
 
     def _let_go(self, reservation: Reservation) -> None:
         """Gives back the groups in which no host is any more. What Ray looks for in place of a lost one would take the
@@ -208,9 +218,9 @@ class RayBackend:
                 placement_group=place.group, placement_group_bundle_index=place.index
             ),
             "num_cpus": 0 if leases is not None else bundle.get("CPU", 0.0) / 2,
-            "runtime_env": {"env_vars": self._environment(kind, bundle) | mark},
+            "runtime_env": {"env_vars": self._environment(kind, bundle, place) | mark},
         }
-        if kind == "device":
+        if kind == "device" and leases is None:
             options["num_gpus"] = bundle.get("GPU", 0)
             options["resources"] = {n: amount for n, amount in bundle.items() if n not in ("CPU", "GPU", "memory")}
         actor = (host_class if kind == "host" else device_class).options(**options).remote(*(leases or ()))
@@ -232,7 +242,7 @@ class RayBackend:
         self._drop_dead(reservation)
         wanted: list[tuple[WorkerKind, Place]] = [("host", reservation.places[0])]
         # Accelerators belong to the process that Ray gave them to; only on CPUs can another one take its place.
-        if not accelerators_of(reservation.bundle):
+        if self._scaling.platform == "cpu" or not accelerators_of(reservation.bundle):
             wanted.extend(("device", place) for place in reservation.places)
         there = [(standby.kind, standby.place.node) for standby in reservation.standbys]
         for kind, place in wanted:
@@ -313,8 +323,8 @@ class RayBackend:
         """
         import ray
 
-        if self._scaling.resources_per_host is not None:
-            return dict(self._scaling.resources_per_host)
+        if self._scaling.reserved is not None:
+            return dict(self._scaling.reserved)
         total = ray.cluster_resources().get("CPU", 0.0)
         # Rounded down to what Ray can count; both processes of a host take half.
         share = min(1.0, int(total / num_hosts * 1000) / 1000)

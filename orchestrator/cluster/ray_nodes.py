@@ -15,8 +15,11 @@ from podembed.orchestrator.cluster.connection import Connection
 from podembed.orchestrator.cluster.places import daemon_of, taking_connections
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.cluster.ray_calls import RayHandle
+from podembed.orchestrator.cluster.slices.backend import SliceBackend
+from podembed.orchestrator.cluster.slices.holding import demanded
+from podembed.orchestrator.cluster.slices.labels import domain_of, part_of
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
-from podembed.orchestrator.decisions.membership import Node, Rules
+from podembed.orchestrator.decisions.membership import Node, Rules, Slice
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.machines import ClusterRestarted, NicenessFound
 from podembed.orchestrator.group.worker_group import Handle, HostHandles
@@ -40,6 +43,7 @@ class RayNodes:
     def __init__(self, backend: RayBackend, scaling: ScalingConfig, *, connection: Connection, emit: Emit) -> None:
         self._backend = backend
         self._scaling = scaling
+        self._topology = scaling.slices
         self._connection = connection
         self._emit = emit
         self._is_own = connection.is_own
@@ -47,6 +51,10 @@ class RayNodes:
         self._asked: tuple[int, frozenset[str]] | None = None
         self._handles: Sequence[HostHandles] = ()
         self._domains: Mapping[str, FailureDomain] = {}
+        self._addresses: Mapping[str, str] = {}
+        # Since the last placement. A slice keeps its name when machines in it are replaced, so those that left before
+        # say nothing of it.
+        self._seen: set[str] = set()
         self._announced: frozenset[FailureDomain] = frozenset()
         self._usable: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
@@ -75,11 +83,15 @@ class RayNodes:
             held = self._backend.held_places([self._demand] if self._demand is not None else [])
         except (ray.exceptions.RayError, ConnectionError, TimeoutError):
             return None
-        domains = self._domains = {node["NodeID"]: _domain_of(node) for node in known}
-        self._announced = frozenset(
-            domains[node["NodeID"]] for node in known if node.get("DeathReason") in ANNOUNCED_DEATHS
-        )
+        domains = self._domains = {node["NodeID"]: domain_of(node, self._topology) for node in known}
+        self._addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in known}
         alive = [node for node in known if node["Alive"]]
+        self._seen.update(node["NodeID"] for node in alive)
+        self._announced = frozenset(
+            domains[node["NodeID"]]
+            for node in known
+            if node.get("DeathReason") in ANNOUNCED_DEATHS and (self._topology is None or node["NodeID"] in self._seen)
+        )
         if is_careful:
             taking = taking_connections({node["NodeID"]: daemon_of(node) for node in alive})
             self._unreachable = frozenset(node["NodeID"] for node in alive) - taking
@@ -95,6 +107,7 @@ class RayNodes:
                 is_draining=node["NodeID"] in draining,
                 # 0 stands for no deadline.
                 drain_unix_s=draining[node["NodeID"]] / 1000 if draining.get(node["NodeID"]) else None,
+                part=part_of(node, self._topology),
             )
             for node in alive
         ]
@@ -112,13 +125,14 @@ class RayNodes:
         """
         self._renew()
         scaling = self._scaling
-        has_resources = scaling.resources_per_host is not None
+        has_resources = scaling.reserved is not None
         return Rules(
             least=scaling.least_hosts,
             most=scaling.most_hosts,
             resources=self._backend.bundle(scaling.least_hosts),
-            is_one_a_machine=scaling.is_range and not has_resources,
+            is_one_a_machine=self._topology is not None or (scaling.is_range and not has_resources),
             may_share=not has_resources and (self._is_own or not scaling.is_range),
+            topology=self._topology,
         )
 
     def _renew(self) -> None:
@@ -152,8 +166,11 @@ class RayNodes:
         if found > 0:
             self._emit(NicenessFound(niceness=found))
 
-    def place(self, avoid: frozenset[str], *, has_own_machines: bool) -> None:
+    def place(self, avoid: frozenset[str], *, has_own_machines: bool, slices: Sequence[Slice] = ()) -> None:
         """How the next hosts are placed."""
+        self._seen = {*self._usable}
+        if isinstance(self._backend, SliceBackend):
+            self._backend.chosen = slices
         # Ray goes on to place on machines that it has not missed yet.
         self._backend.avoided = avoid | self._unreachable
         self._backend.has_own_machines = has_own_machines
@@ -179,6 +196,10 @@ class RayNodes:
         """Those of these dead processes that the kernel may have killed for want of memory."""
         return self._kills.grown(workers, self._handles) if self._connection.answers() else set()
 
+    def machine_of(self, host: int) -> str:
+        """Address of the machine on which a host was put last; empty where that is unknown."""
+        return self._addresses.get(self._backend.placed.get(host, ""), "")
+
     def placed(self) -> Mapping[int, FailureDomain]:
         """By host, the domain of the machine on which it was put last."""
         return {host: self._domain(machine) for host, machine in self._backend.placed.items() if machine}
@@ -192,6 +213,9 @@ class RayNodes:
         self.unask()
         self._asked = (num_hosts, avoid)
         self._backend.avoided = avoid | self._unreachable
+        if isinstance(self._backend, SliceBackend):
+            self._demand = self._backend.demand(num_hosts, self._usable - avoid)
+            return
         is_one_a_machine = self.rules().is_one_a_machine
         held = {node: count for node, count in self._backend.held_places().items() if node in self._usable - avoid}
         missing = num_hosts - (len(held) if is_one_a_machine else sum(held.values()))
@@ -202,6 +226,27 @@ class RayNodes:
                 avoid=held if is_one_a_machine else (),
             )
 
+    def ask_for_most(self) -> None:
+        """Asks the cluster's autoscaler for the most that the run can use, until `withdraw`. Ray keeps one such request
+        for a whole cluster.
+        """
+        from ray.autoscaler.sdk import request_resources
+
+        most, bundle = self._scaling.most_hosts, self._backend.bundle(self._scaling.most_hosts)
+        if self._topology is None:
+            request_resources(bundles=[bundle] * most)
+            return
+        # Without the labels it would start machines of whichever group has such chips.
+        bundles, labels = demanded(self._topology, most // self._topology.hosts, bundle)
+        request_resources(bundles=bundles, bundle_label_selectors=labels)
+
+    def withdraw(self) -> None:
+        """Takes that back."""
+        from ray.autoscaler.sdk import request_resources
+
+        if self._connection.answers():
+            request_resources(bundles=[])
+
     def unask(self) -> None:
         """Gives back what `ask` requested, also if the cluster granted it meanwhile: its places are then free for the
         hosts.
@@ -209,11 +254,6 @@ class RayNodes:
         if self._demand is not None:
             self._backend.give_back(self._demand)
         self._demand = self._asked = None
-
-
-def _domain_of(node: Mapping[str, Any]) -> FailureDomain:
-    """What a node of `ray.nodes` fails with: every machine fails alone."""
-    return FailureDomain.of_machine(node["NodeID"], node["NodeManagerAddress"])
 
 
 class KillCounters:

@@ -44,6 +44,7 @@ def worker_environment(
     resources: Mapping[str, float],
     threads: int | None,
     environ: Mapping[str, str],
+    platforms: str | None = None,
 ) -> dict[str, str]:
     """Variables for a worker process.
 
@@ -53,8 +54,10 @@ def worker_environment(
       threads: of a host's kernels and its CPU device; None leaves the libraries' own choice.
       environ: what the user set. The allocator's variables, and those of JAX for device processes, are left as they are
         there.
+      platforms: what the run's device processes ask JAX for, whatever the user's environment says; None leaves it to
+        that.
     """
-    return _allocator(environ) | _threads(threads, environ) | _devices(kind, resources, environ)
+    return _allocator(environ) | _threads(threads, environ) | _devices(kind, resources, environ, platforms)
 
 
 def _allocator(environ: Mapping[str, str]) -> dict[str, str]:
@@ -74,10 +77,14 @@ def _threads(threads: int | None, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _devices(kind: WorkerKind, resources: Mapping[str, float], environ: Mapping[str, str]) -> dict[str, str]:
+def _devices(
+    kind: WorkerKind, resources: Mapping[str, float], environ: Mapping[str, str], platforms: str | None
+) -> dict[str, str]:
     if kind == "host":
         # It computes learning rates with JAX, and a job's initializers may; the accelerators are its device process's.
         return {PLATFORMS: "cpu"}
+    if platforms is not None:
+        return {PLATFORMS: platforms}
     if not accelerators_of(resources):
         return {} if environ.get(PLATFORMS) else {PLATFORMS: "cpu"}
     gpu_share = resources.get("GPU", 0.0)

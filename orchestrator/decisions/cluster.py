@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from podembed.orchestrator.api.config import ScalingConfig
 from podembed.orchestrator.api.errors import Failure, FailureKind, roots
+from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
-from podembed.orchestrator.decisions.membership import Node, Rules, Wait
+from podembed.orchestrator.decisions.membership import Node, Rules, Slice, Wait
 from podembed.orchestrator.group.worker_group import Handle, HostHandles
 from podembed.workers.liveness.worker import Worker
 
@@ -30,8 +32,8 @@ class Cluster(Protocol):
         """What is asked of it."""
         ...
 
-    def place(self, avoid: frozenset[str], *, has_own_machines: bool) -> None:
-        """How the next hosts are placed: off these machines, and whether each has one for itself."""
+    def place(self, avoid: frozenset[str], *, has_own_machines: bool, slices: Sequence[Slice] = ()) -> None:
+        """How the next hosts are placed: off these machines, whether each has one for itself, and on which slices."""
         ...
 
     def domain_of(self, handle: Handle) -> FailureDomain | None:
@@ -44,6 +46,10 @@ class Cluster(Protocol):
 
     def killed_for_memory(self, workers: Collection[Worker]) -> set[Worker]:
         """Those of these dead processes that the kernel may have killed for want of memory."""
+        ...
+
+    def machine_of(self, host: int) -> str:
+        """Address of the machine on which a host was put last; empty where that is unknown."""
         ...
 
     def placed(self) -> Mapping[int, FailureDomain]:
@@ -75,20 +81,37 @@ def marked_by_kernel(failures: Sequence[Failure], cluster: Cluster | None) -> li
     ]
 
 
-def gave_up(decision: Wait, cluster: Cluster, *, step: int, waited_s: float) -> str:
-    """The message of a run that waited too long for hosts."""
+def gave_up(decision: Wait, cluster: Cluster, step: int, *, waited_s: float, because: str = "") -> str:
+    """The message of a run that waited too long for hosts.
+
+    Args:
+      because: why some rest, as the remedy of a sentence; empty where that is not known.
+    """
+    rules = cluster.rules()
+    amounts = ", ".join(f"{amount:g} {name}" for name, amount in rules.resources.items())
+    expected, flag = f"room for at least {plural(decision.needed, 'host')} with {amounts} each", "--hosts"
+    if rules.topology is not None:
+        number = decision.needed // rules.topology.hosts
+        expected, flag = (
+            f"at least {plural(number, 'whole slice')} of {rules.topology}, with {amounts} a host",
+            "--slices",
+        )
     return (
-        f"Found {decision.why}, for {waited_s:.0f} s. Expected room for at least {_hosts(decision.needed)} with "
-        f"{_amounts(cluster)} "
-        f"each. The state is intact at step {step}: add machines, then `podembed resume` goes on; or lower the "
-        "minimum (--hosts MIN-MAX)."
+        f"Found {decision.why}, for {waited_s:.0f} s. Expected {expected}. The state is intact at step {step}: "
+        f"{because}add machines, then `podembed resume` goes on; or lower the minimum ({flag} MIN-MAX)."
     )
 
 
-def _hosts(count: int) -> str:
-    return f"{count} host{'' if count == 1 else 's'}"
+def is_of_chip(failure: Failure, scaling: ScalingConfig) -> bool:
+    """Whether a device process failed that has chips of a TPU slice to itself."""
+    return scaling.slices is not None and failure.worker is not None and not failure.worker.is_host
 
 
-def _amounts(cluster: Cluster) -> str:
-    resources = cluster.rules().resources
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+def no_device(failure: Failure, cluster: Cluster) -> str:
+    """Why a slice rests in which device processes do not live long, and what helps."""
+    machine = cluster.machine_of(failure.worker.number) if failure.worker else ""
+    return (
+        f"{failure.worker} on machine {machine or 'unknown'} failed twice within a minute of its start "
+        f"({failure.message.rstrip('.')}). Expected its chips for JAX. See whether libtpu is installed there "
+        "(jax[tpu]), and whether another process holds them"
+    )

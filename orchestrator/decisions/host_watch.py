@@ -16,7 +16,7 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import FailureConfig, ScalingConfig
 from podembed.orchestrator.api.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault, roots
 from podembed.orchestrator.api.result import HostsChange
-from podembed.orchestrator.decisions.cluster import Cluster, gave_up, marked_by_kernel
+from podembed.orchestrator.decisions.cluster import Cluster, gave_up, is_of_chip, marked_by_kernel, no_device
 from podembed.orchestrator.decisions.failure import Budget, GiveUp, Recover, after_failure, ending
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
 from podembed.orchestrator.decisions.membership import (
@@ -30,12 +30,12 @@ from podembed.orchestrator.decisions.membership import (
     Stay,
     Use,
     Wait,
-    choose_hosts,
     when_to_change,
 )
 from podembed.orchestrator.decisions.quarantine import Quarantine
+from podembed.orchestrator.decisions.slices import choose
 from podembed.orchestrator.events.event import Emit
-from podembed.orchestrator.events.machines import HostsAwaited, HostsChosen, HostsWillChange, MachineRests
+from podembed.orchestrator.events.machines import RESTS_FOR, HostsAwaited, HostsChosen, HostsWillChange, MachineRests
 from podembed.orchestrator.events.run import HostsChanged
 from podembed.orchestrator.group.worker_group import HostHandles, WorkerGroup
 from podembed.workers.liveness.worker import Worker
@@ -50,6 +50,7 @@ SEEN_SETTLE_S = (
 )
 SAY_AFTER_S = 2.0
 SAY_EVERY_S = 60.0
+EARLY_S = 60.0  # a device process that fails sooner than that has something against its machine
 FIRST_COMMIT_S = 5.0  # taken for the time of a commit before there was one
 
 
@@ -103,6 +104,8 @@ class HostWatch:
         self._quarantine = Quarantine(
             after=limits.quarantine_after, first_s=limits.quarantine_s, period_s=limits.quarantine_period_s
         )
+        self._rests_for = ""
+        self._began_s: float | None = None
         self._hosts: tuple[FailureDomain | None, ...] = ()
         self._nodes: Sequence[Node] = ()
         self._looked_s = -math.inf
@@ -127,6 +130,7 @@ class HostWatch:
           TooFewHosts: there were too few for longer than the run waits.
         """
         self._hosts, self._nodes, self._wanted, self._grows, self._said = (), (), None, 0, Stay()
+        self._began_s = None
         if self._cluster is None:
             return self._scaling.least_hosts
         try:
@@ -149,12 +153,13 @@ class HostWatch:
                 found=0, needed=rules.least, avoid=frozenset(), why="the cluster does not answer"
             )
             if nodes is not None:
-                decision = choose_hosts(nodes, rules, quarantined=resting)
-                best = choose_hosts(nodes, rules, quarantined=resting, as_if_free=True)
+                decision = choose(nodes, rules, quarantined=resting)
+                best = choose(nodes, rules, quarantined=resting, as_if_free=True)
                 is_best = not isinstance(best, Use) or (isinstance(decision, Use) and _as_good(decision, best))
                 is_less = isinstance(decision, Use) and decision.num_hosts < expected
                 is_settled = (is_best and not is_less) or waited_s >= (SEEN_SETTLE_S if is_less else SETTLE_S)
                 if isinstance(decision, Use) and is_settled:
+                    self._nodes = nodes
                     self._begin(cluster, decision, rules)
                     self.num_hosts = decision.num_hosts
                     return self.num_hosts
@@ -165,11 +170,11 @@ class HostWatch:
                     left_s = max(0.0, self._limits.wait_for_hosts_s - waited_s)
                     self._emit(HostsAwaited(needed=decision.needed, found=decision.why, step=step, left_s=left_s))
                 if waited_s >= self._limits.wait_for_hosts_s:
-                    raise TooFewHosts(gave_up(decision, cluster, step=step, waited_s=waited_s))
+                    raise TooFewHosts(gave_up(decision, cluster, step, waited_s=waited_s, because=self._rests_for))
             self._clock.sleep(WAIT_LOOK_S)
 
     def _begin(self, cluster: Cluster, decision: Use, rules: Rules) -> None:
-        cluster.place(decision.avoid, has_own_machines=decision.has_own_machines)
+        cluster.place(decision.avoid, has_own_machines=decision.has_own_machines, slices=decision.slices)
         if decision.avoid or decision.num_hosts < rules.most:
             self._emit(
                 HostsChosen(num_hosts=decision.num_hosts, least=rules.least, most=rules.most, reason=decision.why)
@@ -182,7 +187,7 @@ class HostWatch:
 
     def began(self, handles: Sequence[HostHandles], *, generation: int) -> None:
         """A generation runs, with these hosts."""
-        self._is_quiet = False
+        self._is_quiet, self._began_s = False, self._clock.monotonic_s()
         self._hosts = (None,) * len(handles)
         if self._cluster is not None:
             self._hosts = tuple(self._cluster.domain_of(pair.host) for pair in handles)
@@ -243,7 +248,7 @@ class HostWatch:
             )
 
     def _best_of(self, nodes: Sequence[Node]) -> Use | Wait | None:
-        return choose_hosts(nodes, self._cluster.rules(), quarantined=self._resting()) if self._cluster else None
+        return choose(nodes, self._cluster.rules(), quarantined=self._resting()) if self._cluster else None
 
     def _is_growth(self, wanted: Use | Wait | None) -> bool:
         return isinstance(wanted, Use) and wanted.num_hosts > len(self._hosts)
@@ -360,12 +365,19 @@ class HostWatch:
         lost = [
             failure for failure in roots(failures) if failure.kind is not FailureKind.PEER and not failure.is_preemption
         ]
-        hosts, domains = {_host_of(failure) for failure in lost}, self._domains()
-        for domain in {domain for host, domain in domains.items() if host in hosts}:
-            self._quarantine = self._quarantine.noted(domain, now_s)
+        is_new, domains = self._began_s is None or now_s - self._began_s < EARLY_S, self._domains()
+        first = {domains[f.worker.number]: f for f in reversed(lost) if f.worker and f.worker.number in domains}
+        for domain, failure in first.items():
+            is_early = is_new and is_of_chip(failure, self._scaling)
+            self._quarantine = self._quarantine.noted(domain, now_s, is_early=is_early)
             left_s = self._quarantine.resting(now_s).get(domain)
-            if left_s is not None and len({node.domain for node in self._nodes}) > 1:
-                self._emit(MachineRests(machine=domain.label, seconds=left_s))
+            if left_s is None or len({node.domain for node in self._nodes}) <= 1:
+                continue
+            reason = RESTS_FOR
+            if self._cluster is not None and self._quarantine.fails_early(domain):
+                reason = no_device(failure, self._cluster)
+                self._rests_for = f"{domain.label} rests: {reason}. Or "
+            self._emit(MachineRests(machine=domain.label, seconds=left_s, reason=reason))
 
     def _domains(self) -> Mapping[int, FailureDomain]:
         """By host, the domain that it is in; while a generation starts, that in which it was put."""

@@ -11,11 +11,33 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
 
 # A commit takes about as long as the last one, but not surely.
 COMMIT_MARGIN_S = 3.0
 COMMIT_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Which part of a TPU slice a machine is.
+
+    Attributes:
+      pod_type: of the slice, such as `v6e-16`.
+      worker: the machine's number in it.
+    """
+
+    pod_type: str
+    worker: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A whole slice that is chosen. `machines`: their ids, in the order of their numbers."""
+
+    name: str
+    machines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +52,7 @@ class Node:
       own_hosts: places for hosts that this run has reserved there; not in `free`.
       is_draining: it was announced to go.
       drain_unix_s: when it goes at the latest; None if that was not said.
+      part: of a slice, which is then its domain; None for a machine without one.
     """
 
     id: str
@@ -39,6 +62,7 @@ class Node:
     own_hosts: int = 0
     is_draining: bool = False
     drain_unix_s: float | None = None
+    part: Part | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +74,7 @@ class Rules:
       resources: of one host.
       is_one_a_machine: a machine has one host, however much it could carry.
       may_share: where there are fewer machines than `least`, hosts share them, however small their part becomes.
+      topology: of the slices that are used as wholes; None where hosts are counted one by one.
     """
 
     least: int
@@ -57,6 +82,7 @@ class Rules:
     resources: Mapping[str, float]
     is_one_a_machine: bool
     may_share: bool
+    topology: Topology | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +92,14 @@ class Use:
     Attributes:
       avoid: machines on which none may be placed.
       has_own_machines: there is a machine for each.
+      slices: on which the hosts are, in the order of the hosts' numbers; empty where hosts are counted one by one.
     """
 
     num_hosts: int
     avoid: frozenset[str]
     has_own_machines: bool
     why: str
+    slices: tuple[Slice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +115,13 @@ class Wait:
 def room(node: Node, rules: Rules, *, as_if_free: bool = False) -> int:
     """Hosts that a machine has room for, with those that this run has there."""
     if as_if_free:
-        places = _fits(node.total, rules.resources)
+        places = fits(node.total, rules.resources)
     else:
-        places = node.own_hosts + _fits(node.free, rules.resources)
+        places = node.own_hosts + fits(node.free, rules.resources)
     return min(places, 1) if rules.is_one_a_machine else places
 
 
-def _fits(amounts: Mapping[str, float], resources: Mapping[str, float]) -> int:
+def fits(amounts: Mapping[str, float], resources: Mapping[str, float]) -> int:
     # What is counted in thousandths comes back with an error in its last digits.
     needed = [(name, amount) for name, amount in resources.items() if amount > 0]
     return min((int(amounts.get(name, 0.0) / amount + 1e-6) for name, amount in needed), default=0)
@@ -108,7 +136,7 @@ def choose_hosts(
       quarantined: domains not to be used, and for how many seconds yet. Not heeded for the only one of a cluster.
       as_if_free: count what others have reserved as well, and what is not yet known to be free again.
     """
-    able = [node for node in nodes if _fits(node.total, rules.resources) or (rules.may_share and node.total.get("CPU"))]
+    able = [node for node in nodes if fits(node.total, rules.resources) or (rules.may_share and node.total.get("CPU"))]
     is_only = len({node.domain for node in able}) == 1
     # A machine that goes takes its whole domain with it.
     going = {node.domain for node in nodes if node.is_draining}

@@ -139,6 +139,7 @@ class Generation:
             threads=shared.threads,
             exchange=shared.exchange,
             chosen=chosen,
+            platform=shared.platform,
         )
         self.placement = plan.placement
         group.form(plan.hosts, plan.device, kept=self._kept, base=base)

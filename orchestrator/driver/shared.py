@@ -30,6 +30,7 @@ class Shared:
     Attributes:
       reporter: told of activities; it hears of events through `emit`.
       resources: of each host, as the user requested them.
+      platform: that its devices must be of, as JAX calls it; empty for any.
       publisher: makes what publishes commits beside the driver's thread, one for each generation.
       storage_wait: asks a storage that is away again, while nothing trains.
     """
@@ -38,6 +39,7 @@ class Shared:
     claims: Claims
     config: RunConfig
     resources: Mapping[str, float] | None
+    platform: str
     threads: int
     exchange: str
     reporter: Reporter
@@ -73,7 +75,8 @@ class Shared:
             run=run,
             claims=Claims(run, config.checkpoint_config, emit=emit, unix_s=clock.wall_s),
             config=config,
-            resources=scaling.resources_per_host,
+            resources=None if scaling.platform == "cpu" else scaling.reserved,
+            platform=(scaling.jax_platforms or "").partition(",")[0],
             threads=scaling.threads_per_host or 1,
             exchange=scaling.exchange,
             reporter=reporter,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.events.event import Event
 
+RESTS_FOR = "hosts failed on it again and again"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsAwaited(Event):
@@ -56,11 +58,13 @@ class MachineRests(Event):
     """A machine on which hosts failed again and again is not used for a while.
 
     Attributes:
-      machine: its name, as people know it.
+      machine: its name, as people know it; of a slice, that of the slice.
+      reason: the second half of a sentence.
     """
 
     machine: str
     seconds: float
+    reason: str = RESTS_FOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

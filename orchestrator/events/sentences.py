@@ -103,7 +103,7 @@ _TEMPLATES: dict[type[Event], str] = {
         "waiting for hosts: {needed} needed, found {found}. Everything up to step {step} is committed. The run goes "
         "on as soon as there are enough, and ends in {left_s:.0f} s if there are not"
     ),
-    machines.MachineRests: "{machine} is not used for {seconds:.0f} s: hosts failed on it again and again",
+    machines.MachineRests: "{machine} is not used for {seconds:.0f} s: {reason}",
     machines.NicenessFound: (
         "Ray runs the hosts with a niceness of {niceness}: beside other busy programs they starve. For the usual "
         "priority put RAY_worker_niceness=0 into the environment of `ray start` on every machine"

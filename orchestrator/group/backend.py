@@ -153,3 +153,16 @@ class Rejoining(Backend, Protocol):
           spec: of a host of the generation, whose lease they follow: without a driver they end themselves.
         """
         ...
+
+
+@runtime_checkable
+class Seating(Rejoining, Protocol):
+    """A backend in which a host's number follows from its machine."""
+
+    def seats(self, handles: Sequence[HostHandles], alive: frozenset[int], num_hosts: int) -> Sequence[int | None]:
+        """Per host of the next generation, which of the living hosts of the one before it is; None for a new process.
+
+        Args:
+          handles: of the generation before.
+        """
+        ...

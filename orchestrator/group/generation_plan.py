@@ -70,6 +70,7 @@ def plan_generation(
     threads: int = 1,
     exchange: str = Route.AUTO,
     chosen: Sequence[Chosen] | None = None,
+    platform: str = "",
 ) -> GenerationPlan:
     """Plans who owns what. Buckets stay where they were, as far as that is even.
 
@@ -79,6 +80,7 @@ def plan_generation(
       threads: of a host's kernels, and as many of its device process.
       exchange: how the frames of each step travel.
       chosen: one a table, where a plan says how it lies; None follows from sizes, features and lengths.
+      platform: of the devices; empty for any.
     """
     job, failures = run.job, config.failure_config
     specs = table_specs(job, run.table_buckets)
@@ -130,6 +132,7 @@ def plan_generation(
             lease_timeout_s=failures.lease_timeout_s,
             fault_plan=config.fault_plan,
             is_restored_later=base is not None,
+            platform=platform,
             threads=threads,
         )
 

@@ -14,7 +14,7 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock, at_most_every
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.run import SurvivorsDropped
-from podembed.orchestrator.group.backend import Backend, HostHandles, Rejoining
+from podembed.orchestrator.group.backend import Backend, HostHandles, Rejoining, Seating
 from podembed.orchestrator.group.calls import WorkerCalls
 from podembed.orchestrator.group.watch import Deadlines
 from podembed.orchestrator.group.worker_group import WorkerGroup
@@ -97,7 +97,10 @@ class Groups:
         alive = remnant.alive & remnant.backend.fit(remnant.handles)
         if not alive:
             raise ConfigurationError("no machine of theirs may be used any more")
-        kept = who_goes_on(alive, num_before=len(remnant.handles), num_hosts=num_hosts)
+        if isinstance(remnant.backend, Seating):
+            kept = tuple(remnant.backend.seats(remnant.handles, alive, num_hosts))
+        else:
+            kept = who_goes_on(alive, num_before=len(remnant.handles), num_hosts=num_hosts)
         remnant.backend.end([remnant.handles[rank].host for rank in remnant.alive if rank not in kept])
         self._remnant = replace(remnant, alive=remnant.alive.intersection(kept))
         return remnant.backend.relaunch(remnant.handles, kept, on_poll), kept

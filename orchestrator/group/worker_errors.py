@@ -21,9 +21,13 @@ from podembed.workers.liveness.worker import Worker
 def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Failure:
     """An exception of a worker as a failure: its type says whether it only reports another process."""
     from podembed.workers.device.doorway import ChannelError
+    from podembed.workers.device.gang_errors import DeviceMissing
     from podembed.workers.mesh.errors import MeshConnectTimeout, MeshError
     from podembed.workers.storage.errors import may_pass
 
+    if isinstance(error, DeviceMissing):
+        # Its process lives, and is of no use to anybody. What helps is another machine.
+        return Failure(worker=worker, kind=FailureKind.DIED, message=first_line(str(error)), details=details)
     is_peer = isinstance(error, MeshError | ChannelError) or _is_broken_collective(error)
     kind = FailureKind.PEER if is_peer else FailureKind.ERROR
     return Failure(

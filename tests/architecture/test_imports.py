@@ -23,6 +23,8 @@ KNOWS_RAY = {
     "orchestrator/cluster/connection.py",
     "orchestrator/supervise/ray_jobs.py",
     "orchestrator/cluster/ray_nodes.py",
+    "orchestrator/cluster/slices/backend.py",
+    "orchestrator/cluster/slices/holding.py",
     "orchestrator/strategy.py",
     "orchestrator/cluster/worker_path.py",
 }
@@ -69,6 +71,7 @@ READS_CLOCK = {
     "orchestrator/cluster/own_cluster.py",
     "orchestrator/cluster/places.py",
     "orchestrator/cluster/processes.py",
+    "orchestrator/cluster/slices/backend.py",
     "orchestrator/driver/console.py",
     "orchestrator/driver/event_log.py",
     "orchestrator/run/input_record.py",

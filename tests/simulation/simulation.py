@@ -26,7 +26,7 @@ from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.lease_files import read_claims, read_lineage
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.commit.run_record import RUN_FILE
-from podembed.orchestrator.decisions.host_watch import HostWatch
+from podembed.orchestrator.decisions.host_watch import Cluster, HostWatch
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.publication import Answer
 from podembed.orchestrator.events.reporter import SilentReporter
@@ -143,7 +143,7 @@ class SimulatedReporter(SilentReporter):
 
 
 @dataclass(slots=True, eq=False)
-class _DriverLife:
+class DriverLife:
     """One driver process. Mutated: `result`, `error` and `is_over`, when it ends."""
 
     process: Process
@@ -174,7 +174,7 @@ class Simulation:
     witness: Witness = field(init=False)
     _around: Surroundings = field(init=False)
     _noise: random.Random = field(init=False)
-    _lives: list[_DriverLife] = field(default_factory=list)
+    _lives: list[DriverLife] = field(default_factory=list)
     _waiting: list[Fault] = field(default_factory=list)
     _visits: Counter[str] = field(default_factory=Counter)
     _struck: Counter[str] = field(default_factory=Counter)
@@ -265,9 +265,8 @@ class Simulation:
             return
         process = self.world.process("driver", f"driver {number}")
         clock = FakeClock(self.world)
-        kind = RejoiningBackend if self.schedule.keeps_hosts else SimulatedBackend
-        backend = kind(process, clock, self._around)
-        life = _DriverLife(process=process, clock=clock, backend=backend, stop=StopSignals(), is_rival=is_rival)
+        backend = self._backend(process, clock)
+        life = DriverLife(process=process, clock=clock, backend=backend, stop=StopSignals(), is_rival=is_rival)
         self._lives.append(life)
         process.at_death(partial(self._ended, life))
         run = OpenRun(
@@ -285,7 +284,18 @@ class Simulation:
         self.witness.note(f"{process} starts with {num_hosts} hosts{' as a rival' if is_rival else ''}")
         self.world.fiber(process, partial(self._drive, life, run, num_hosts))
 
-    def _drive(self, life: _DriverLife, run: OpenRun, num_hosts: int) -> None:
+    def _backend(self, process: Process, clock: FakeClock) -> SimulatedBackend:
+        kind = RejoiningBackend if self.schedule.keeps_hosts else SimulatedBackend
+        return kind(process, clock, self._around)
+
+    def _scaling(self, num_hosts: int) -> ScalingConfig:
+        return ScalingConfig(num_hosts=num_hosts, plan="auto" if self.planning else "rule")
+
+    def _cluster(self, backend: SimulatedBackend) -> Cluster | None:
+        """There is none: see `_change_hosts`."""
+        return None
+
+    def _drive(self, life: DriverLife, run: OpenRun, num_hosts: int) -> None:
         schedule = self.schedule
         config = RunConfig(
             name="run",
@@ -302,9 +312,10 @@ class Simulation:
         try:
             driver = Driver(
                 run,
-                scaling=ScalingConfig(num_hosts=num_hosts, plan="auto" if self.planning else "rule"),
+                scaling=self._scaling(num_hosts),
                 config=config,
                 backend=life.backend,
+                cluster=self._cluster(life.backend),
                 reporter=SimulatedReporter(self.witness, life.process),
                 stop=life.stop,
                 clock=life.clock,
@@ -338,7 +349,7 @@ class Simulation:
 
         watch.choose, watch.leaves = choose, leaves  # type: ignore[method-assign]
 
-    def _check_ending(self, life: _DriverLife) -> None:
+    def _check_ending(self, life: DriverLife) -> None:
         commit = life.result and life.result.commit
         if commit and commit not in self.witness.lineage(self.witness.head()):
             self.witness.violated("I3", f"{life.process} ended with {commit}, which is not in the lineage")
@@ -347,7 +358,7 @@ class Simulation:
         if left:
             self.witness.violated("I18", f"{life.process} ended and left {left[0].process} alive")
 
-    def _ended(self, life: _DriverLife) -> None:
+    def _ended(self, life: DriverLife) -> None:
         """The supervisor sees a driver go, and starts another one unless the run is done or somebody else is at
         work.
         """
@@ -447,7 +458,7 @@ class Simulation:
             strikes = False
         self._struck[fault.action] += strikes
 
-    def _life(self, process: Process | None, which: int) -> _DriverLife | None:
+    def _life(self, process: Process | None, which: int) -> DriverLife | None:
         """The driver that a process belongs to; for none, one of those that live, the oldest first."""
         if process is not None:
             for life in self._lives:

@@ -7,18 +7,27 @@ import time
 
 import jax
 
-from podembed.workers.device.gang_errors import GangError
+from podembed.workers.device.gang_errors import GangError, looking_for
 
 _COORDINATOR_LOOK_S = 0.01
 
 
-def join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: int) -> None:
+def join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: int, platform: str = "") -> None:
     """Makes this process a member of the gang of JAX processes. A gang of one needs no coordinator.
+
+    Args:
+      platform: that its devices must be of, as JAX calls it; empty for any.
 
     Raises:
       RuntimeError: the gang did not form within `timeout_s`.
       GangError: it formed, and the devices of its members are not joined.
+      DeviceMissing: this machine has no devices of the platform.
     """
+    with looking_for(platform):
+        _join_gang(coordinator=coordinator, num_processes=num_processes, process=process, timeout_s=timeout_s)
+
+
+def _join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: int) -> None:
     # The preemption service makes a process ignore SIGTERM; preemption is the driver's business.
     jax.config.update("jax_enable_preemption_service", False)
     if num_processes == 1:

@@ -55,6 +55,7 @@ class DeviceSpec:
       fault_plan: faults to be injected.
       compile_cache: folder of compiled programs on this machine; empty for none.
       is_restored_later: `restore` of a commit follows, which gives all dense arrays their values.
+      platform: of the devices, as JAX calls it; empty for any.
       threads: that copy results to the host. Those of a CPU device are the environment's business.
     """
 
@@ -72,6 +73,7 @@ class DeviceSpec:
     fault_plan: FaultPlan | None = None
     compile_cache: str = ""
     is_restored_later: bool = False
+    platform: str = ""
     threads: int = 1
 
 
@@ -150,6 +152,7 @@ class DeviceProcess:
                 num_processes=spec.num_hosts,
                 process=spec.host,
                 timeout_s=int(spec.start_timeout_s),
+                platform=spec.platform,
             )
             laps.end("gang")
         self._crew = ThreadCrew(spec.threads)

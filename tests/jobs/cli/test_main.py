@@ -97,8 +97,8 @@ def test_the_overview_names_every_command_and_what_it_does() -> None:
 
 def test_flags_are_few() -> None:
     """One more flag is a decision, not an accident."""
-    assert len(dataclasses.fields(Train)) <= 25
-    assert len(dataclasses.fields(Resume)) <= 20
+    assert len(dataclasses.fields(Train)) <= 30
+    assert len(dataclasses.fields(Resume)) <= 25
 
 
 @pytest.mark.parametrize("arguments", [["train", "--help"], ["--version"]], ids=" ".join)
@@ -133,6 +133,9 @@ def test_settings_are_json_or_words(pairs: tuple[str, ...], settings: dict[str, 
 def test_settings_that_are_no_pair_are_refused(pair: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"Found --set {re.escape(pair)}\. Expected name=value"):
         parse_settings((pair,))
+
+
+SLICE = ("--topology", "4x4", "--accelerator-type", "TPU-V6E")
 
 
 def test_runs_lie_here_or_in_the_home_of_a_ray_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,6 +397,16 @@ def test_an_interval_that_is_neither_or_not_whole_is_refused(text: str, words: s
         (["train", "--eval-every", "1e400epoch"], r"Found --eval-every 1e400epoch\. Expected steps such as 500"),
         (["train", "--max-steps", "1e999999999epochs"], r"Found --max-steps 1e999999999epochs\."),
         (["train", "--hosts", "2 3"], r"Found --hosts '2 3'\."),
+        (["train", "--slices", "2"], r"num_slices=2 without a topology\. Expected .*--topology"),
+        (["train", *SLICE, "--slices", "x"], r"Found --slices x\. Expected a number such as 4, or a range"),
+        (["train", *SLICE, "--slices", "0"], r"Found --slices 0\. Expected at least 1"),
+        (["train", *SLICE, "--slices", "3-2"], r"Found --slices \(3, 2\)\. Expected .*a range such as 2-8"),
+        (["train", *SLICE, "--hosts", "8"], r"Found --hosts 8 beside topology='4x4'\. .*Leave .*--hosts.* out"),
+        (["train", *SLICE, "--in-process"], r"Found in_process with topology='4x4'"),
+        (["train", *SLICE, "--resources", "TPU=8"], r"hosts of 4x4 TPU-V6E\. Expected all 4 chips"),
+        (["train", *SLICE, "--platform", "gpu"], r"Found platform='gpu'\. Expected 'cpu', or None"),
+        (["train", "--topology", "4x5", "--accelerator-type", "v6e"], r"Found topology='4x5'.*Expected one of 1x1"),
+        (["train", *SLICE, "--slices", "40"], r"Found 160 hosts, 4 for each slice of 4x4 TPU-V6E, for the"),
         (
             ["train", "--job", "criteo"],
             r"Found --job criteo without --data\. .*--data '/data/day_\*\.gz'.*generates some",

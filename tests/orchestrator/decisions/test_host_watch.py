@@ -78,7 +78,7 @@ class Machines(FakeClock):
             least=self.least, most=self.most, resources={"CPU": 1.0}, is_one_a_machine=False, may_share=self.may_share
         )
 
-    def place(self, avoid: frozenset[str], *, has_own_machines: bool) -> None:
+    def place(self, avoid: frozenset[str], *, has_own_machines: bool, slices: Sequence[Any] = ()) -> None:
         self.avoided, self.own_machines = avoid, has_own_machines
 
     def domain_of(self, handle: Any) -> FailureDomain | None:
@@ -88,6 +88,9 @@ class Machines(FakeClock):
 
     def killed_for_memory(self, workers: Collection[str]) -> set[str]:
         return self.killed & set(workers)
+
+    def machine_of(self, host: int) -> str:
+        return f"10.0.0.{host}"
 
     def placed(self) -> Mapping[int, FailureDomain]:
         return {host: self.domain(name) for host, name in enumerate(sorted(self.free))}
@@ -473,6 +476,44 @@ def test_machines_are_charged_with_hosts_that_fail_to_start() -> None:
         found.fail(failure(Worker("host", 0)), step=None)
     assert found.watch.choose(nothing, step=0) == 1
     assert found.machines.avoided == frozenset("a")
+
+
+NO_TPU = "Found no TPU for JAX on machine m1. Expected the chips. Install jax[tpu] on it."
+
+
+def on_slices(machines: str, **limits: Any) -> World:
+    """As `world`, with device processes that have chips. Each machine is a slice of its own."""
+    found = world(machines, max_failures=9, **limits)
+    slices = ScalingConfig(topology="2x4", accelerator_type="TPU-V6E", num_slices=(1, 3))
+    found.watch = HostWatch(
+        found.machines, scaling=slices, limits=FailureConfig(**limits), emit=saying(found.said), clock=found.machines
+    )
+    return found
+
+
+def test_a_slice_whose_devices_do_not_come_up_rests_for_long_and_the_machine_is_named() -> None:
+    found = on_slices("ab", quarantine_after=9, wait_for_hosts_s=50.0)
+    for _ in range(2):
+        assert found.watch.choose(nothing, step=0) == 2
+        found.fail(failure(Worker("device", 1), message=NO_TPU), step=None)
+    assert found.watch.choose(nothing, step=0) == 1
+    assert found.machines.avoided == frozenset("b")
+    rests = next(text for text in found.said if "is not used" in text)
+    assert rests.startswith("machine (b) is not used for 3600 s: device 1 on machine 10.0.0.1 failed twice within")
+    assert "libtpu" in rests
+    found.machines.least = 2
+    with pytest.raises(TooFewHosts, match=r"1 in quarantine.*device 1 on machine 10\.0\.0\.1 failed twice.*libtpu"):
+        found.watch.choose(nothing, step=0)
+
+
+@pytest.mark.parametrize(("worker", "after_s"), [("host", 1.0), ("device", 61.0)])
+def test_what_fails_later_or_has_no_chips_rests_as_always(worker: Any, after_s: float) -> None:
+    found = on_slices("ab", quarantine_after=9)
+    for _ in range(2):
+        found.begin("ab")
+        found.machines.now_s += after_s
+        found.fail(failure(Worker(worker, 1)))
+    assert not any("is not used" in text for text in found.said)
 
 
 def test_below_the_minimum_a_resting_machine_is_waited_for() -> None:

@@ -39,3 +39,12 @@ def test_domains_are_counted_apart_by_their_names() -> None:
     quarantine = EMPTY.noted(A, 1.0).noted(B, 2.0).noted(FailureDomain("a"), 3.0)
     assert quarantine.resting(4.0) == {A: 29.0}
     assert EMPTY.resting(4.0) == {}
+
+
+def test_a_second_device_that_does_not_live_long_makes_its_domain_rest_for_the_whole_period() -> None:
+    once = EMPTY.noted(A, 1.0, is_early=True)
+    assert once.resting(1.0) == {}
+    twice = once.noted(A, 5.0, is_early=True).noted(B, 6.0, is_early=True)
+    assert twice.resting(7.0) == {A: 998.0}
+    assert (twice.fails_early(A), twice.fails_early(B)) == (True, False)
+    assert EMPTY.noted(A, 1.0, is_early=True).noted(A, 1_001.0, is_early=True).resting(1_001.0) == {}
