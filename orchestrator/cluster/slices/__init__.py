@@ -1,5 +1,5 @@
-"""TPU slices on a Ray cluster: which machine is which part of one, how whole slices are reserved and held, and the
-environment of their device processes.
+"""TPU slices on a Ray cluster: which machine is which part of one, and how whole slices are reserved and held. What
+their device processes find in the environment is here, too.
 
 Which slices a run uses is decided in `orchestrator.decisions.slices`.
 
