@@ -1,10 +1,11 @@
-"""`podembed fsck | diff | export | extract`: the commands that look at commits and change nothing."""
+"""`podembed fsck | diff | export | import | extract`: the commands that look at commits and change none."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 
-from podembed.jobs.cli.tools import Diff, Export, Extract, Fsck
+from podembed.jobs.cli.tools import Diff, Export, Extract, Fsck, Import
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import format_bytes, printable
 from podembed.orchestrator.fsck import report, saved
@@ -68,6 +69,16 @@ def diff(command: Diff) -> int:
 
 def export(command: Export) -> int:
     """Carries out `podembed export`. Returns the exit code."""
+    if command.layout == "sparsecore":
+        return _export_sparsecore(command)
+    for flag, value in (("chips", command.chips), ("cores", command.cores), ("stack", command.stack)):
+        if value:
+            raise ConfigurationError(f"Found --{flag} without --layout sparsecore. Expected both. Pass both or none.")
+    if command.spec is not None or command.table is None:
+        raise ConfigurationError(
+            "Found --spec, or no --table, without --layout sparsecore. Expected one table for one file. Pass --table "
+            "NAME; `podembed inspect` lists the tables."
+        )
     written = describe.export(
         open_commit(command.run, commit=command.commit),
         command.table,
@@ -79,6 +90,45 @@ def export(command: Export) -> int:
     arrays = ", ".join(f"{name} [{written.num_rows}, {width}]" for name, width in written.widths.items())
     size = format_bytes(written.size_bytes)
     print(printable(f"{written.path}: {arrays} of table '{written.table}' at {written.commit}, {size}"))
+    return 0
+
+
+def _export_sparsecore(command: Export) -> int:
+    from podembed.orchestrator.sparsecore import export as sparsecore
+
+    if command.force or command.format != "npy":
+        raise ConfigurationError(
+            "Found --force or --format with --layout sparsecore. Expected neither, since it writes a new folder of "
+            ".npy files. Leave them out."
+        )
+    state = open_commit(command.run, commit=command.commit)
+    stacks = sparsecore.stacks_for(
+        state,
+        spec=command.spec,
+        table=command.table,
+        chips=command.chips,
+        cores=command.cores,
+        together=[group.split(",") for group in command.stack],
+    )
+    written = sparsecore.export_sparsecore(state, stacks, out=command.out, with_slots=command.slots)
+    for stack, arrays in zip(written.stacks, written.arrays, strict=True):
+        names = ", ".join(table.name for table in stack.tables)
+        print(printable(f"{stack.name}: {', '.join(arrays)} [{stack.num_rows}, {stack.dim}] of {names}"))
+    cores = written.stacks[0].num_cores
+    print(printable(f"{written.folder}: {written.commit} for {cores} SparseCores, {format_bytes(written.size_bytes)}"))
+    return 0
+
+
+def import_tables(command: Import) -> int:
+    """Carries out `podembed import`. Returns the exit code."""
+    from podembed.orchestrator.sparsecore.imported import import_sparsecore
+
+    manifest = import_sparsecore(command.folder, command.out, single_writer=command.single_writer)
+    for table in manifest.tables:
+        slots = "".join(f", {slot.name}" for slot in table.slots)
+        print(printable(f"{table.name}: rows{slots} [{table.num_rows}, {table.dim}]"))
+    print(printable(f"{command.out}: {manifest.name}, {format_bytes(manifest.size_bytes)}"))
+    print(f"Begin from it: podembed train --warm-start {shlex.quote(command.out)} --warm-start-rules @dense=reinit ...")
     return 0
 
 

@@ -1,4 +1,5 @@
-"""The commands that look at a run's commits or tidy them: `podembed fsck | diff | export | extract | compact | prune`.
+"""The commands that look at a run's commits or tidy them: `podembed fsck | diff | export | import | extract | compact |
+prune`.
 
 None of them trains, and those here need no JAX. `jobs.inference` has the ones that score data. Here are their flags.
 `jobs.cli.looking` and `jobs.cli.tidying` call the tools of `orchestrator.inspect` and print what they answer.
@@ -43,14 +44,16 @@ class Diff:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write a table to a file for other programs, rows in order, without holding the table in memory."""
+    """Write a table to a file for other programs, rows in order, without holding the table in memory. With --layout
+    sparsecore: write tables as jax-tpu-embedding lays them out, for `podembed import` and docs/sparsecore.md.
+    """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run, for its newest commit, or RUN@COMMIT."""
-    table: str
-    """Name of the table."""
+    table: str | None = None
+    """Name of the table. With --layout sparsecore all tables by default."""
     out: str
-    """File to write; it appears when it is complete."""
+    """File to write, or folder with --layout; it appears when it is complete."""
     format: Literal["npy", "parquet", "safetensors"] = "npy"
     """npy: one array, or records with --slots. parquet: columns id, rows and the slots. safetensors: tensors rows and
     the slots.
@@ -61,6 +64,28 @@ class Export:
     """Commit to read; by default the newest that counts."""
     force: bool = False
     """Replace a file that is there."""
+    layout: Literal["rows", "sparsecore"] = "rows"
+    """rows: in order, in one file. sparsecore: stacked, rotated and sharded, in a folder."""
+    chips: int | None = None
+    """TPU chips of the model that will train the tables; with --layout sparsecore."""
+    cores: int | None = None
+    """SparseCores of a chip: 4 of v5p, 2 of v6e and 7x."""
+    stack: tuple[str, ...] = ()
+    """Tables that share a stack, in its order: --stack users,items ads,queries. Others have a stack of their own."""
+    spec: str | None = None
+    """A model's own layout, in place of --chips, --cores and --stack: a file with its EmbeddingSpecProto."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """Make a run with one commit of tables in the layout of jax-tpu-embedding, for `podembed train --warm-start`."""
+
+    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """What `podembed export --layout sparsecore` wrote, or a program in its form; see docs/sparsecore.md."""
+    out: str
+    """Folder or URL of the run, where there is none yet."""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +132,13 @@ class Prune:
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
-Tool = Fsck | Diff | Export | Extract | Compact | Prune | inference.Scoring
+Tool = Fsck | Diff | Export | Import | Extract | Compact | Prune | inference.Scoring
 
 ToolCommand = (
     Annotated[Fsck, tyro.conf.subcommand("fsck")]
     | Annotated[Diff, tyro.conf.subcommand("diff")]
     | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Import, tyro.conf.subcommand("import")]
     | Annotated[Extract, tyro.conf.subcommand("extract")]
     | Annotated[Compact, tyro.conf.subcommand("compact")]
     | Annotated[Prune, tyro.conf.subcommand("prune")]
@@ -136,6 +162,8 @@ def run(command: Tool) -> int:
             return looking.diff(command)
         case Export():
             return looking.export(command)
+        case Import():
+            return looking.import_tables(command)
         case Extract():
             return looking.extract(command)
         case Compact():

@@ -126,6 +126,11 @@ class RunRecord:
     order: str = SHUFFLED
 
     @property
+    def is_imported(self) -> bool:
+        """Whether the run holds tables from elsewhere, without a job and data. Others begin from it."""
+        return not self.job_function and self.num_samples == 0
+
+    @property
     def steps_per_epoch(self) -> int:
         """Steps of a pass over the training data; how its rows are grouped makes no difference."""
         plan = LanePlan(

@@ -136,11 +136,14 @@ def _header(description: RunDescription) -> str:
         return f"{description.location} is not a run: RUN.json is missing."
     age = format_age(description.described_unix_s - record.created_unix_s)
     job = f"{record.job_function} {record.job_arguments}" if record.job_function else "given as a value"
-    lines = [
-        f"Run {record.run_id} in {description.location}, created {age} ago",
+    what = (
         f"Job {job}; batch {record.batch_size}, {record.num_lanes} lanes, seed {record.seed}, staleness "
         f"{record.staleness}, "
-        f"wire {record.wire_dtype}, samples {'shuffled' if record.order == SHUFFLED else 'in the order of the files'}",
+        f"wire {record.wire_dtype}, samples {'shuffled' if record.order == SHUFFLED else 'in the order of the files'}"
+    )
+    lines = [
+        f"Run {record.run_id} in {description.location}, created {age} ago",
+        "Imported tables without a job; others begin from it by --warm-start" if record.is_imported else what,
         f"Generation {description.generation}{_holder(description)}",
     ]
     if record.warm_start is not None:

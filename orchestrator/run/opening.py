@@ -194,6 +194,11 @@ def _record_in(store: Store) -> RunRecord:
             f"Found no run in {store.location}. Expected a folder with RUN.json. `podembed train` prints the folder of "
             "its run."
         )
+    if record.is_imported:
+        raise ConfigurationError(
+            f"Found imported tables without a job in {store.location}. Expected a run that was trained. Begin a new "
+            f"one from it: podembed train --warm-start {store.location} --warm-start-rules @dense=reinit."
+        )
     if not record.job_function:
         raise ConfigurationError(
             f"The run in {store.location} was started from Python with a job without a name. Expected a job function. "

@@ -50,6 +50,7 @@ ARROWS = {
     "orchestrator/run": "api commit events",
     "orchestrator/fsck": "api commit planning run",
     "orchestrator/inspect": "api commit run",
+    "orchestrator/sparsecore": "api commit inspect run",
     "orchestrator/group": "api commit events run",
     "orchestrator/decisions": "api events group",
     "orchestrator/cluster": "api decisions events group",
