@@ -207,6 +207,12 @@ class Plan:
     """As for train."""
     hosts: int = 1
     """Hosts to plan for."""
+    topology: str | None = None
+    """Of a TPU slice, such as 4x4: plan for whole slices, with a host on each machine."""
+    accelerator_type: str | None = None
+    """Generation of the slices' chips, such as TPU-V6E."""
+    slices: int = 1
+    """Slices to plan for."""
     hosts_per_machine: int | None = None
     """Of them on one machine. By default all if it has as many processors, else one each."""
     threads_per_host: int = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from podembed.jobs.cli.data_arguments import plan_arguments
@@ -29,7 +30,15 @@ def plan(command: Plan) -> int:
       ConfigurationError: `train` and `resume` would refuse the job, or so many hosts, as well.
     """
     with named_by_flags():
-        scaling = ScalingConfig(num_hosts=command.hosts)
+        scaling = ScalingConfig(
+            num_hosts=command.hosts,
+            topology=command.topology,
+            accelerator_type=command.accelerator_type,
+            num_slices=command.slices,
+        )
+    if scaling.slices is not None:
+        # As many hosts as the slices have machines.
+        command = replace(command, hosts=scaling.least_hosts, hosts_per_machine=command.hosts_per_machine or 1)
     if command.hosts_per_machine is not None and command.hosts_per_machine < 1:
         raise ConfigurationError(f"Found --hosts-per-machine {command.hosts_per_machine}. Expected at least 1.")
     if command.run is None:
@@ -46,6 +55,7 @@ def plan(command: Plan) -> int:
             plan=lambda hosts: plan_tables(job, num_hosts=hosts, index=index),
             placed=lambda chosen: plan_tables(job, num_hosts=command.hosts, index=index, chosen=chosen),
             problem=problem,
+            topology=scaling.slices,
         )
         return 0
     if command.job or command.data or command.set:
@@ -59,5 +69,12 @@ def plan(command: Plan) -> int:
         f"{plural(base.hosts, 'host')} at commit {base.name}, {command.hosts} planned\n" if base else "no commit yet\n"
     )
     reference = run.job_for_workers if isinstance(run.job_for_workers, JobReference) else None
-    show(command, run.job, reference, run.train_index, plan=lambda hosts: planned(run, base, num_hosts=hosts))
+    show(
+        command,
+        run.job,
+        reference,
+        run.train_index,
+        plan=lambda hosts: planned(run, base, num_hosts=hosts),
+        topology=scaling.slices,
+    )
     return 0

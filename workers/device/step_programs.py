@@ -90,13 +90,24 @@ class StepPrograms:
         """Compiles what `lower` returned."""
         self._forward[levels], self._train[levels] = lowered.forward.compile(), lowered.train.compile()
 
-    def lower(self, levels: Levels) -> Pair:
-        """Traces both steps, which checks what model and loss return. Touches no device."""
+    def lower(self, levels: Levels, *, platform: str | None = None) -> Pair:
+        """Traces both steps, which checks what model and loss return. Touches no device.
+
+        Args:
+          platform: to lower for, such as `tpu`; None is that of the devices.
+        """
+        platforms = None if platform is None else (platform,)
         # The forward pass first, since what it refuses is said of the scores.
-        forward = self._lower_forward(levels)
-        return Pair(forward, self._lower_train(levels))
+        forward = self._traced_forward(levels).lower(lowering_platforms=platforms)
+        return Pair(forward, self._traced_train(levels).lower(lowering_platforms=platforms))
 
     def _lower_forward(self, levels: Levels) -> Any:
+        return self._traced_forward(levels).lower()
+
+    def _lower_train(self, levels: Levels) -> Any:
+        return self._traced_train(levels).lower()
+
+    def _traced_forward(self, levels: Levels) -> Any:
         step = jax.jit(
             jax.shard_map(
                 partial(scores_of_batch, self._job, self._shares, self._longest(levels)),
@@ -107,9 +118,9 @@ class StepPrograms:
             )
         )
         params, _, state = self._values
-        return step.lower(params, state, self._inputs(levels), self._number(jnp.uint32))
+        return step.trace(params, state, self._inputs(levels), self._number(jnp.uint32))
 
-    def _lower_train(self, levels: Levels) -> Any:
+    def _traced_train(self, levels: Levels) -> Any:
         step = jax.jit(
             jax.shard_map(
                 partial(training_step, self._job, self._optimizer, self._shares, self._longest(levels)),
@@ -120,7 +131,7 @@ class StepPrograms:
             ),
             donate_argnums=(0, 1, 2),
         )
-        return step.lower(*self._values, self._inputs(levels), self._number(jnp.uint32), self._number(jnp.float32))
+        return step.trace(*self._values, self._inputs(levels), self._number(jnp.uint32), self._number(jnp.float32))
 
     def _longest(self, levels: Levels) -> dict[str, int]:
         return {name: self.rooms.longest(name, levels) for name in self._job.sequences}

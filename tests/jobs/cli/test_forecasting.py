@@ -68,3 +68,34 @@ def test_a_damaged_data_file_is_named(small_data: str, constants: Path, tmp_path
         assert err == ""
         assert "the data could not be read" in out
         assert "ids are taken to be spread evenly" in out
+
+
+SLICES = ("--topology", "4x4", "--accelerator-type", "TPU-V6E")
+
+
+def test_slices_are_planned_with_and_without_constants(small_data: str, constants: Path, tmp_path: Path) -> None:
+    code, out, err = plan(small_data, tmp_path / "none.json", *SLICES)
+    assert (code, err) == (0, "")
+    assert "1 slice of 4x4 TPU-V6E" in out
+    assert "between hosts here" not in out
+    code, out, err = plan(small_data, constants, *SLICES)
+    assert (code, err) == (0, "")
+    assert "between hosts here" in out
+    assert "planned for 4 on machines with 1 of them each" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--topology", "4x5", "--accelerator-type", "TPU-V6E"), "Expected one of 1x1, 2x2"),
+        (("--topology", "4x4"), "Give it, such as 'TPU-V6E' (--accelerator-type)"),
+        (("--slices", "2"), "without a topology"),
+        ((*SLICES, "--slices", "0"), "Found --slices 0"),
+        ((*SLICES, "--hosts", "8"), "Leave num_hosts (--hosts) out"),
+        ((*SLICES, "--slices", "64"), "Use fewer slices (--slices)"),
+    ],
+)
+def test_slices_that_there_are_not(small_data: str, tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    code, out, err = plan(small_data, tmp_path / "none.json", *flags)
+    assert (code, out) == (87, "")
+    assert message in err
