@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,9 +22,12 @@ START_S = 120
 
 
 @contextlib.contextmanager
-def cluster_for_jobs(python: Path, *, num_cpus: int = 2) -> Iterator[str]:
+def cluster_for_jobs(python: Path, *, num_cpus: int = 2, workers: Sequence[int] = ()) -> Iterator[str]:
     """The address of the dashboard of a cluster whose machine has the environment of an interpreter. It ends with the
     block.
+
+    Args:
+      workers: processors of further nodes, each with its own `ray start`.
     """
     folder = tempfile.mkdtemp(prefix="pr-", dir="/tmp")
     port, dashboard_port = free_port(), free_port()
@@ -44,18 +49,40 @@ def cluster_for_jobs(python: Path, *, num_cpus: int = 2) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    nodes: list[subprocess.Popen[bytes]] = []
     try:
         _wait_for_port(dashboard_port)
+        for cpus in workers:
+            nodes.append(_worker(python, environment, f"127.0.0.1:{port}", cpus))
+            # One after the other: of two that start at once, one is sometimes lost.
+            _wait_for_nodes(dashboard_port, 1 + len(nodes))
         yield f"http://127.0.0.1:{dashboard_port}"
     finally:
         # All of them by pid: the daemons do not go with the command that started them.
-        processes = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
-        for process in processes:
+        started = [psutil.Process(node.pid) for node in (*nodes, head)]
+        daemons = [child for process in started for child in process.children(recursive=True)]
+        for process in (*started, *daemons):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        head.wait(timeout=30)
-        psutil.wait_procs(processes[1:], timeout=30)
+        for node in (*nodes, head):
+            node.wait(timeout=30)
+        psutil.wait_procs(daemons, timeout=30)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _worker(python: Path, environment: dict[str, str], head: str, num_cpus: int) -> subprocess.Popen[bytes]:
+    options = {"address": head, "num-cpus": num_cpus, "object-store-memory": 200_000_000}
+    # Nodes of one machine must not give their workers the same ports.
+    options |= {"min-worker-port": 0, "max-worker-port": 0, "metrics-export-port": free_port()}
+    options |= {"dashboard-agent-listen-port": free_port(), "dashboard-agent-grpc-port": free_port()}
+    return subprocess.Popen(
+        [python, "-m", "ray.scripts.scripts", "start", "--block"]
+        + [f"--{name}={value}" for name, value in options.items()],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _wait_for_port(port: int) -> None:
@@ -66,3 +93,15 @@ def _wait_for_port(port: int) -> None:
                 return
         time.sleep(0.2)
     raise TimeoutError(f"The dashboard did not listen within {START_S} s.")
+
+
+def _wait_for_nodes(dashboard_port: int, count: int) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
+            with urllib.request.urlopen(f"http://127.0.0.1:{dashboard_port}/api/v0/nodes", timeout=5) as answer:
+                found = json.load(answer)["data"]["result"]["result"]
+            if sum(node["state"] == "ALIVE" for node in found) == count:
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"There were not {count} nodes within {START_S} s.")

@@ -1,0 +1,139 @@
+"""The entrypoints of `deploy/kuberay`, submitted as KubeRay submits them, to a cluster of three nodes on this machine.
+
+A signal stops an attempt at a random moment. The next one, submitted with the same line, goes on to the bytes of a run
+that nothing disturbed. The folders of the pods are folders of the test. No pod and no KubeRay is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.job_submission import JobSubmissionClient
+
+from podembed.orchestrator.commit.lease_files import read_head
+from podembed.orchestrator.fsck.check import check_run
+from podembed.workers.storage.store import Store
+from tests.architecture.test_imports import ROOT
+from tests.dashboard import cluster_for_jobs
+from tests.deploy.files import KUBERAY, ray_job
+from tests.long_tests import is_long
+from tests.run_state import assert_same_bytes, committed_state
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, is_long]
+CLICKS = """
+from podembed import JobConfig
+from tests.small_job import small_job
+
+
+def clicks(*, folder: str) -> JobConfig:
+    return small_job(folder=folder, audit=False, epochs={epochs})
+"""
+EPOCHS = 60
+END_S, STEP_S = 240, 0.2
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Iterator[str]:
+    """Of a head without processors for hosts, as in the files, and two nodes with those of a worker pod."""
+    with cluster_for_jobs(Path(sys.executable), num_cpus=0, workers=(4, 4)) as address:
+        yield address
+
+
+class Pod:
+    """Folders in the place of the volumes of a RayJob's pods, and its entrypoint with their names."""
+
+    def __init__(self, name: str, data: str, folder: Path, dashboard: str) -> None:
+        self._spec, self._dashboard = ray_job(KUBERAY / name), dashboard
+        self._client = JobSubmissionClient(dashboard)
+        self._places = {"/data": data, "/runs": str(folder / "runs"), "/job": f"{folder / 'job'}:{ROOT}"}
+        (folder / "job").mkdir()
+        (folder / "job" / "clicks.py").write_text(CLICKS.format(epochs=EPOCHS))
+
+    def submit(self, attempt: str, run: str) -> None:
+        """As the submitter of KubeRay: `ray job submit` with the line and the environment of the file."""
+        environment = yaml.safe_load(self._spec["runtimeEnvYAML"])
+        environment["env_vars"]["PYTHONPATH"] = self._places[environment["env_vars"]["PYTHONPATH"]]
+        line = self._spec["entrypoint"].split()
+        line = [self._placed(word) for word in line]
+        line[line.index("--name") + 1] = run
+        self._ray(
+            "submit",
+            "--submission-id",
+            attempt,
+            "--no-wait",
+            "--runtime-env-json",
+            json.dumps(environment),
+            *("--", *line),
+        )
+
+    def _placed(self, word: str) -> str:
+        for place in ("/data", "/runs"):
+            word = word.replace(place, self._places[place])
+        return word
+
+    def run(self, name: str) -> str:
+        return f"{self._places['/runs']}/{name}"
+
+    def stop(self, attempt: str) -> None:
+        self._ray("stop", "--no-wait", attempt)
+
+    def ended(self, attempt: str) -> str:
+        deadline = time.monotonic() + END_S
+        while not (found := self._client.get_job_status(attempt)).is_terminal():
+            assert time.monotonic() < deadline, self.logs(attempt)[-3000:]
+            time.sleep(STEP_S)
+        return found.value
+
+    def logs(self, attempt: str) -> str:
+        return self._client.get_job_logs(attempt)
+
+    def _ray(self, verb: str, *arguments: str) -> str:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "ray.scripts.scripts", "job", verb, "--address", self._dashboard, *arguments],
+            env=variables | {"RAY_AUTH_MODE": "disabled"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=END_S,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+
+@pytest.mark.parametrize("name", ["rayjob-cpu.yaml", "rayjob-spot.yaml"])
+def test_a_stopped_attempt_is_continued_by_the_next(name: str, small_data: str, tmp_path: Path, dashboard: str) -> None:
+    pod = Pod(name, small_data, tmp_path, dashboard)
+    label = name.removesuffix(".yaml")
+    began = time.monotonic()
+    pod.submit(f"{label}-whole", "undisturbed")
+    assert pod.ended(f"{label}-whole") == "SUCCEEDED", pod.logs(f"{label}-whole")[-3000:]
+    whole_s = time.monotonic() - began
+
+    pod.submit(f"{label}-1", "clicks")
+    store, deadline = Store(pod.run("clicks")), time.monotonic() + END_S
+    while not store.exists("RUN.json"):
+        assert time.monotonic() < deadline
+        time.sleep(STEP_S)
+    seed = random.randrange(1000)
+    time.sleep(random.Random(seed).uniform(0.1, 0.5) * whole_s)
+    pod.stop(f"{label}-1")
+    end = pod.ended(f"{label}-1")
+    assert end != "SUCCEEDED", f"seed {seed}: too late to stop it"
+    head = read_head(store)
+    pod.submit(f"{label}-2", "clicks")
+    assert pod.ended(f"{label}-2") == "SUCCEEDED", pod.logs(f"{label}-2")[-3000:]
+    assert head is not None, f"seed {seed}: the signal ended the attempt without a commit: {pod.logs(f'{label}-1')}"
+    assert "stopped by SIGTERM at step" in pod.logs(f"{label}-1")
+    assert_same_bytes(committed_state(pod.run("clicks")), committed_state(pod.run("undisturbed")))
+    assert check_run(pod.run("clicks")).is_intact
