@@ -11,7 +11,8 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -21,13 +22,22 @@ from tests.processes import free_port
 START_S = 120
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNode:
+    """A node beside the head. `variables` are of its environment."""
+
+    num_cpus: int
+    resources: Mapping[str, float] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
 @contextlib.contextmanager
-def cluster_for_jobs(python: Path, *, num_cpus: int = 2, workers: Sequence[int] = ()) -> Iterator[str]:
+def cluster_for_jobs(python: Path, *, num_cpus: int = 2, workers: Sequence[WorkerNode] = ()) -> Iterator[str]:
     """The address of the dashboard of a cluster whose machine has the environment of an interpreter. It ends with the
     block.
 
     Args:
-      workers: processors of further nodes, each with its own `ray start`.
+      workers: further nodes, each with its own `ray start`.
     """
     folder = tempfile.mkdtemp(prefix="pr-", dir="/tmp")
     port, dashboard_port = free_port(), free_port()
@@ -52,8 +62,8 @@ def cluster_for_jobs(python: Path, *, num_cpus: int = 2, workers: Sequence[int] 
     nodes: list[subprocess.Popen[bytes]] = []
     try:
         _wait_for_port(dashboard_port)
-        for cpus in workers:
-            nodes.append(_worker(python, environment, f"127.0.0.1:{port}", cpus))
+        for worker in workers:
+            nodes.append(_start(worker, python, environment, f"127.0.0.1:{port}"))
             # One after the other: of two that start at once, one is sometimes lost.
             _wait_for_nodes(dashboard_port, 1 + len(nodes))
         yield f"http://127.0.0.1:{dashboard_port}"
@@ -70,15 +80,16 @@ def cluster_for_jobs(python: Path, *, num_cpus: int = 2, workers: Sequence[int] 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _worker(python: Path, environment: dict[str, str], head: str, num_cpus: int) -> subprocess.Popen[bytes]:
-    options = {"address": head, "num-cpus": num_cpus, "object-store-memory": 200_000_000}
+def _start(node: WorkerNode, python: Path, environment: dict[str, str], head: str) -> subprocess.Popen[bytes]:
+    options = {"address": head, "num-cpus": node.num_cpus, "object-store-memory": 200_000_000}
+    options |= {"resources": json.dumps(node.resources)}
     # Nodes of one machine must not give their workers the same ports.
     options |= {"min-worker-port": 0, "max-worker-port": 0, "metrics-export-port": free_port()}
     options |= {"dashboard-agent-listen-port": free_port(), "dashboard-agent-grpc-port": free_port()}
     return subprocess.Popen(
         [python, "-m", "ray.scripts.scripts", "start", "--block"]
         + [f"--{name}={value}" for name, value in options.items()],
-        env=environment,
+        env={**environment, **node.variables},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

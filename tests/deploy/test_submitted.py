@@ -1,4 +1,4 @@
-"""The entrypoints of `deploy/kuberay`, submitted as KubeRay submits them, to a cluster of three nodes on this machine.
+"""The entrypoints of `deploy/kuberay`, submitted as KubeRay submits them, to a cluster of some nodes on this machine.
 
 A signal stops an attempt at a random moment. The next one, submitted with the same line, goes on to the bytes of a run
 that nothing disturbed. The folders of the pods are folders of the test. No pod and no KubeRay is there.
@@ -12,18 +12,16 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from ray.job_submission import JobSubmissionClient
 
-from podembed.orchestrator.commit.lease_files import read_head
 from podembed.orchestrator.fsck.check import check_run
 from podembed.workers.storage.store import Store
 from tests.architecture.test_imports import ROOT
-from tests.dashboard import cluster_for_jobs
+from tests.dashboard import WorkerNode, cluster_for_jobs
 from tests.deploy.files import KUBERAY, ray_job
 from tests.long_tests import is_long
 from tests.run_state import assert_same_bytes, committed_state
@@ -41,11 +39,21 @@ EPOCHS = 60
 END_S, STEP_S = 240, 0.2
 
 
-@pytest.fixture(scope="module")
-def dashboard() -> Iterator[str]:
-    """Of a head without processors for hosts, as in the files, and two nodes with those of a worker pod."""
-    with cluster_for_jobs(Path(sys.executable), num_cpus=0, workers=(4, 4)) as address:
-        yield address
+# Of a head without processors for hosts, as in the files, and worker pods.
+CPU_NODES = [WorkerNode(num_cpus=4)] * 2
+TPU_NODES = [
+    WorkerNode(
+        num_cpus=100,
+        resources={"TPU": 4},
+        variables={
+            "TPU_NAME": "slice-0",
+            "TPU_WORKER_ID": str(worker),
+            "TPU_ACCELERATOR_TYPE": "v6e-16",
+            "TPU_TOPOLOGY": "4x4",
+        },
+    )
+    for worker in range(4)
+]
 
 
 class Pod:
@@ -65,6 +73,10 @@ class Pod:
         line = self._spec["entrypoint"].split()
         line = [self._placed(word) for word in line]
         line[line.index("--name") + 1] = run
+        if "--topology" in line:
+            # No chip is there, and two processors in the place of 400.
+            line[line.index("--threads-per-host") + 1] = "1"
+            line += ["--platform", "cpu"]
         self._ray(
             "submit",
             "--submission-id",
@@ -111,29 +123,35 @@ class Pod:
         return done.stdout
 
 
-@pytest.mark.parametrize("name", ["rayjob-cpu.yaml", "rayjob-spot.yaml"])
-def test_a_stopped_attempt_is_continued_by_the_next(name: str, small_data: str, tmp_path: Path, dashboard: str) -> None:
-    pod = Pod(name, small_data, tmp_path, dashboard)
-    label = name.removesuffix(".yaml")
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [("rayjob-cpu.yaml", CPU_NODES), ("rayjob-spot.yaml", CPU_NODES), ("rayjob-tpu-v6e-4x4.yaml", TPU_NODES)],
+    ids=["cpu", "spot", "tpu"],
+)
+def test_a_stopped_attempt_is_continued_by_the_next(
+    name: str, nodes: list[WorkerNode], small_data: str, tmp_path: Path
+) -> None:
+    with cluster_for_jobs(Path(sys.executable), num_cpus=0, workers=nodes) as address:
+        stop_and_continue(Pod(name, small_data, tmp_path, address))
+
+
+def stop_and_continue(pod: Pod) -> None:
     began = time.monotonic()
-    pod.submit(f"{label}-whole", "undisturbed")
-    assert pod.ended(f"{label}-whole") == "SUCCEEDED", pod.logs(f"{label}-whole")[-3000:]
+    pod.submit("whole", "undisturbed")
+    assert pod.ended("whole") == "SUCCEEDED", pod.logs("whole")[-3000:]
     whole_s = time.monotonic() - began
 
-    pod.submit(f"{label}-1", "clicks")
+    pod.submit("first", "clicks")
     store, deadline = Store(pod.run("clicks")), time.monotonic() + END_S
     while not store.exists("RUN.json"):
         assert time.monotonic() < deadline
         time.sleep(STEP_S)
     seed = random.randrange(1000)
     time.sleep(random.Random(seed).uniform(0.1, 0.5) * whole_s)
-    pod.stop(f"{label}-1")
-    end = pod.ended(f"{label}-1")
-    assert end != "SUCCEEDED", f"seed {seed}: too late to stop it"
-    head = read_head(store)
-    pod.submit(f"{label}-2", "clicks")
-    assert pod.ended(f"{label}-2") == "SUCCEEDED", pod.logs(f"{label}-2")[-3000:]
-    assert head is not None, f"seed {seed}: the signal ended the attempt without a commit: {pod.logs(f'{label}-1')}"
-    assert "stopped by SIGTERM at step" in pod.logs(f"{label}-1")
+    pod.stop("first")
+    assert pod.ended("first") != "SUCCEEDED", f"seed {seed}: too late to stop it"
+    assert "stopped by SIGTERM at step" in pod.logs("first"), f"seed {seed}: {pod.logs('first')[-3000:]}"
+    pod.submit("second", "clicks")
+    assert pod.ended("second") == "SUCCEEDED", pod.logs("second")[-3000:]
     assert_same_bytes(committed_state(pod.run("clicks")), committed_state(pod.run("undisturbed")))
     assert check_run(pod.run("clicks")).is_intact
