@@ -38,13 +38,15 @@ class SliceTally:
         self.totals["survivors"] += found.outcome.num_survivors
         self.totals["buckets kept"] += found.outcome.buckets_kept
         self.totals["machines"] += found.num_lives
+        self.totals["refused"] += found.num_refused
 
     def render(self, seconds: float) -> str:
         totals = self.totals
         lines = [
             f"{totals['seeds']} schedules of slices: {totals['seeds'] - len(self.failed)} green, {len(self.failed)} "
             f"failed, in {seconds:.1f} s; generations {totals['generations']}, machines {totals['machines']}, hosts "
-            f"that lived on {totals['survivors']}, with {totals['buckets kept']} buckets",
+            f"that lived on {totals['survivors']}, with {totals['buckets kept']} buckets; reservations refused "
+            f"{totals['refused']}",
             *(f"  {self.happened[action]:6}  {action}: {what}" for action, what in EVENTS.items()),
             "drivers ended: " + ", ".join(f"{count} {ending}" for ending, count in self.endings.most_common()),
             *(f"FAILED seed {seed}: {why.splitlines()[0][:300]}" for seed, why in self.failed.items()),

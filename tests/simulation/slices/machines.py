@@ -46,6 +46,7 @@ class Machines:
     holders: dict[str, Process] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     refusals: int = 0
+    num_refused: int = 0
 
     def add(self, name: str, *, kind: Topology = TOPOLOGY) -> None:
         """The machines of a slice that are not there."""
@@ -92,6 +93,11 @@ class Machines:
 
     def hold(self, chosen: Slice, driver: Process) -> str:
         """Reserves a slice for a driver. Returns why it is not to be had; empty if it is held now."""
+        why = self._hold(chosen, driver)
+        self.num_refused += bool(why)
+        return why
+
+    def _hold(self, chosen: Slice, driver: Process) -> str:
         if self.refusals:
             self.refusals -= 1
             return f"the cluster did not give {chosen.name}"

@@ -35,7 +35,7 @@ EVENTS = {
     "join": "a slice that was never there joins",
     "other kind": "a slice of another topology joins",
     "refuse": "the next reservation is refused",
-    "occupied": "another program reserves a slice that is free, for some seconds",
+    "occupied": "another program waits for a slice and has it when it is free, for some seconds",
 }
 BUSY_S = 14.0
 MEND_S = 40.0  # by then all machines are back
@@ -73,8 +73,11 @@ def draw(seed: int) -> tuple[Schedule, tuple[SliceEvent, ...]]:
         )
         for _ in range(chance.choice((0, 0, 1, 2)))
     ]
+    base = plain.draw(seed)
+    # In some of them the faults of a plain schedule strike as well: rivals, frozen processes, a storage that fails.
+    faults = base.faults if chance.random() < 0.4 else tuple(kills)
     # The numbers of hosts of a plain schedule have no meaning here.
-    base = replace(plain.draw(seed), faults=tuple(kills), keeps_hosts=True, changes_hosts=False)
+    base = replace(base, faults=faults, keeps_hosts=True, changes_hosts=False)
     return base, tuple(_event(chance) for _ in range(chance.randint(1, 6)))
 
 
@@ -94,7 +97,7 @@ class SliceSimulation(Simulation):
     """See the module.
 
     Attributes:
-      num_hosts: of each generation that began, in order.
+      events: what happens to slices; `happened` counts those that struck.
     """
 
     events: tuple[SliceEvent, ...] = ()
@@ -146,7 +149,7 @@ class SliceSimulation(Simulation):
                 machines.add(f"other-{name}", kind=OTHER)
             case "refuse":
                 machines.refusals += 1
-            case "occupied" if there and name not in machines.holders:
+            case "occupied" if there:
                 machines.taken.add(name)
                 self.world.after(event.seconds, partial(machines.taken.discard, name))
             case _:
@@ -190,6 +193,7 @@ class SliceOutcome:
     outcome: Outcome
     happened: Counter[str]
     num_lives: int
+    num_refused: int
 
 
 def simulate(seed: int, *, keeps_log: bool = False) -> SliceOutcome:
@@ -203,4 +207,9 @@ def simulate(seed: int, *, keeps_log: bool = False) -> SliceOutcome:
     with _looking_often():
         outcome = carried_out(simulation)
     simulation.check_left()
-    return SliceOutcome(outcome=outcome, happened=simulation.happened, num_lives=len(simulation.machines.lives))
+    return SliceOutcome(
+        outcome=outcome,
+        happened=simulation.happened,
+        num_lives=len(simulation.machines.lives),
+        num_refused=simulation.machines.num_refused,
+    )
