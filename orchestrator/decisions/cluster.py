@@ -110,8 +110,9 @@ def is_of_chip(failure: Failure, scaling: ScalingConfig) -> bool:
 def no_device(failure: Failure, cluster: Cluster) -> str:
     """Why a slice rests in which device processes do not live long, and what helps."""
     machine = cluster.machine_of(failure.worker.number) if failure.worker else ""
+    found = failure.message.partition(". Expected")[0].rstrip(".")
     return (
         f"{failure.worker} on machine {machine or 'unknown'} failed twice within a minute of its start "
-        f"({failure.message.rstrip('.')}). Expected its chips for JAX. See whether libtpu is installed there "
-        "(jax[tpu]), and whether another process holds them"
+        f"({found}). Expected its chips for JAX. See whether libtpu is installed there (jax[tpu]), and whether another "
+        "process holds them"
     )

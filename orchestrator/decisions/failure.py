@@ -237,6 +237,6 @@ def ending(decision: GiveUp, failures: Sequence[Failure], *, max_failures: int, 
                 f"hosts (--hosts), or make the model smaller."
             )
     return CrashLoop(
-        f"{decision.cause}. That was fault {max_failures + 1} in a row without a new commit. "
+        f"{decision.cause.rstrip('.')}. That was fault {max_failures + 1} in a row without a new commit. "
         f"Look at the hosts named above; then `podembed resume` goes on from the last commit.\n{details}".strip()
     )

@@ -27,7 +27,7 @@ def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Fa
 
     if isinstance(error, DeviceMissing):
         # Its process lives, and is of no use to anybody. What helps is another machine.
-        return Failure(worker=worker, kind=FailureKind.DIED, message=first_line(str(error)), details=details)
+        return Failure(worker=worker, kind=FailureKind.DIED, message=first_line(str(error)))
     is_peer = isinstance(error, MeshError | ChannelError) or _is_broken_collective(error)
     kind = FailureKind.PEER if is_peer else FailureKind.ERROR
     return Failure(

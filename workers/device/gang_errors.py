@@ -34,10 +34,12 @@ def looking_for(platform: str) -> Iterator[None]:
         # JAX has no type of its own for this.
         if not platform or f"initialize backend '{platform}'" not in str(error):
             raise
-        found, why = "none", f" ({error})"
+        # Its advice would let the process run on something else.
+        found, why = "", str(error).partition(" (set JAX_PLATFORMS")[0]
     if found != platform:
         raise DeviceMissing(
-            f"Found no {platform.upper()} for JAX on machine {socket.gethostname()}, but {found}{why}. Expected the "
-            f"chips that Ray reserved there. Install jax[{platform}] on it, and see whether another process holds its "
-            'chips. Machines that only pretend to have some need platform="cpu" (--platform cpu).'
+            f"Found no {platform.upper()} for JAX on machine {socket.gethostname()} ({why or f'but {found}'}). "
+            f"Expected the chips that Ray reserved there. Install jax[{platform}] (libtpu) on it, and see whether "
+            'another process holds its chips. Machines that only pretend to have some need platform="cpu" '
+            "(--platform cpu)."
         )
