@@ -90,7 +90,7 @@ long-tests: $(STAMP)
 	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest -m long --ignore=tests/faults
 
 elastic: $(STAMP)
-	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults/test_elastic.py tests/faults/network/test_placement.py tests/faults/network/test_node_loss.py
+	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults/test_elastic.py tests/faults/network/test_placement.py tests/faults/network/test_node_loss.py tests/faults/slices
 
 # make papers JOBS="sasrec hstu" for some of them.
 papers: $(STAMP)

@@ -1,7 +1,7 @@
 """`FailureDomain`: machines that fail, leave and rest as one.
 
-Today each machine is a domain of its own, and the hosts on it share its fate. Where an interconnect joins the devices
-of several machines, they are one domain, since a device gang is useless without one of its members. Decisions are made
+A machine is a domain of its own, and the hosts on it share its fate. Where a run uses TPU slices, the machines of a
+slice are one domain, since a device gang is useless without one of its members. Decisions are made
 over domains; only what places processes (`orchestrator.cluster`) deals with single machines.
 
 A domain says nothing of rows. A host process outlives a fault with its rows if its own machine does.

@@ -83,7 +83,8 @@ class Schedule(SilentReporter):
     def event(self, event: Event) -> None:
         print(f"  {time.monotonic() - self.began_s:6.1f} s: {sentence(event)}", file=sys.stderr, flush=True)
         if event.kind == "hosts_awaited":
-            # Nothing else would end the wait.
+            # Nothing else would end the wait, and another program that has the slice would keep it for ever.
+            self._leave()
             self._complete(self.names[0])
 
     def window(self, report: WindowReport) -> None:
@@ -152,10 +153,15 @@ class Schedule(SilentReporter):
             if (name, worker) not in self.machines.nodes:
                 self.machines.add(name, worker, TOPOLOGY)
 
-    def close_acts(self) -> None:
-        """Takes away what was added."""
+    def _leave(self) -> None:
+        """The other program gives its slice back."""
         if self.other is not None:
             remove_placement_group(self.other)
+        self.other = None
+
+    def close_acts(self) -> None:
+        """Takes away what was added."""
+        self._leave()
         for place in [*self.machines.nodes]:
             self.machines.lose(*place)
 
@@ -183,9 +189,9 @@ def run(machines: SliceMachines, seed: int, data: str, storage: str) -> dict[str
         ).fit()
     finally:
         left = groups_held()
+        if schedule.other is not None and left["head"]:
+            left["head"].pop()
         schedule.close_acts()
-    if schedule.other is not None and left["head"]:
-        left["head"].pop()
     problems = [f"left reserved: {left}"] if any(left.values()) else []
     problems += [f"reserved twice: {schedule.twice}"] if schedule.twice else []
     problems += [f"not over after {len(schedule.happened)} acts"] if schedule.acts else []

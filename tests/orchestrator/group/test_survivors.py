@@ -278,3 +278,30 @@ def test_hosts_keep_their_numbers_where_they_can(
     alive: set[int], num_before: int, num_hosts: int, expected: tuple[int | None, ...]
 ) -> None:
     assert who_goes_on(frozenset(alive), num_before=num_before, num_hosts=num_hosts) == expected
+
+
+@dataclass
+class SeatedBackend(KeepingBackend):
+    """Numbers hosts by their machines, and has none for the first two any more."""
+
+    def seats(self, handles: Sequence[HostHandles], alive: frozenset[int], num_hosts: int) -> Sequence[int | None]:
+        assert alive == {1, 2}
+        return (2, None)
+
+
+def test_a_backend_that_knows_the_seats_of_hosts_is_asked_for_them() -> None:
+    dead: Failure = failure(Worker("host", 0), FailureKind.DIED)
+    script = {(Worker("host", 0), method): dead for method in ("control abort", "settle")}
+
+    def answer(worker: Worker, method: str) -> Any:
+        return script.get((worker, method), progress(1) if method == "control status" else None)
+
+    backend = SeatedBackend(answer)
+    groups, _ = groups_of(backend)
+    first, _ = after(groups)
+    groups.salvage(first, "host 0 died")
+    second, kept = after(groups, 2)
+    assert (kept, backend.relaunched) == ({0: 2}, [(2, None)])
+    assert second.handles[0].host is first.handles[2].host
+    assert backend.ended[-1] == Worker("host", 1), "there is no seat for it"
+    groups.stop()
