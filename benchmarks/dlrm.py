@@ -46,6 +46,7 @@ from podembed.embedding.ragged import Ragged  # noqa: E402
 from podembed.orchestrator.events.sentences import sentence  # noqa: E402
 from podembed.workers.data.batch import Batch  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
+from podembed.workers.device.options import Transfers  # noqa: E402
 from podembed.workers.input.index import InputFile, InputIndex, build_index  # noqa: E402
 from podembed.workers.input.sources import ReaderSource  # noqa: E402
 from podembed.workers.job.job import WIRE_DTYPES, JobConfig  # noqa: E402
@@ -72,6 +73,8 @@ _SHOWN = (
     "network",
     "no_shared_memory",
     "device_ms",
+    "devices_per_host",
+    "transfers",
 )
 
 
@@ -197,6 +200,13 @@ def start_group(
     buckets = choose_buckets(job)
     num_rows = NUM_BATCHES * job.batch_size
     file = InputFile(path="memory", size_bytes=0, version="", row_group_rows=(num_rows,))
+    scaling = ScalingConfig(
+        num_hosts=num_hosts,
+        threads_per_host=threads,
+        resources_per_host=parse_resources(getattr(arguments, "resources", ())),
+        devices_per_host=getattr(arguments, "devices_per_host", None),
+        transfers=getattr(arguments, "transfers", Transfers.AUTO),
+    )
     data = job.resolved_data
     index = InputIndex(files=(file,)) if isinstance(data, ReaderSource) else build_index(data)
     lanes = tuple(split_evenly(job.num_lanes, num_hosts))
@@ -223,6 +233,7 @@ def start_group(
             undo_share=undo_share,
             lease_timeout_s=SILENCE_S,
             threads=threads,
+            sample_multiple=scaling.devices.sample_multiple,
         )
         for host in range(num_hosts)
     ]
@@ -240,10 +251,9 @@ def start_group(
             step_timeout_s=120.0,
             lease_timeout_s=SILENCE_S,
             threads=threads,
+            devices=scaling.devices,
         )
 
-    resources = parse_resources(getattr(arguments, "resources", ()))
-    scaling = ScalingConfig(num_hosts=num_hosts, threads_per_host=threads, resources_per_host=resources)
     backend = RayBackend(scaling, lambda event: print(sentence(event), file=sys.stderr))
     group = WorkerGroup.start(backend, hosts, device, deadlines=Deadlines(), on_poll=lambda: None)
     try:
@@ -341,6 +351,8 @@ def parse() -> argparse.Namespace:
         "--overlap", default="auto", choices=["auto", "on", "off"], help="what a step does not touch goes early"
     )
     parser.add_argument("--staleness", type=int, default=0, choices=[0, 1])
+    parser.add_argument("--devices-per-host", type=int, default=None, help="so many CPU devices, or all that are there")
+    parser.add_argument("--transfers", default="auto", choices=list(Transfers), help="how arrays reach the devices")
     parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
     arguments = parser.parse_args()
     arguments.max_seconds = arguments.max_seconds or 2 * arguments.seconds

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec as P
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import Constant
@@ -40,7 +41,9 @@ _INNER = TinyModel()
 
 
 class SmallModel:
-    """The audit feature bypasses the inner model with a gradient of exactly 1."""
+    """The audit feature bypasses the inner model with a gradient of exactly 1. On a mesh, the hidden layer is cut."""
+
+    shardings = {"hidden": P(None, "model"), "out": P("model")}  # noqa: RUF012
 
     def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> dict[str, jax.Array]:
         return _INNER.init(key, num_dense, {name: width for name, width in widths.items() if name != "audit"})

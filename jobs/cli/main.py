@@ -71,6 +71,10 @@ class Train:
     """cpu runs models on CPUs although accelerators are reserved, as on machines that only pretend to have some."""
     ask_cluster: bool = False
     """Ask the cluster's autoscaler for the most hosts or slices while the run lasts."""
+    devices_per_host: int | None = None
+    """Devices of each host's model. Where it runs on CPUs, so many are made. Default: all that are there."""
+    mesh: tuple[str, ...] = ()
+    """Axes of a host's devices, such as data=2,model=2, for models that declare how their parameters are cut."""
     in_process: bool = False
     """One host in this process, without Ray."""
     name: str | None = None
@@ -147,6 +151,10 @@ class Resume:
     """cpu runs models on CPUs although accelerators are reserved, as on machines that only pretend to have some."""
     ask_cluster: bool = False
     """Ask the cluster's autoscaler for the most hosts or slices while the run lasts."""
+    devices_per_host: int | None = None
+    """Devices of each host's model. Where it runs on CPUs, so many are made. Default: all that are there."""
+    mesh: tuple[str, ...] = ()
+    """Axes of a host's devices, such as data=2,model=2, for models that declare how their parameters are cut."""
     in_process: bool = False
     """One host in this process, without Ray."""
     single_writer: bool = False

@@ -91,11 +91,31 @@ def parse_resources(pairs: tuple[str, ...]) -> dict[str, float] | None:
     return resources or None
 
 
+def parse_mesh(pairs: tuple[str, ...]) -> dict[str, int] | None:
+    """`data=2,model=2`, or the same in several words; None without any.
+
+    Raises:
+      ConfigurationError: an axis without a name and a whole number of at least 1, or two of one name.
+    """
+    mesh: dict[str, int] = {}
+    for pair in ",".join(pairs).split(",") if pairs else ():
+        name, _, size = pair.partition("=")
+        if not name.isidentifier() or not size.isdecimal() or int(size) < 1 or name in mesh:
+            raise ConfigurationError(
+                f"Found --mesh {shlex.quote(' '.join(pairs))}. Expected the axes of a host's devices with their sizes, "
+                "each at least 1 and given once. Write --mesh data=2,model=2."
+            )
+        mesh[name] = int(size)
+    return mesh or None
+
+
 # Fields of the settings → flags, for messages about them.
 _FLAGS = {
     "num_hosts": "--hosts",
     "num_slices": "--slices",
     "threads_per_host": "--threads-per-host",
+    "devices_per_host": "--devices-per-host",
+    "mesh": "--mesh",
     "every_steps": "--checkpoint-every",
     "every_seconds": "--checkpoint-seconds",
     "num_to_keep": "--keep",
@@ -137,6 +157,8 @@ def scaling_config(command: Train | Resume, hosts: int | tuple[int, int]) -> Sca
             platform=command.platform,
             ask_cluster=command.ask_cluster,
             in_process=command.in_process,
+            devices_per_host=command.devices_per_host,
+            mesh=parse_mesh(command.mesh),
         )
 
 

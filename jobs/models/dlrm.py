@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from podembed.embedding.features.feature_order import FeatureOrder
 from podembed.jobs.models.interaction import with_products
@@ -48,6 +49,18 @@ class DLRM:
             "bottom": init_layers(bottom_key, num_dense, (*self.bottom, width)),
             "top": init_layers(top_key, width + vectors * (vectors - 1) // 2, (*self.top, 1)),
         }
+
+    def shardings(self, name: str, shape: tuple[int, ...]) -> PartitionSpec | None:
+        """On a mesh with the axis `model`, every second layer is cut by its outputs, and the next one by its inputs. So
+        no two devices need the other's activations in between. A last layer without a next one is whole.
+        """
+        mlp, layer, kind = name.split("/")
+        num_layers = len(self.bottom if mlp == "bottom" else self.top) + 1
+        if int(layer) % 2:
+            return PartitionSpec("model") if kind == "weight" else None
+        if int(layer) + 1 == num_layers:
+            return None
+        return PartitionSpec(None, "model") if kind == "weight" else PartitionSpec("model")
 
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
         """Logits `[n]`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from podembed.orchestrator.api.configuration_error import ConfigurationError
 from podembed.orchestrator.api.topology import Topology
 from podembed.workers.declared_types import check_plain_fields, shown
+from podembed.workers.device.options import DeviceOptions, Transfers, device_options, options_problem
 from podembed.workers.mesh.options import Route
 
 
@@ -33,6 +34,12 @@ class ScalingConfig:
       in_process: one host inside the driver's own process, without Ray.
       exchange: how hosts exchange ids, rows and gradients: "direct", "two-hop" by way of relays, or "auto", which
         chooses after a few steps of each generation. Changes no number.
+      devices_per_host: devices of each host's model. Where it runs on CPUs, so many are made of them. None takes all
+        that are there.
+      mesh: axes of a host's devices with their sizes, such as `{"data": 2, "model": 2}`, for models that declare how
+        their parameters are cut. Hosts follow each other along `data`. None spreads samples over all devices.
+      transfers: how arrays travel to devices and back: "packed" in one buffer, "separate", or "auto", which packs them
+        for accelerators.
       plan: how tables lie on the hosts: "rule", by their sizes and features, or "auto". That is the predicted best,
         for runs that began on a machine with constants (`podembed calibrate`), and the rule for others.
     """
@@ -47,6 +54,9 @@ class ScalingConfig:
     ask_cluster: bool = False
     in_process: bool = False
     exchange: str = Route.AUTO
+    devices_per_host: int | None = None
+    mesh: Mapping[str, int] | None = None
+    transfers: str = Transfers.AUTO
     plan: str = "auto"
 
     def __post_init__(self) -> None:
@@ -63,6 +73,9 @@ class ScalingConfig:
                 f"Found platform={shown(self.platform)}. Expected 'cpu', or None for the accelerators that hosts "
                 "reserve. Reserve others with resources_per_host (--resources)."
             )
+        problem = options_problem(self.devices_per_host, self.mesh, self.transfers)
+        if problem:
+            raise ConfigurationError(problem)
         gpus = (self.resources_per_host or {}).get("GPU", 0.0)
         if 0 < gpus < 1 and hosts[1] > 1:
             raise ConfigurationError(
@@ -117,6 +130,13 @@ class ScalingConfig:
         if self.topology is None or self.accelerator_type is None:
             return None
         return Topology.of(self.topology, self.accelerator_type)
+
+    @property
+    def devices(self) -> DeviceOptions:
+        """The devices of each host."""
+        chips = {"TPU": self.slices.chips_per_host} if self.slices else {}
+        reserved = {} if self.platform == "cpu" else {**(self.resources_per_host or {}), **chips}
+        return device_options(self.devices_per_host, self.mesh, self.transfers, resources=reserved)
 
     @property
     def least_hosts(self) -> int:

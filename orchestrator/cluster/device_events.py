@@ -13,8 +13,8 @@ from podembed.workers.device.process import DeviceReady
 
 
 def device_events(devices: Sequence[DeviceReady], resources: Mapping[str, float] | None) -> list[Event]:
-    """Which devices there are, where some are accelerators; and where accelerators are reserved and JAX did not find
-    them.
+    """Which devices there are, where some are accelerators or a host has several; and where accelerators are reserved
+    and JAX did not find them.
 
     Args:
       devices: what each device process said, in the order of the hosts.
@@ -23,9 +23,10 @@ def device_events(devices: Sequence[DeviceReady], resources: Mapping[str, float]
     by_kind: dict[str, tuple[int, ...]] = {}
     for host, device in enumerate(devices):
         kind = f"{device.num_devices} x {device.kind or device.platform}"
+        kind += f" as {device.mesh}" if device.mesh else ""
         by_kind[kind] = (*by_kind.get(kind, ()), host)
     events: list[Event] = []
-    if any(device.platform != "cpu" for device in devices):
+    if any(device.platform != "cpu" or device.num_devices > 1 for device in devices):
         events.append(DevicesFound(hosts=by_kind))
     reserved = tuple(
         f"{amount:g} {name}" for name, amount in (resources or {}).items() if name in ACCELERATORS and amount > 0

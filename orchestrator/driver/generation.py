@@ -137,7 +137,8 @@ class Generation:
             before,
             num_hosts=group.num_hosts,
             threads=shared.threads,
-            exchange=shared.exchange,
+            exchange=shared.scaling.exchange,
+            devices=shared.scaling.devices,
             chosen=chosen,
             platform=shared.platform,
         )

@@ -41,7 +41,7 @@ class Shared:
     resources: Mapping[str, float] | None
     platform: str
     threads: int
-    exchange: str
+    scaling: ScalingConfig
     reporter: Reporter
     emit: Emit
     stop: StopSignals
@@ -78,7 +78,7 @@ class Shared:
             resources=None if scaling.platform == "cpu" else scaling.reserved,
             platform=(scaling.jax_platforms or "").partition(",")[0],
             threads=scaling.threads_per_host or 1,
-            exchange=scaling.exchange,
+            scaling=scaling,
             reporter=reporter,
             emit=emit,
             stop=stop,

@@ -126,10 +126,10 @@ class RayLeftBehind(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesFound(Event):
-    """The devices that a generation trains on, where some are accelerators.
+    """The devices that a generation trains on, where some are accelerators or a host has several.
 
     Attributes:
-      hosts: by kind of device, such as `1 x NVIDIA H200`, the hosts that have it.
+      hosts: by kind of device, such as `1 x NVIDIA H200` or `4 x cpu as data=2,model=2`, the hosts that have it.
     """
 
     hosts: Mapping[str, tuple[int, ...]]

@@ -17,6 +17,7 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.api.config import RunConfig
 from podembed.orchestrator.commit.manifest import Manifest, Owners
 from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.device.options import DeviceOptions
 from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.job.job import JobConfig
@@ -69,6 +70,7 @@ def plan_generation(
     num_hosts: int,
     threads: int = 1,
     exchange: str = Route.AUTO,
+    devices: DeviceOptions = DeviceOptions(),  # noqa: B008  # frozen
     chosen: Sequence[Chosen] | None = None,
     platform: str = "",
 ) -> GenerationPlan:
@@ -80,10 +82,9 @@ def plan_generation(
       threads: of a host's kernels, and as many of its device process.
       exchange: how the frames of each step travel.
       chosen: one a table, where a plan says how it lies; None follows from sizes, features and lengths.
-      platform: of the devices; empty for any.
+      devices, platform: of each host; any platform if that is empty.
     """
-    job, failures = run.job, config.failure_config
-    specs = table_specs(job, run.table_buckets)
+    job, failures, specs = run.job, config.failure_config, table_specs(run.job, run.table_buckets)
     placement = _placed(job, specs, before, chosen, num_hosts=num_hosts)
     pools_cut = _pools_cut(job, specs, chosen, num_hosts=num_hosts)
     lanes = tuple(split_evenly(job.num_lanes, num_hosts))
@@ -112,6 +113,7 @@ def plan_generation(
             undo_share=failures.undo_share,
             threads=threads,
             exchange=Route(exchange),
+            sample_multiple=devices.sample_multiple,
             pools_cut=pools_cut,
         )
         for host in range(num_hosts)
@@ -134,10 +136,14 @@ def plan_generation(
             is_restored_later=base is not None,
             platform=platform,
             threads=threads,
+            devices=devices,
         )
 
-    owners = {spec.name: Owners.of(owned) for spec, owned in zip(specs, placement, strict=True)}
-    return GenerationPlan(hosts=hosts, device=device, placement=owners)
+    return GenerationPlan(hosts=hosts, device=device, placement=_owners(specs, placement))
+
+
+def _owners(specs: Sequence[TableSpec], placement: Sequence[np.ndarray]) -> dict[str, Owners]:
+    return {spec.name: Owners.of(owned) for spec, owned in zip(specs, placement, strict=True)}
 
 
 def _placed(

@@ -40,7 +40,7 @@ ARROWS = {
     "workers/mesh": "descriptors faults",
     "workers/calibration": "data device host input job liveness mesh storage",
     "workers/checkpoint": "liveness storage",
-    "workers/device": "checkpoint crew descriptors faults job liveness model storage",
+    "workers/device": "checkpoint crew declared_types descriptors faults job liveness model storage",
     "workers/host": "checkpoint crew data device faults input job liveness mesh storage",
     "workers/actors": "device host job liveness",
     "workers/inference": "data device job model",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
 import jax
 
 from podembed.workers.device.gang_errors import GangError, looking_for
+from podembed.workers.device.options import DeviceOptions
 
 _COORDINATOR_LOOK_S = 0.01
 
@@ -55,6 +57,14 @@ def _join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s:
             "machines of one TPU slice, the same for all (--resources, resources_per_host). See whether a device "
             "process fell back to the CPU."
         )
+
+
+def make_cpu_devices(options: DeviceOptions) -> None:
+    """Has JAX divide the CPU into so many devices, if the settings name a number. Before JAX is used first."""
+    if options.num_devices is not None:
+        # In a process that has used JAX already, the mesh says what is wrong.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", options.num_devices)
 
 
 def _await_listener(address: str, *, timeout_s: float) -> None:

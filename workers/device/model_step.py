@@ -19,28 +19,25 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.workers.device.dense_half import DenseStateError, initial
-from podembed.workers.device.dense_leaves import by_key, numbers_of, replaced
-from podembed.workers.device.gang_errors import GangError
-from podembed.workers.device.programs import (
-    AXIS,
-    Inputs,
-    own_parts,
-    reads_in_place,
-    to_host,
-)
+from podembed.workers.device.dense_leaves import by_key, numbers_of, replaced, specs_of
+from podembed.workers.device.device_mesh import GangMesh, whole
+from podembed.workers.device.options import AXIS, DeviceOptions
+from podembed.workers.device.programs import Inputs
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.device.step_programs import StepPrograms
+from podembed.workers.device.transfers import HostArrays, Numbers, TransferWay, own_parts, to_host, transfer_way
 from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels
 from podembed.workers.liveness.progress import Laps
 from podembed.workers.model.context import Shares
+
+_LOOK_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +58,23 @@ class DeviceWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """A batch in the shared memory: what goes in, and where gradients (shaped as the activations) or scores go out.
-    `levels` say how much room its sequences have.
+class Begun:
+    """A step that the devices work on.
+
+    Attributes:
+      calls: wait for its results and write them for the host.
+      crew: makes these calls.
+      loss: of a training step, still being computed.
     """
 
-    inputs: Inputs
-    gradients: tuple[np.ndarray, ...]
-    scores: np.ndarray
-    levels: Levels = NO_LEVELS
+    arrays: HostArrays
+    calls: list[Callable[[], None]]
+    crew: Crew
+    loss: jax.Array | None = None
+
+    def finish(self) -> None:
+        """Returns when the host may read the results."""
+        self.crew.run(self.calls, size=sum(block.size for block in self.arrays.gradients))
 
 
 @dataclass(slots=True)
@@ -80,6 +85,7 @@ class DeviceWorker:
       job: the declared job.
       num_samples: rows of this host's share of a batch, with padding; the same on every host.
       shares: rows of every host that are samples; left out, all of them.
+      options: which devices, and how arrays get there.
       faults: injected ones.
       crew: copies results to the host.
       compiling: entered while a step is compiled that was not at the start.
@@ -92,19 +98,17 @@ class DeviceWorker:
     optimizer_state: Any = None
     state: Any = None
     shares: tuple[int, ...] = ()
+    options: DeviceOptions = DeviceOptions()  # noqa: RUF009  # frozen
+    mesh: GangMesh = field(init=False)
     _programs: StepPrograms = field(init=False)
-    _sharding: NamedSharding = field(init=False)
-    _replicated: NamedSharding = field(init=False)
-    _devices: tuple[Any, ...] = field(init=False)
+    _way: TransferWay = field(init=False)
     _optimizer: optax.GradientTransformation = field(init=False)
     faults: FaultPoints | None = None
     crew: Crew = ONE_THREAD
     compiling: Callable[[], AbstractContextManager[None]] = nullcontext
     build_s: dict[str, float] = field(default_factory=dict)
-    _inputs_in_place: dict[tuple[int, Levels], Inputs] = field(default_factory=dict)
-    _knows_step: bool = True
+    _arrays: dict[tuple[int, Levels], HostArrays] = field(default_factory=dict)
     _compiled_s: float = 0.0
-    _step: tuple[int, jax.Array] | None = None
 
     def build(self, *, is_restored_later: bool = False, is_rehearsal: bool = False) -> float:
         """Initialises parameters and compiles both steps. Returns the seconds that compiling took.
@@ -118,45 +122,35 @@ class DeviceWorker:
           sample, or two parameters share a key.
         """
         laps = Laps()
-        num_local = jax.local_device_count()
-        if self.num_samples % num_local:
+        self.mesh = GangMesh.of(self.options)
+        if self.num_samples % self.mesh.num_parts:
             raise DenseStateError(
-                f"Found {self.num_samples} samples a host for {num_local} local devices. Expected a multiple. "
-                f"Choose batch_size and num_lanes so that batch_size / num_lanes is a multiple of {num_local}."
+                f"Found {self.num_samples} samples a host for {self.mesh.num_parts} local devices. Expected a "
+                f"multiple. Say how many devices there are (--devices-per-host {self.mesh.num_local}), so that shares "
+                "are padded up to that."
             )
-        devices, mine = jax.devices(), set(jax.local_devices())
-        # In the order of the mesh: JAX promises no order of its own, and rows come back in that of the mesh.
-        self._devices = tuple(device for device in devices if device in mine)
-        if len(devices) != len(self._devices) * jax.process_count():
-            raise GangError(
-                f"Found {len(self._devices)} devices here and {len(devices)} in all {jax.process_count()} JAX "
-                "processes. Expected as many in each, "
-                "since every host has an equal share of a batch. Reserve the same for every host (--resources, "
-                "resources_per_host)."
-            )
-        mesh = DeviceMesh(np.asarray(devices), (AXIS,))
-        self._sharding = NamedSharding(mesh, P(AXIS))
-        self._replicated = NamedSharding(mesh, P())
+        self._way = transfer_way(self.options, self.mesh, asks_for_step=self.job.asks_for_step, crew=self.crew)
         self._optimizer = self.job.dense_optimizer or optax.adam(1e-3)
-        self._knows_step = self.job.asks_for_step
 
-        def first_values() -> tuple[Any, Any, Any]:
+        def first_values() -> dict[str, Any]:
             params, state = initial(self.job, jax.random.key(self.job.seed))
-            return params, self._optimizer.init(params), state
+            return {"params": params, "optimizer": self._optimizer.init(params), "state": state}
 
+        shapes = self._on_devices(jax.eval_shape(first_values))
+        by_key(shapes)
         if is_restored_later:
-            first = jax.tree_util.tree_map(self._shape_of, jax.eval_shape(first_values))
+            first = shapes
         else:
-            first = jax.jit(first_values, out_shardings=self._replicated)()
-        self.params, self.optimizer_state, self.state = first
-        by_key(self._dense_state)
+            first = jax.jit(first_values, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, shapes))()
+        self._take(first)
         laps.end("first values")
         self._programs = StepPrograms(
             self.job,
             self._optimizer,
-            mesh=mesh,
+            mesh=self.mesh,
+            way=self._way,
             shares=Shares(num_samples=self.num_samples, real=self.shares or (self.num_samples,) * jax.process_count()),
-            values=first,
+            values=(self.params, self.optimizer_state, self.state),
             compiling=self._counted,
         )
         compile_s = self._compile(laps, is_rehearsal=is_rehearsal)
@@ -170,8 +164,24 @@ class DeviceWorker:
             yield
         self._compiled_s += time.perf_counter() - started
 
-    def _shape_of(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated, weak_type=leaf.weak_type)
+    def _on_devices(self, shapes: dict[str, Any]) -> dict[str, Any]:
+        """The shapes of the dense state, with how each leaf lies on the devices."""
+        axes = {name: size for name, size in self.options.mesh if name != AXIS}
+        specs = specs_of(self.job.model, shapes, axes)
+        leaves, structure = jax.tree.flatten(shapes)
+        placed = [
+            jax.ShapeDtypeStruct(
+                leaf.shape,
+                leaf.dtype,
+                sharding=NamedSharding(self.mesh.mesh, specs.get(key, P())),
+                weak_type=leaf.weak_type,
+            )
+            for key, leaf in zip(by_key(shapes), leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, placed)
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        self.params, self.optimizer_state, self.state = (state[part] for part in ("params", "optimizer", "state"))
 
     def _compile(self, laps: Laps, *, is_rehearsal: bool) -> float:
         """Traces both steps, which checks what model and loss return, and compiles them if all steps use the same."""
@@ -179,8 +189,8 @@ class DeviceWorker:
         try:
             lowered = self._programs.lower(NO_LEVELS)
         except Exception as error:
-            num_local = self.num_samples // len(self._devices)
-            error.add_note(f"model.apply got {_shapes_text(self.job, num_samples=num_local)}.")
+            num_samples = self.num_samples // self.mesh.num_parts
+            error.add_note(f"model.apply got {_shapes_text(self.job, num_samples=num_samples)}.")
             raise
         laps.end("trace")
         if self._programs.is_single and not is_rehearsal:
@@ -197,120 +207,97 @@ class DeviceWorker:
           ChannelLost, ChannelTimeout: the host is gone or silent.
         """
         losses, num_steps, seconds = [], 0, 0.0
-        while True:
-            record = end.receive(timeout_s=timeout_s, keep_waiting=keep_waiting)
-            if record.kind is RecordKind.END:
-                return DeviceWindow(
-                    losses=tuple(float(x) for x in losses),
-                    num_steps=num_steps,
-                    seconds=seconds,
-                    num_compiled=self._programs.num_late,
-                    compiled_s=self._compiled_s,
-                )
+        wait = partial(end.receive, timeout_s=timeout_s, keep_waiting=keep_waiting)
+        record, begun = wait(), None
+        while record.kind is not RecordKind.END:
             started = time.perf_counter()
+            begun = begun or self._begin(end, record)
+            following = wait() if self._comes_meanwhile(end, begun) else None
+            # Of a job with staleness: its batch is on its way while the devices work on this one.
+            ahead = self._begin(end, following) if following and following.kind is not RecordKind.END else None
+            begun.finish()
+            if begun.loss is not None:
+                losses.append(begun.loss)
             if self.faults is not None:
-                spoil(self.faults, "device.step", step=record.step, arrays=[end.buffers[record.buffer]["activations"]])
-            share = self._share_of(end, record.buffer, record.levels)
-            if record.kind is RecordKind.TRAIN:
-                losses.append(self.train(share, step=record.step, weight_sum=record.weight_sum))
-            else:
-                self.evaluate(share, step=record.step)
-            if self.faults is not None:
-                spoil(self.faults, "device.gradients", step=record.step, arrays=share.gradients)
+                spoil(self.faults, "device.gradients", step=record.step, arrays=begun.arrays.gradients)
             num_steps += 1
             seconds += time.perf_counter() - started
             end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
+            record, begun = following or wait(), ahead
+        return DeviceWindow(
+            losses=tuple(float(loss) for loss in jax.device_get(losses)),
+            num_steps=num_steps,
+            seconds=seconds,
+            num_compiled=self._programs.num_late,
+            compiled_s=self._compiled_s,
+        )
 
-    def _share_of(self, end: ChannelEnd, buffer: int, levels: Levels) -> _Share:
-        arrays = end.buffers[buffer]
-        inputs = None
-        if reads_in_place():
-            # The arrays are the shared memory itself: built once, they show each batch in turn.
-            inputs = self._inputs_in_place.get((buffer, levels))
-        if inputs is None:
-            tensors = self._tensors(end, arrays["activations"], levels)
-            blocks = tuple(self._to_device(tensor) for tensor in tensors)
-            parts = {name: self._to_device(arrays[name]) for name in ("dense", "labels", "weights")}
-            named = {"lengths": end.layout.lengths_in(arrays), "columns": end.layout.columns_in(arrays)}
-            inputs = Inputs(**parts, activations=blocks, **jax.tree.map(self._to_device, named))
-        if reads_in_place():
-            self._inputs_in_place[buffer, levels] = inputs
-        return _Share(inputs, self._tensors(end, arrays["gradients"], levels), arrays["scores"], levels)
+    def _begin(self, end: ChannelEnd, record: Record) -> Begun:
+        if self.faults is not None:
+            spoil(self.faults, "device.step", step=record.step, arrays=[end.buffers[record.buffer]["activations"]])
+        arrays = self._arrays_of(end, record.buffer, record.levels)
+        if record.kind is RecordKind.TRAIN:
+            return self.begin_training(arrays, step=record.step, weight_sum=record.weight_sum)
+        return self.begin_evaluation(arrays, step=record.step)
+
+    def _comes_meanwhile(self, end: ChannelEnd, begun: Begun) -> bool:
+        """Whether another record comes before the devices are done. Without staleness none does."""
+        # Not every kind of array in JAX's declarations has `is_ready`.
+        loss: Any = begun.loss
+        if not self.job.staleness or loss is None:
+            return False
+        while not loss.is_ready():
+            if end.has_record():
+                return True
+            time.sleep(_LOOK_S)
+        return end.has_record()
+
+    def _arrays_of(self, end: ChannelEnd, buffer: int, levels: Levels) -> HostArrays:
+        if (buffer, levels) not in self._arrays:
+            arrays = end.buffers[buffer]
+            parts: Any = {name: arrays[name] for name in ("dense", "labels", "weights")}
+            parts |= {"lengths": end.layout.lengths_in(arrays), "columns": end.layout.columns_in(arrays)}
+            parts["activations"] = self._tensors(end, arrays["activations"], levels)
+            inputs = Inputs(**parts)
+            gradients = compress(self._tensors(end, arrays["gradients"], levels), self.job.trained_features)
+            self._arrays[buffer, levels] = HostArrays(inputs, tuple(gradients), arrays["scores"], buffer, levels)
+        return self._arrays[buffer, levels]
 
     def _tensors(self, end: ChannelEnd, memory: np.ndarray, levels: Levels) -> tuple[np.ndarray, ...]:
         """By feature `[n, *inner, width]`; of a sequence the rows that the step has room for."""
         layout, rooms = end.layout.activations, self._programs.rooms
         return tuple(
-            block[: len(self._devices) * rooms.vectors(name, levels)] if name in rooms.sequences else tensor
+            block[: self.mesh.num_parts * rooms.vectors(name, levels)] if name in rooms.sequences else tensor
             for name, block, tensor in zip(
                 self.job.features, layout.blocks(memory), layout.tensors(memory), strict=True
             )
         )
 
-    def train(self, share: _Share, *, weight_sum: float, step: int = 0) -> jax.Array:
-        """One step on this host's share. Writes its gradients, changes parameters and optimizer state.
+    def begin_training(self, arrays: HostArrays, *, weight_sum: float, step: int = 0) -> Begun:
+        """One step on this host's share. Changes parameters and optimizer state; `finish` writes gradients.
 
         Args:
           weight_sum: weight of the global batch, over all hosts.
           step: from which the random keys of the model are made.
 
         Returns:
-          The global mean loss, still being computed.
+          The step, with the global mean loss.
         """
         scale = np.float32(1.0 / weight_sum if weight_sum else 0.0)
-        self.params, self.optimizer_state, self.state, gradients, loss = self._programs.train(share.levels)(
-            self.params,
-            self.optimizer_state,
-            self.state,
-            share.inputs,
-            self._number(step),
-            self._everywhere(scale),
+        self.params, self.optimizer_state, self.state, gradients, loss = self._programs.train(arrays.levels)(
+            self.params, self.optimizer_state, self.state, *self._way.send(arrays, Numbers(step, scale))
         )
-        found = [own_parts(gradient) for gradient in gradients]
-        blocks = list(compress(share.gradients, self.job.trained_features))
-        calls = [partial(to_host, parts, block, scale) for parts, block in zip(found, blocks, strict=True)]
-        self.crew.run(calls, size=sum(block.size for block in blocks))
-        return loss
+        return Begun(arrays, self._way.fetch(gradients, arrays, scale), self.crew, loss)
 
-    def evaluate(self, share: _Share, *, step: int = 0) -> None:
-        """Forward pass on this host's share. Writes its scores."""
-        scores = self._programs.forward(share.levels)(self.params, self.state, share.inputs, self._number(step))
-        to_host(own_parts(scores), share.scores)
-
-    def _to_device(self, array: np.ndarray) -> jax.Array:
-        """This host's rows as its part of the global array. On one CPU device the memory is used in place.
-
-        Elsewhere the copy may still be under way when this returns. What is computed from it is waited for before the
-        step is answered, and the host writes the memory again only after that.
-        """
-        shape = (array.shape[0] * jax.process_count(), *array.shape[1:])
-        if reads_in_place():
-            parts = [jax.dlpack.from_dlpack(array)]
-        else:
-            parts = [
-                jax.device_put(part, device)
-                for part, device in zip(np.split(array, len(self._devices)), self._devices, strict=True)
-            ]
-        return jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
-
-    def _everywhere(self, values: np.ndarray | np.float32 | np.uint32) -> jax.Array:
-        """What all processes have alike, on every device. Given all devices at once, JAX would gather and compare it
-        over the gang first.
-        """
-        parts = [jax.device_put(values, device) for device in self._devices]
-        return jax.make_array_from_single_device_arrays(np.shape(values), self._replicated, parts)
-
-    def _number(self, step: int) -> jax.Array:
-        """Of a step, on every device; 0 in programs that do not ask for it."""
-        if not self._knows_step:
-            step = 0
-        if self._step is None or self._step[0] != step:
-            self._step = step, self._everywhere(np.uint32(step))
-        return self._step[1]
+    def begin_evaluation(self, arrays: HostArrays, *, step: int = 0) -> Begun:
+        """Forward pass on this host's share; `finish` writes its scores."""
+        program, sent = self._programs.forward(arrays.levels), self._way.send(arrays, Numbers(step))
+        parts = own_parts(self.mesh, program(self.params, self.state, *sent))
+        return Begun(arrays, [partial(to_host, parts, arrays.scores)], self.crew)
 
     def dense_arrays(self) -> dict[str, np.ndarray]:
         """Parameters, state and optimizer state, one numpy array a leaf, keyed by its path such as `params/top/0/w`."""
-        return {key: np.asarray(numbers_of(leaf)) for key, leaf in by_key(self._dense_state).items()}
+        return {key: whole(numbers_of(leaf)) for key, leaf in by_key(self._dense_state).items()}
 
     @property
     def _dense_state(self) -> dict[str, Any]:
@@ -325,8 +312,11 @@ class DeviceWorker:
         Raises:
           DenseStateError: an array is missing, unknown, or has another shape or dtype.
         """
-        restored = replaced(self._dense_state, arrays, parts=parts, put=self._everywhere)
-        self.params, self.optimizer_state, self.state = (restored[key] for key in ("params", "optimizer", "state"))
+        self._take(replaced(self._dense_state, arrays, parts=parts, put=self._put))
+
+    def _put(self, values: np.ndarray, leaf: Any) -> jax.Array:
+        # Random keys come as their numbers, of another shape, and are never cut.
+        return self.mesh.place(values, leaf.sharding if leaf.shape == values.shape else None)
 
 
 def _shapes_text(job: JobConfig, *, num_samples: int) -> str:

@@ -25,8 +25,8 @@ from podembed.workers.crew import ThreadCrew
 from podembed.workers.descriptors import require_for_device
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
 from podembed.workers.device.doorway import ChannelError
-from podembed.workers.device.gang import join_gang, leave_gang
-from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker
+from podembed.workers.device.gang import join_gang, leave_gang, make_cpu_devices
+from podembed.workers.device.model_step import DenseStateError, DeviceOptions, DeviceWindow, DeviceWorker
 from podembed.workers.device.shared_memory import ChannelEnd, Invitation
 from podembed.workers.faults.inject import FaultPlan, FaultPoints
 from podembed.workers.faults.storage import with_faults
@@ -57,6 +57,7 @@ class DeviceSpec:
       is_restored_later: `restore` of a commit follows, which gives all dense arrays their values.
       platform: of the devices, as JAX calls it; empty for any.
       threads: that copy results to the host. Those of a CPU device are the environment's business.
+      devices: which ones, and how arrays get there.
     """
 
     job: AnyJob
@@ -75,6 +76,7 @@ class DeviceSpec:
     is_restored_later: bool = False
     platform: str = ""
     threads: int = 1
+    devices: DeviceOptions = DeviceOptions()  # noqa: RUF009  # frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ class DeviceReady:
     Attributes:
       compile_s: what building both steps took.
       kind: what JAX calls its devices, such as `NVIDIA H200`.
+      mesh: how they are laid out, such as `data=2,model=2`; empty where samples are spread over all of them.
       start_s: seconds of the parts of its start.
     """
 
@@ -92,6 +95,7 @@ class DeviceReady:
     num_devices: int
     compile_s: float
     kind: str = ""
+    mesh: str = ""
     start_s: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -143,6 +147,7 @@ class DeviceProcess:
         if spec.compile_cache:
             use_compile_cache(spec.compile_cache)
         laps.end("job")
+        make_cpu_devices(spec.devices)
         with self._tracker.phase(Phase.JOIN):
             self._end = spec.invitation.connect(timeout_s=spec.start_timeout_s)
             # Records of stored runs call it so.
@@ -160,6 +165,7 @@ class DeviceProcess:
             job=job,
             num_samples=spec.num_samples,
             shares=spec.shares,
+            options=spec.devices,
             faults=faults,
             crew=self._crew,
             compiling=self._compiling,
@@ -170,14 +176,15 @@ class DeviceProcess:
             self._note_never_finite()
         import jax
 
-        self._end.say_num_devices(jax.local_device_count())
+        self._end.say_num_devices(self._worker.mesh.num_parts)
         self._tracker.point("start.ready")
 
         device = jax.local_devices()[0]
         return DeviceReady(
             process=os.getpid(),
             platform=device.platform,
-            num_devices=jax.local_device_count(),
+            num_devices=self._worker.mesh.num_local,
+            mesh=self._worker.mesh.text,
             compile_s=compile_s,
             start_s=laps.seconds | self._worker.build_s,
             kind=device.device_kind,

@@ -1,4 +1,4 @@
-"""What a device process compiles: the forward pass of a job, its training step, and the way of results to the host.
+"""What a device process compiles: the forward pass of a job and its training step, as one device sees them.
 
 Pure functions of arrays. `workers.device.model_step` holds the state and calls them.
 """
@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
 from podembed.embedding.features.activations import Activations
 from podembed.workers.device.dense_half import losses_of, outputs_of, scheduled, scores_of
+from podembed.workers.device.options import AXIS
 from podembed.workers.job.candidates import chance_columns
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import ModelBatch
@@ -25,7 +25,6 @@ from podembed.workers.model.context import Shares, StepContext
 from podembed.workers.model.jagged import Jagged
 from podembed.workers.model.sample_keys import with_positions
 
-AXIS = "data"
 _STEPS = 1
 Blocks = tuple[jax.Array, ...]
 
@@ -49,11 +48,6 @@ class Inputs:
     weights: jax.Array
     lengths: Mapping[str, jax.Array] = field(default_factory=dict)
     columns: Mapping[str, jax.Array] = field(default_factory=dict)
-
-
-def reads_in_place() -> bool:
-    devices = jax.local_devices()
-    return len(devices) == 1 and devices[0].platform == "cpu"
 
 
 def scores_of_batch(
@@ -83,12 +77,15 @@ def training_step(
     inputs: Inputs,
     step: jax.Array,
     scale: jax.Array,
+    *,
+    cut: Sequence[bool] = (),
 ) -> tuple[Any, Any, Any, Blocks, jax.Array]:
     """One device's part of a step; `scale` is 1 / the global batch's weight. The gradients of activations come back
     without it, for the features whose tables are trained.
 
     Args:
       longest: by sequence feature, at least the longest sample of all hosts.
+      cut: by leaf of the parameters, whether it is cut over devices that work on the same samples; empty if none is.
     """
     num_devices = jax.lax.axis_size(AXIS)
 
@@ -109,10 +106,16 @@ def training_step(
     # One all-reduce a step: the loss travels with the gradients. It comes after the activations' gradients,
     # which need no other host and can be handed back while it runs.
     gradients = tuple(compress(gradients, job.trained_features))
-    flat, unravel = ravel_pytree(dense_gradients)
+    leaves, structure = jax.tree.flatten(dense_gradients)
+    is_cut = cut or (False,) * len(leaves)
+    flat, unravel = ravel_pytree([leaf for leaf, is_part in zip(leaves, is_cut, strict=True) if not is_part])
     total = jax.lax.psum(jnp.concatenate([flat, loss[None]]), AXIS) * scale
+    # What is cut stays so: put into one array with the others, it would be whole on every device.
+    parts = (jax.lax.psum(leaf.astype(jnp.float32), AXIS) * scale for leaf in compress(leaves, is_cut))
+    others = iter(unravel(total[:-1]))
+    sums = jax.tree.unflatten(structure, [next(parts if is_part else others) for is_part in is_cut])
     # Summed as float32, they come back in the types of the parameters, which the optimizer's state has too.
-    summed = jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), unravel(total[:-1]), params)
+    summed = jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), sums, params)
     updates, optimizer_state = optimizer.update(summed, optimizer_state, params)
     if job.schedule is not None:
         factor = scheduled(job.schedule, step)
@@ -190,29 +193,3 @@ def _of_first_device(state: Any) -> Any:
 
 def _is_key(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def own_parts(array: jax.Array) -> list[jax.Array]:
-    """This host's rows of a global array, one part a device in the order of the rows, with their copies to this process
-    under way.
-
-    On one CPU device there is nothing to copy.
-    """
-    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    parts = [shard.data for shard in shards]
-    if not reads_in_place():
-        for part in parts:
-            part.copy_to_host_async()
-    return parts
-
-
-def to_host(parts: Sequence[jax.Array], out: np.ndarray, scale: np.float32 | None = None) -> None:
-    """Waits for the parts of `own_parts` and copies them, times `scale`."""
-    at = 0
-    for part in parts:
-        rows = np.asarray(part)
-        if scale is None:
-            out[at : at + len(rows)] = rows
-        else:
-            np.multiply(rows, scale, out=out[at : at + len(rows)])
-        at += len(rows)

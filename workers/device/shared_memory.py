@@ -197,6 +197,12 @@ class ChannelEnd:
             kind=RecordKind(kind), step=step, buffer=buffer, weight_sum=weight_sum, loss=loss, levels=tuple(levels)
         )
 
+    def has_record(self) -> bool:
+        """Whether `receive` would return, or raise that the other process is gone, without a wait."""
+        watch = select.poll()
+        watch.register(self._socket, select.POLLIN)
+        return len(self._pending) >= _RECORD.size or bool(watch.poll(0))
+
     def _fill(self, deadline: float, timeout_s: float, keep_waiting: Callable[[], None] | None) -> None:
         """Reads until a whole record is there."""
         while len(self._pending) < _RECORD.size:

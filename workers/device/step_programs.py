@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh as DeviceMesh
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from podembed.workers.device.programs import AXIS, Inputs, scores_of_batch, training_step
+from podembed.workers.device.device_mesh import GangMesh
+from podembed.workers.device.options import AXIS
+from podembed.workers.device.programs import Inputs, scores_of_batch, training_step
+from podembed.workers.device.transfers import TransferWay
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
 from podembed.workers.model.context import Shares
@@ -37,8 +37,9 @@ class StepPrograms:
 
     Args:
       mesh: of all devices.
+      way: of what goes to the devices and comes back.
       shares: rows of every host that are samples.
-      values: parameters, optimizer state and state, or their shapes.
+      values: parameters, optimizer state and state, or their shapes; each says how it lies on the devices.
       compiling: entered while a step is compiled that was not at the start.
 
     Attributes:
@@ -51,17 +52,18 @@ class StepPrograms:
         job: JobConfig,
         optimizer: optax.GradientTransformation,
         *,
-        mesh: DeviceMesh,
+        mesh: GangMesh,
+        way: TransferWay,
         shares: Shares,
         values: tuple[Any, Any, Any],
         compiling: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._job, self._optimizer, self._mesh, self._shares = job, optimizer, mesh, shares
-        self._by_sample, self._replicated = NamedSharding(mesh, P(AXIS)), NamedSharding(mesh, P())
-        self._values = jax.tree.map(self._shape_of, values)
+        self._job, self._optimizer, self._mesh, self._way, self._shares = job, optimizer, mesh, way, shares
+        self._values = jax.tree.map(_shape_of, values)
+        self._cut = tuple(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(self._values[0]))
         self._compiling = compiling
         self._rows = shares.num_samples * jax.process_count()
-        self.rooms = SequenceRooms(job.sequences, self._rows // mesh.size)
+        self.rooms = SequenceRooms(job.sequences, self._rows // mesh.num_all_parts)
         self._forward: dict[Levels, Any] = {}
         self._train: dict[Levels, Any] = {}
         self.num_late = 0
@@ -108,43 +110,66 @@ class StepPrograms:
         return self._traced_train(levels).lower()
 
     def _traced_forward(self, levels: Levels) -> Any:
-        step = jax.jit(
-            jax.shard_map(
-                partial(scores_of_batch, self._job, self._shares, self._longest(levels)),
-                mesh=self._mesh,
-                in_specs=(P(), P(), P(AXIS), P()),
-                out_specs=P(AXIS),
-                check_vma=False,
-            )
-        )
+        job, way, shares, longest = self._job, self._way, self._shares, self._longest(levels)
+        inputs = self._inputs(levels)
+
+        def forward(params: Any, state: Any, *arguments: Any) -> jax.Array:
+            own, step, _ = way.unpacked(inputs, arguments)
+            return scores_of_batch(job, shares, longest, params, state, own, step)
+
         params, _, state = self._values
-        return step.trace(params, state, self._inputs(levels), self._number(jnp.uint32))
+        arguments = way.shapes(inputs)
+        on_devices = self._on_devices(forward, num_states=2, arguments=arguments, out_specs=P(AXIS))
+        return jax.jit(on_devices, out_shardings=self._mesh.by_sample).trace(params, state, *arguments)
 
     def _traced_train(self, levels: Levels) -> Any:
-        step = jax.jit(
-            jax.shard_map(
-                partial(training_step, self._job, self._optimizer, self._shares, self._longest(levels)),
-                mesh=self._mesh,
-                in_specs=(P(), P(), P(), P(AXIS), P(), P()),
-                out_specs=(P(), P(), P(), P(AXIS), P()),
-                check_vma=False,
-            ),
-            donate_argnums=(0, 1, 2),
+        job, way, shares, longest = self._job, self._way, self._shares, self._longest(levels)
+        inputs, cut = self._inputs(levels), self._cut if any(self._cut) else ()
+
+        def train(params: Any, optimizer_state: Any, state: Any, *arguments: Any) -> Any:
+            own, step, scale = way.unpacked(inputs, arguments)
+            *states, gradients, loss = training_step(
+                job, self._optimizer, shares, longest, params, optimizer_state, state, own, step, scale, cut=cut
+            )
+            return *states, way.packed(gradients), loss
+
+        arguments = way.shapes(inputs)
+        out_specs = (P(), P(), P(), P(AXIS), P())
+        on_devices = self._on_devices(train, num_states=3, arguments=arguments, out_specs=out_specs)
+        # Each state stays where it is, so that it is given away for the next.
+        states = (jax.tree.map(lambda leaf: leaf.sharding, value) for value in self._values)
+        out_shardings = (*states, self._mesh.by_sample, self._mesh.replicated)
+        step = jax.jit(on_devices, donate_argnums=(0, 1, 2), out_shardings=out_shardings)
+        return step.trace(*self._values, *arguments)
+
+    def _on_devices(self, step: Callable[..., Any], *, num_states: int, arguments: Any, out_specs: Any) -> Any:
+        """A step as each part of the samples has it. Over the axes within a part, the compiler spreads the work as the
+        parameters lie.
+        """
+        by_argument = jax.tree.map(lambda leaf: leaf.sharding.spec, tuple(arguments))
+        in_specs = (*(P() for _ in range(num_states)), *by_argument)
+        if self._mesh.has_replicas and self._mesh.num_all_parts == 1:
+            return _of_one_part(step, in_specs)
+        return jax.shard_map(
+            step,
+            mesh=self._mesh.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names={AXIS} if self._mesh.has_replicas else {*self._mesh.mesh.axis_names},
+            check_vma=False,
         )
-        return step.trace(*self._values, self._inputs(levels), self._number(jnp.uint32), self._number(jnp.float32))
 
     def _longest(self, levels: Levels) -> dict[str, int]:
         return {name: self.rooms.longest(name, levels) for name in self._job.sequences}
 
-    def _number(self, dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((), dtype, sharding=self._replicated)
-
     def _inputs(self, levels: Levels) -> Inputs:
+        """Shapes of a batch over all hosts."""
+
         def rows_of(*shape: int, dtype: Any = jnp.float32, rows: int = self._rows) -> Any:
-            return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=self._by_sample)
+            return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=self._mesh.by_sample)
 
         job = self._job
-        vectors = {name: self._mesh.size * self.rooms.vectors(name, levels) for name in job.sequences}
+        vectors = {name: self._mesh.num_all_parts * self.rooms.vectors(name, levels) for name in job.sequences}
         return Inputs(
             dense=rows_of(job.data.num_dense),
             activations=tuple(
@@ -159,7 +184,22 @@ class StepPrograms:
             },
         )
 
-    def _shape_of(self, leaf: Any) -> jax.ShapeDtypeStruct:
-        # Random keys do not know of weak types.
-        is_weak = getattr(leaf, "weak_type", False)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated, weak_type=is_weak)
+
+def _of_one_part(step: Callable[..., Any], in_specs: Any) -> Callable[..., Any]:
+    """A step whose axis of the samples has one part, as a map over that. XLA refuses sums over an axis of one device
+    where others are not manual.
+    """
+    in_axes = jax.tree.map(lambda spec: 0 if spec == P(AXIS) else None, in_specs)
+    mapped = jax.vmap(step, in_axes=in_axes, axis_name=AXIS, axis_size=1)
+
+    def alone(*arguments: Any) -> Any:
+        parts = jax.tree.map(lambda spec, below: below[None] if spec == P(AXIS) else below, in_specs, arguments)
+        return jax.tree.map(lambda leaf: leaf[0], mapped(*parts))
+
+    return alone
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    # Random keys do not know of weak types.
+    is_weak = getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=is_weak)

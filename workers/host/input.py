@@ -17,7 +17,7 @@ class HostInput:
 
     Attributes:
       num_samples: rows of every array that goes to the device. It is the same on all hosts: the largest share of a
-        batch, where smaller ones are padded with weight 0.
+        batch, up to a multiple of the devices that share it. Smaller ones are padded with weight 0.
     """
 
     def __init__(self, spec: HostSpec, job: JobConfig) -> None:
@@ -27,7 +27,8 @@ class HostInput:
         self._spec, self._job = spec, job
         self._bad_rows = BadRowLog(job.data.max_bad_rows)
         plan = job_plan(job, spec.train_index)
-        self.num_samples = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step
+        largest = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step
+        self.num_samples = -(-largest // spec.sample_multiple) * spec.sample_multiple
         lanes = spec.lanes[spec.host]
         # Evaluations draw negatives by it too.
         self._known: Known = {}

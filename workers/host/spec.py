@@ -45,6 +45,7 @@ class HostSpec:
       undo_share: of the tables' bytes, what the undo log may take; 0 for none.
       threads: of the host's kernels.
       exchange: how the frames of each step travel; the same on all hosts.
+      sample_multiple: the rows of a share, with padding, are a multiple of it.
       pools_cut: per table, whether its owners pool where it is cut; None leaves that to the lengths of bags.
     """
 
@@ -71,6 +72,7 @@ class HostSpec:
     undo_share: float = 0.0
     threads: int = 1
     exchange: Route = Route.AUTO
+    sample_multiple: int = 1
     pools_cut: tuple[bool, ...] | None = None
 
     def resolve_job(self) -> JobConfig:

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from podembed.workers.device.dense_half import initial
 from podembed.workers.device.dense_leaves import replaced
-from podembed.workers.device.programs import AXIS, Inputs, scores_of_batch
+from podembed.workers.device.options import AXIS
+from podembed.workers.device.programs import Inputs, scores_of_batch
 from podembed.workers.inference.pooled_rows import LookedUp
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.sequence_rooms import Levels, SequenceRooms

@@ -97,8 +97,8 @@ def test_the_overview_names_every_command_and_what_it_does() -> None:
 
 def test_flags_are_few() -> None:
     """One more flag is a decision, not an accident."""
-    assert len(dataclasses.fields(Train)) <= 30
-    assert len(dataclasses.fields(Resume)) <= 25
+    assert len(dataclasses.fields(Train)) <= 32
+    assert len(dataclasses.fields(Resume)) <= 27
 
 
 @pytest.mark.parametrize("arguments", [["train", "--help"], ["--version"]], ids=" ".join)
@@ -154,6 +154,14 @@ def test_runs_lie_here_or_in_the_home_of_a_ray_job(monkeypatch: pytest.MonkeyPat
         (["train", *JOB, "--hosts", "2", "--in-process"], "Leave in_process out"),
         (["train", *JOB, "--threads-per-host", "0"], "Found --threads-per-host 0."),
         (["train", *JOB, "--resources", "GPU"], "Found --resources GPU."),
+        (["train", *JOB, "--devices-per-host", "0"], "Found --devices-per-host 0. Expected at least 1."),
+        (["train", *JOB, "--mesh", "data=2,model"], "Found --mesh data=2,model. Expected the axes of a host's devices"),
+        (["train", *JOB, "--mesh", "data=2", "data=2"], "Found --mesh 'data=2 data=2'. Expected the axes"),
+        (["train", *JOB, "--mesh", "model=2"], "Found --mesh model=2. Expected the axis 'data'"),
+        (
+            ["train", *JOB, "--mesh", "data=2,model=2", "--devices-per-host", "8"],
+            "Found --mesh data=2,model=2, which are 4 devices, beside devices_per_host=8. Expected as many",
+        ),
         (["train", *JOB, "--resources", "CPU=1", "GPU=nan"], "Found --resources GPU=nan."),
         (["train", *JOB, "--hosts", "2", "--resources", "GPU=0.5"], "Found 0.5 GPU a host"),
         (["train", *JOB, "--checkpoint-every", "0"], "Found --checkpoint-every 0."),

@@ -25,7 +25,8 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.workers.data.columns import IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.device.dense_half import initial
-from podembed.workers.device.programs import AXIS, Inputs, training_step
+from podembed.workers.device.options import AXIS
+from podembed.workers.device.programs import Inputs, training_step
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import ModelBatch
 from podembed.workers.model.context import Shares, StepContext

@@ -23,7 +23,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from podembed.workers.device.dense_half import initial
-from podembed.workers.device.programs import AXIS, Inputs, training_step
+from podembed.workers.device.options import AXIS
+from podembed.workers.device.programs import Inputs, training_step
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.context import Shares
 from tests.small_job import small_job

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import StepContext
@@ -52,3 +53,22 @@ class EveryPart:
         cross_entropy = jnp.logaddexp(0.0, outputs["scores"]) - batch.label * outputs["scores"]
         penalty = 0.01 * jnp.sum(context.params["w"] ** 2)
         return Losses(per_sample=cross_entropy + 0.1 * softmax, batch=penalty)
+
+
+class CutPart(EveryPart):
+    """The same with a hidden layer that may be cut over devices."""
+
+    shardings = {"up": P(None, "model"), "down": P("model"), "scale": None, "w": None}  # noqa: RUF012
+
+    def init(self, key: jax.Array, spec: ModelSpec) -> WithState:
+        made = super().init(key, spec)
+        up, down = jax.random.split(key)
+        width = len(made.value["w"])
+        hidden = {"up": jax.random.normal(up, (width, 16)) / 8, "down": jax.random.normal(down, (16,)) / 4}
+        return WithState(made.value | hidden, made.state)
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> WithState:
+        made = super().apply(params, batch, context)
+        values = jnp.concatenate([batch.dense, *batch.activations.values()], axis=1)
+        more = jnp.tanh(values @ params["up"]) @ params["down"]
+        return WithState(made.value | {"scores": made.value["scores"] + more}, made.state)

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podembed.workers.device.model_step import DenseStateError, DeviceWorker, _Share
+from podembed.workers.device.model_step import DenseStateError, DeviceWorker
 from podembed.workers.device.programs import Inputs
+from podembed.workers.device.transfers import HostArrays
 from podembed.workers.model import sample_keys
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import Shares, StepContext
@@ -192,10 +193,12 @@ def test_models_keep_their_types_and_forms_from_step_to_step(small_data: str, mo
     inputs = Inputs(
         dense=np.ones((8, job.data.num_dense), np.float32), activations=tuple(blocks), labels=column, weights=column
     )
-    on_device = jax.tree.map(lambda values: jax.device_put(values, worker._sharding), inputs)
-    share = _Share(on_device, tuple(np.zeros_like(block) for block in blocks), np.zeros(8, np.float32))
+    share = HostArrays(inputs, tuple(np.zeros_like(block) for block in blocks), np.zeros(8, np.float32))
     for step in range(2):
-        assert float(worker.train(share, weight_sum=8.0, step=step)) == pytest.approx(loss)
+        begun = worker.begin_training(share, weight_sum=8.0, step=step)
+        begun.finish()
+        assert begun.loss is not None
+        assert float(begun.loss) == pytest.approx(loss)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), worker.dense_arrays()) == before
 
 

@@ -16,6 +16,7 @@ import pytest
 from podembed.embedding.features.activations import Activations
 from podembed.workers.device.dense_half import sigmoid_binary_cross_entropy
 from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker
+from podembed.workers.device.options import DeviceOptions
 from podembed.workers.device.process import DeviceProcess, _not_finite
 from podembed.workers.device.shared_memory import ChannelEnd, ChannelServer, ChannelTimeout, Record, RecordKind
 from podembed.workers.job.job import JobConfig
@@ -33,7 +34,9 @@ def job(small_data: str) -> JobConfig:
 class Pair:
     """A built worker, and the host's end of its channel."""
 
-    def __init__(self, job: JobConfig, *, is_restored_later: bool = False) -> None:
+    def __init__(
+        self, job: JobConfig, *, is_restored_later: bool = False, options: DeviceOptions | None = None
+    ) -> None:
         self.job = job
         layout = channel_layout(NUM_SAMPLES, job.data.num_dense, list(job.widths.values()))
         server = ChannelServer(layout, generation=1)
@@ -43,7 +46,7 @@ class Pair:
         self.host = server.accept(timeout_s=PATIENCE_S)
         joining.join(PATIENCE_S)
         (self.device,) = ends
-        self.worker = DeviceWorker(job=job, num_samples=NUM_SAMPLES)
+        self.worker = DeviceWorker(job=job, num_samples=NUM_SAMPLES, options=options or DeviceOptions())
         self.compile_s = self.worker.build(is_restored_later=is_restored_later)
 
     def put(self, batch: dict[str, Any]) -> None:

@@ -14,8 +14,9 @@ import pytest
 from flax import nnx
 
 from podembed.jobs.models.interaction import with_products
-from podembed.workers.device.model_step import DeviceWorker, _Share
+from podembed.workers.device.model_step import DeviceWorker
 from podembed.workers.device.programs import Inputs
+from podembed.workers.device.transfers import HostArrays
 from podembed.workers.inference.portable_forward import export_forward
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.sequence_rooms import NO_LEVELS
@@ -64,11 +65,12 @@ def trained(job: JobConfig) -> tuple[list[float], dict[str, np.ndarray], list[np
         labels=np.arange(NUM_SAMPLES, dtype=np.float32) % 2,
         weights=np.ones(NUM_SAMPLES, np.float32),
     )
-    on_device = jax.tree.map(lambda values: jax.device_put(values, worker._sharding), inputs)
     gradients = [np.zeros((NUM_SAMPLES, *shape), np.float32) for shape in job.activation_shapes.values()]
-    share = _Share(on_device, tuple(gradients), np.zeros(NUM_SAMPLES, np.float32))
-    losses = [float(worker.train(share, weight_sum=NUM_SAMPLES, step=step)) for step in range(3)]
-    worker.evaluate(share)
+    share = HostArrays(inputs, tuple(gradients), np.zeros(NUM_SAMPLES, np.float32))
+    begun = [worker.begin_training(share, weight_sum=NUM_SAMPLES, step=step) for step in range(3)]
+    for step in (*begun, worker.begin_evaluation(share)):
+        step.finish()
+    losses = [float(step.loss) for step in begun if step.loss is not None]
     return losses, worker.dense_arrays(), gradients, share.scores
 
 

@@ -1,0 +1,153 @@
+"""`GangMesh`: the devices of all hosts as a mesh, and how arrays get onto them and back whole.
+
+Hosts follow each other along `data`, and all other axes lie within a host. So a host has every part of each
+parameter, and what it saves is whole. The number of hosts changes nothing but the length of `data`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import PartitionSpec as P
+
+from podembed.workers.device.gang_errors import GangError
+from podembed.workers.device.options import AXIS, DeviceOptions, mesh_text
+
+
+@dataclass(frozen=True, slots=True)
+class GangMesh:
+    """The devices of a gang.
+
+    Attributes:
+      mesh: of all of them.
+      local: those of this process: for each part of its samples the devices that work on it, in the order of the mesh.
+    """
+
+    mesh: Mesh
+    local: tuple[tuple[Any, ...], ...]
+
+    @staticmethod
+    def of(options: DeviceOptions) -> GangMesh:
+        """The mesh of this gang.
+
+        Raises:
+          GangError: the devices are not as many as the settings say, or hosts have unlike numbers of them.
+        """
+        mine = set(jax.local_devices())
+        # JAX promises no order of its own, while the rows of a host are those of its devices. Within a host rows come
+        # back in the order of the mesh.
+        devices = sorted(jax.devices(), key=lambda device: device.process_index)
+        own = [device for device in devices if device in mine]
+        if len(devices) != len(own) * jax.process_count():
+            raise GangError(
+                f"Found {len(own)} devices here and {len(devices)} in all {jax.process_count()} JAX "
+                "processes. Expected as many in each, "
+                "since every host has an equal share of a batch. Reserve the same for every host (--resources, "
+                "resources_per_host)."
+            )
+        _require_number(options, own)
+        axes = dict(options.mesh) or {AXIS: len(own)}
+        sizes = (jax.process_count() * axes.pop(AXIS), *axes.values())
+        mesh = Mesh(np.asarray(devices).reshape(sizes), (AXIS, *axes))
+        return GangMesh(mesh, tuple(map(tuple, np.asarray(own).reshape(-1, options.num_replicas))))
+
+    @property
+    def num_parts(self) -> int:
+        """Into how many parts the samples of this host are divided."""
+        return len(self.local)
+
+    @property
+    def num_local(self) -> int:
+        """Devices of this process."""
+        return sum(map(len, self.local))
+
+    @property
+    def num_all_parts(self) -> int:
+        """The same of all hosts."""
+        return self.mesh.shape[AXIS]
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether several devices work on the same samples."""
+        return self.mesh.size > self.num_all_parts
+
+    @property
+    def text(self) -> str:
+        """The devices of a host, such as `data=2,model=2`; empty where samples are spread over all of them."""
+        inner = {name: size for name, size in self.mesh.shape.items() if name != AXIS}
+        return mesh_text({AXIS: self.num_parts, **inner}) if inner else ""
+
+    @property
+    def platform(self) -> str:
+        """What JAX calls the kind of the devices."""
+        return self.local[0][0].platform
+
+    @property
+    def is_one_cpu(self) -> bool:
+        """Whether this process has one CPU device, whose memory is the host's."""
+        return len(self.local) == len(self.local[0]) == 1 and self.platform == "cpu"
+
+    @property
+    def by_sample(self) -> NamedSharding:
+        """Of arrays whose first axis are samples."""
+        return NamedSharding(self.mesh, P(AXIS))
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """Of what all devices have alike."""
+        return NamedSharding(self.mesh, P())
+
+    def split(self, parts: Sequence[np.ndarray]) -> jax.Array:
+        """The parts of this host's rows as its part of a global array. Copies may still be under way."""
+        shape = (len(parts[0]) * self.num_all_parts, *parts[0].shape[1:])
+        on_devices = [
+            jax.device_put(part, device) for part, devices in zip(parts, self.local, strict=True) for device in devices
+        ]
+        return jax.make_array_from_single_device_arrays(shape, self.by_sample, on_devices)
+
+    def place(self, values: Any, sharding: Sharding | None = None) -> jax.Array:
+        """What all hosts have alike and whole, each part of it on the devices that shall have it; on all of them
+        without a sharding. Given all devices at once, JAX would gather and compare it over the gang first.
+        """
+        sharding = sharding or self.replicated
+        shape, own = np.shape(values), [device for devices in self.local for device in devices]
+        if sharding.is_fully_replicated:
+            on_devices = [jax.device_put(values, device) for device in own]
+        else:
+            parts = sharding.devices_indices_map(shape)
+            on_devices = [jax.device_put(values[parts[device]], device) for device in own]
+        return jax.make_array_from_single_device_arrays(shape, sharding, on_devices)
+
+
+def whole(array: jax.Array) -> np.ndarray:
+    """A global array of which this process has all parts, such as a parameter."""
+    if array.is_fully_replicated or array.is_fully_addressable:
+        return np.asarray(array)
+    made = np.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        made[shard.index] = shard.data
+    return made
+
+
+def _require_number(options: DeviceOptions, own: Sequence[Any]) -> None:
+    """Raises `GangError` where a process has other devices than the settings say."""
+    wanted = options.num_devices
+    if wanted is None or wanted == len(own):
+        return
+    asked = f"mesh={mesh_text(dict(options.mesh))}" if options.mesh else f"devices_per_host={wanted}"
+    remedy = "Name as many as each host has, or reserve others (--resources, resources_per_host)."
+    if own[0].platform == "cpu":
+        # Elsewhere so many would have been made.
+        remedy = (
+            "JAX divides the CPU when a process first uses it, and this one used it before. Start fit() before any "
+            "array of JAX is made, or set XLA_FLAGS=--xla_force_host_platform_device_count "
+            "before."
+        )
+    raise GangError(
+        f"Found {len(own)} x {own[0].device_kind} on a host and {asked}. Expected {wanted} devices. {remedy}"
+    )

@@ -1,0 +1,235 @@
+"""How the arrays of a step get from a host's memory to its devices and back.
+
+`SeparateTransfers` takes each array by itself. One CPU device then computes on the shared memory in place. An
+accelerator would pay for each array. So `PackedTransfers` sends one buffer to each device, which the compiled step
+takes apart. It fetches one buffer from each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podembed.embedding.kernels.crew import Crew
+from podembed.workers.device.device_mesh import GangMesh
+from podembed.workers.device.options import DeviceOptions, Transfers
+from podembed.workers.device.programs import Blocks, Inputs
+from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels
+
+_HEADER_WORDS = 2  # of a packed buffer: the step, and the scale of the gradients
+
+
+@dataclass(frozen=True, slots=True)
+class HostArrays:
+    """A batch in the memory of the host.
+
+    Attributes:
+      inputs: what goes to the devices.
+      gradients: where those of activations go, by feature whose table is trained.
+      scores: where those of an evaluation go.
+      buffer: which batch of the memory it is.
+      levels: how much room its sequences have.
+    """
+
+    inputs: Inputs
+    gradients: tuple[np.ndarray, ...]
+    scores: np.ndarray
+    buffer: int = 0
+    levels: Levels = NO_LEVELS
+
+
+class Numbers(NamedTuple):
+    """What a step gets beside a batch: its number, and 1 / the weight of the global batch."""
+
+    step: int
+    scale: np.float32 = np.float32(0)
+
+
+class TransferWay(Protocol):
+    """A way of arrays. `unpacked` and `packed` are parts of the compiled programs, as one device sees them."""
+
+    def send(self, arrays: HostArrays, numbers: Numbers) -> tuple[Any, ...]:
+        """The arguments of a compiled step behind its state. Copies may still be under way. The host writes the memory
+        again only after the step is answered, and what is answered was computed from these copies.
+        """
+        ...
+
+    def shapes(self, inputs: Inputs) -> tuple[Any, ...]:
+        """Shapes of what `send` returns, of inputs of these shapes over all hosts."""
+        ...
+
+    def unpacked(self, shapes: Inputs, arguments: tuple[Any, ...]) -> tuple[Inputs, jax.Array, jax.Array]:
+        """Inside a step: inputs, step and scale."""
+        ...
+
+    def packed(self, gradients: Blocks) -> Any:
+        """Inside a step: what the gradients leave it as."""
+        ...
+
+    def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
+        """Begins to copy gradients to the host. Returns functions that wait for them and write them, times `scale`."""
+        ...
+
+
+def transfer_way(options: DeviceOptions, mesh: GangMesh, *, asks_for_step: bool, crew: Crew) -> TransferWay:
+    """The way that the settings name, or the best for these devices.
+
+    Args:
+      asks_for_step: whether programs compute with the number of the step.
+      crew: copies into buffers.
+    """
+    way = options.transfers
+    if way is Transfers.AUTO:
+        way = Transfers.SEPARATE if mesh.platform == "cpu" else Transfers.PACKED
+    if way is Transfers.PACKED:
+        return PackedTransfers(mesh, crew)
+    return SeparateTransfers(mesh, asks_for_step=asks_for_step)
+
+
+class SeparateTransfers:
+    """Each array by itself. Mutated: what is known of a step and of the memory."""
+
+    def __init__(self, mesh: GangMesh, *, asks_for_step: bool) -> None:
+        self._mesh, self._asks_for_step = mesh, asks_for_step
+        self._in_place: dict[tuple[int, Levels], Inputs] = {}
+        self._step: tuple[int, jax.Array] | None = None
+
+    def send(self, arrays: HostArrays, numbers: Numbers) -> tuple[Any, ...]:
+        return self._inputs(arrays), self._number(numbers.step), self._mesh.place(numbers.scale)
+
+    def _inputs(self, arrays: HostArrays) -> Inputs:
+        if not self._mesh.is_one_cpu:
+            return jax.tree.map(self._split, arrays.inputs)
+        # The arrays are the shared memory itself: built once, they show each batch in turn.
+        key = arrays.buffer, arrays.levels
+        if key not in self._in_place:
+            self._in_place[key] = jax.tree.map(self._shared, arrays.inputs)
+        return self._in_place[key]
+
+    def _split(self, values: np.ndarray) -> jax.Array:
+        return self._mesh.split(np.split(values, self._mesh.num_parts))
+
+    def _shared(self, values: np.ndarray) -> jax.Array:
+        shape = (len(values) * self._mesh.num_all_parts, *values.shape[1:])
+        own = jax.dlpack.from_dlpack(values)
+        return jax.make_array_from_single_device_arrays(shape, self._mesh.by_sample, [own])
+
+    def _number(self, step: int) -> jax.Array:
+        """Of a step, on every device; 0 in programs that do not ask for it."""
+        if not self._asks_for_step:
+            step = 0
+        if self._step is None or self._step[0] != step:
+            self._step = step, self._mesh.place(np.uint32(step))
+        return self._step[1]
+
+    def shapes(self, inputs: Inputs) -> tuple[Any, ...]:
+        return inputs, *(
+            jax.ShapeDtypeStruct((), kind, sharding=self._mesh.replicated) for kind in ("uint32", "float32")
+        )
+
+    def unpacked(self, shapes: Inputs, arguments: tuple[Any, ...]) -> tuple[Inputs, jax.Array, jax.Array]:
+        inputs, step, scale = arguments
+        return inputs, step, scale
+
+    def packed(self, gradients: Blocks) -> Any:
+        return gradients
+
+    def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
+        found = [own_parts(self._mesh, gradient) for gradient in gradients]
+        return [partial(to_host, parts, out, scale) for parts, out in zip(found, arrays.gradients, strict=True)]
+
+
+class PackedTransfers:
+    """One buffer of 4-byte words to each device, and one of float32 back. Mutated: the memory of the former.
+
+    Each batch that may be in flight has memory of its own. It is written again only after its step was answered.
+    """
+
+    def __init__(self, mesh: GangMesh, crew: Crew) -> None:
+        self._mesh, self._crew = mesh, crew
+        self._staging: dict[tuple[int, Levels], np.ndarray] = {}
+
+    def send(self, arrays: HostArrays, numbers: Numbers) -> tuple[Any, ...]:
+        num_parts, leaves = self._mesh.num_parts, jax.tree.leaves(arrays.inputs)
+        words = self._staging.get((arrays.buffer, arrays.levels))
+        if words is None:
+            num_words = _HEADER_WORDS + sum(leaf.size for leaf in leaves) // num_parts
+            words = self._staging[arrays.buffer, arrays.levels] = np.empty((num_parts, num_words), np.uint32)
+        words[:, 0] = numbers.step
+        words[:, 1] = numbers.scale.view(np.uint32)
+        calls, at = [], _HEADER_WORDS
+        for leaf in leaves:
+            size = leaf.size // num_parts
+            rows = leaf.view(np.uint32).reshape(num_parts, size)
+            calls.append(partial(np.copyto, words[:, at : at + size], rows))
+            at += size
+        self._crew.run(calls, size=words.size)
+        return (self._mesh.split(list(words[:, None])),)
+
+    def shapes(self, inputs: Inputs) -> tuple[Any, ...]:
+        parts = self._mesh.num_all_parts
+        num_words = _HEADER_WORDS + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(inputs)) // parts
+        return (jax.ShapeDtypeStruct((parts, num_words), jnp.uint32, sharding=self._mesh.by_sample),)
+
+    def unpacked(self, shapes: Inputs, arguments: tuple[Any, ...]) -> tuple[Inputs, jax.Array, jax.Array]:
+        words = arguments[0][0]
+        leaves, structure = jax.tree.flatten(shapes)
+        found, at = [], _HEADER_WORDS
+        for leaf in leaves:
+            rows, *inner = leaf.shape
+            shape = (rows // self._mesh.num_all_parts, *inner)
+            part = words[at : at + math.prod(shape)]
+            found.append(jax.lax.bitcast_convert_type(part, leaf.dtype).reshape(shape))
+            at += math.prod(shape)
+        scale = jax.lax.bitcast_convert_type(words[1], jnp.float32)
+        return jax.tree.unflatten(structure, found), words[0], scale
+
+    def packed(self, gradients: Blocks) -> Any:
+        return jnp.concatenate([jnp.zeros((1, 0)), *(gradient.reshape(1, -1) for gradient in gradients)], axis=1)
+
+    def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
+        parts, calls, at = own_parts(self._mesh, gradients), [], 0
+        for out in arrays.gradients:
+            size = out.size // len(parts)
+            calls.append(partial(_unpack, parts, slice(at, at + size), out, scale))
+            at += size
+        return calls
+
+
+def own_parts(mesh: GangMesh, array: jax.Array) -> list[jax.Array]:
+    """This host's rows of a global array, one part after the other, with their copies to this process under way.
+
+    On one CPU device there is nothing to copy.
+    """
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    parts = [shard.data for shard in sorted(shards, key=lambda shard: shard.index[0].start or 0)]
+    if not mesh.is_one_cpu:
+        for part in parts:
+            part.copy_to_host_async()
+    return parts
+
+
+def to_host(parts: Sequence[jax.Array], out: np.ndarray, scale: np.float32 | None = None) -> None:
+    """Waits for the parts of `own_parts` and copies them, times `scale`."""
+    at = 0
+    for part in parts:
+        rows = np.asarray(part)
+        if scale is None:
+            out[at : at + len(rows)] = rows
+        else:
+            np.multiply(rows, scale, out=out[at : at + len(rows)])
+        at += len(rows)
+
+
+def _unpack(parts: Sequence[jax.Array], where: slice, out: np.ndarray, scale: np.float32) -> None:
+    """Waits for packed gradients and copies those of one feature, times `scale`."""
+    rows = np.split(out, len(parts))
+    for part, own in zip(parts, rows, strict=True):
+        np.multiply(np.asarray(part)[0, where].reshape(own.shape), scale, out=own)
