@@ -124,9 +124,9 @@ class GangMesh:
         return jax.make_array_from_single_device_arrays(shape, sharding, on_devices)
 
 
-def whole(array: jax.Array) -> np.ndarray:
-    """A global array of which this process has all parts, such as a parameter."""
-    if array.is_fully_replicated or array.is_fully_addressable:
+def whole(array: jax.Array | np.ndarray) -> np.ndarray:
+    """A global array of which this process has all parts, such as a parameter; numpy's own as they are."""
+    if isinstance(array, np.ndarray) or array.is_fully_replicated or array.is_fully_addressable:
         return np.asarray(array)
     made = np.empty(array.shape, array.dtype)
     for shard in array.addressable_shards:
