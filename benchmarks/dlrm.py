@@ -193,13 +193,9 @@ def start_group(
     from podembed.orchestrator.cluster.ray_backend import RayBackend
     from podembed.orchestrator.group.worker_group import Deadlines, WorkerGroup
     from podembed.workers.device.process import DeviceSpec
-    from podembed.workers.host.spec import HostReady, HostSpec
-    from podembed.workers.job.tables import choose_buckets
+    from podembed.workers.host.spec import HostReady
 
-    job, num_hosts, threads = reference.resolve(), arguments.hosts, getattr(arguments, "threads", 1)
-    buckets = choose_buckets(job)
-    num_rows = NUM_BATCHES * job.batch_size
-    file = InputFile(path="memory", size_bytes=0, version="", row_group_rows=(num_rows,))
+    num_hosts, threads = arguments.hosts, getattr(arguments, "threads", 1)
     scaling = ScalingConfig(
         num_hosts=num_hosts,
         threads_per_host=threads,
@@ -207,36 +203,16 @@ def start_group(
         devices_per_host=getattr(arguments, "devices_per_host", None),
         transfers=getattr(arguments, "transfers", Transfers.AUTO),
     )
-    data = job.resolved_data
-    index = InputIndex(files=(file,)) if isinstance(data, ReaderSource) else build_index(data)
-    lanes = tuple(split_evenly(job.num_lanes, num_hosts))
-    token = secrets.token_bytes(32)
-    hosts = [
-        HostSpec(
-            job=reference,
-            run_id="benchmark",
-            generation=1,
-            token=token,
-            plan_hash=bytes(32),
-            host=host,
-            num_hosts=num_hosts,
-            lanes=lanes,
-            table_buckets=buckets,
-            placement=placement(job, buckets, arguments),
-            storage_url=storage,
-            train_index=index,
-            eval_index=None,
-            bind_address="",
-            step_timeout_s=120.0,
-            shares_memory=shares_memory,
-            tracks_changes=tracks_changes,
-            undo_share=undo_share,
-            lease_timeout_s=SILENCE_S,
-            threads=threads,
-            sample_multiple=scaling.devices.sample_multiple,
-        )
-        for host in range(num_hosts)
-    ]
+    hosts = host_specs(
+        arguments,
+        reference,
+        storage_url=storage,
+        shares_memory=shares_memory,
+        tracks_changes=tracks_changes,
+        undo_share=undo_share,
+        threads=threads,
+        sample_multiple=scaling.devices.sample_multiple,
+    )
 
     def device(host: int, ready: HostReady, coordinator: str) -> DeviceSpec:
         return DeviceSpec(
@@ -262,6 +238,40 @@ def start_group(
         group.stop()
         raise
     return group
+
+
+def host_specs(arguments: argparse.Namespace, reference: JobReference, **same: Any) -> list[Any]:
+    """`HostSpec` of every host. `same` are further fields."""
+    from podembed.workers.host.spec import HostSpec
+    from podembed.workers.job.tables import choose_buckets
+
+    job, num_hosts = reference.resolve(), arguments.hosts
+    buckets = choose_buckets(job)
+    file = InputFile(path="memory", size_bytes=0, version="", row_group_rows=(NUM_BATCHES * job.batch_size,))
+    data = job.resolved_data
+    index = InputIndex(files=(file,)) if isinstance(data, ReaderSource) else build_index(data)
+    lanes, token = tuple(split_evenly(job.num_lanes, num_hosts)), secrets.token_bytes(32)
+    return [
+        HostSpec(
+            job=reference,
+            run_id="benchmark",
+            generation=1,
+            token=token,
+            plan_hash=bytes(32),
+            host=host,
+            num_hosts=num_hosts,
+            lanes=lanes,
+            table_buckets=buckets,
+            placement=placement(job, buckets, arguments),
+            train_index=index,
+            eval_index=None,
+            bind_address="",
+            step_timeout_s=120.0,
+            lease_timeout_s=SILENCE_S,
+            **same,
+        )
+        for host in range(num_hosts)
+    ]
 
 
 def placement(job: JobConfig, buckets: tuple[int, ...], arguments: argparse.Namespace) -> tuple[np.ndarray, ...]:

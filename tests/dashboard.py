@@ -96,6 +96,27 @@ def _start(node: WorkerNode, python: Path, environment: dict[str, str], head: st
     )
 
 
+def ray_job(python: Path, *words: str, folder: Path | None = None, hidden: tuple[str, ...] = (), end_s: float) -> str:
+    """What `ray job` printed. It must end well, within so many seconds.
+
+    Args:
+      hidden: beginnings of variables that it does not get, beside those of Ray.
+    """
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", *hidden))}
+    done = subprocess.run(
+        [python, "-m", "ray.scripts.scripts", "job", *words],
+        cwd=folder,
+        env=variables | {"RAY_AUTH_MODE": "disabled"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=end_s,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 def _wait_for_port(port: int) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:

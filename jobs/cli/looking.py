@@ -71,13 +71,13 @@ def export(command: Export) -> int:
     """Carries out `podembed export`. Returns the exit code."""
     if command.layout == "sparsecore":
         return _export_sparsecore(command)
-    for flag, value in (("chips", command.chips), ("cores", command.cores), ("stack", command.stack)):
-        if value:
-            raise ConfigurationError(f"Found --{flag} without --layout sparsecore. Expected both. Pass both or none.")
-    if command.spec is not None or command.table is None:
+    flags = {"chips": command.chips, "cores": command.cores, "stack": command.stack, "spec": command.spec}
+    for flag in (flag for flag, value in flags.items() if value not in (None, ())):
+        raise ConfigurationError(f"Found --{flag} without --layout sparsecore. Expected both. Pass both or none.")
+    if command.table is None:
         raise ConfigurationError(
-            "Found --spec, or no --table, without --layout sparsecore. Expected one table for one file. Pass --table "
-            "NAME; `podembed inspect` lists the tables."
+            "Found no --table without --layout sparsecore. Expected one table for one file. Pass --table NAME; "
+            "`podembed inspect` lists the tables."
         )
     written = describe.export(
         open_commit(command.run, commit=command.commit),
@@ -97,9 +97,10 @@ def _export_sparsecore(command: Export) -> int:
     from podembed.orchestrator.sparsecore import export as sparsecore
 
     if command.force or command.format != "npy":
+        found = "--force" if command.force else f"--format {command.format}"
         raise ConfigurationError(
-            "Found --force or --format with --layout sparsecore. Expected neither, since it writes a new folder of "
-            ".npy files. Leave them out."
+            f"Found {found} with --layout sparsecore. Expected none, since it writes a new folder of .npy files. Leave "
+            "it out."
         )
     state = open_commit(command.run, commit=command.commit)
     stacks = sparsecore.stacks_for(

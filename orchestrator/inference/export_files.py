@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inspect.new_folder import new_folder, taken
 from podembed.workers.data.files import filesystem_of
 
 MANIFEST = "manifest.json"
@@ -75,44 +73,25 @@ def export_folder(out: str) -> Iterator[ExportFiles]:
         with _at_url(out) as files:
             yield files
         return
-    folder = os.path.abspath(os.path.expanduser(out))
-    if os.path.lexists(folder):
-        raise _taken(out)
-    parent, leaf = os.path.split(folder)
-    unfinished = os.path.join(parent, f".{leaf[:100]}.{secrets.token_hex(8)}.tmp")
-    try:
-        os.makedirs(unfinished)
-    except OSError as error:
-        raise ConfigurationError(
-            f"Found no way to write to {parent} ({error.strerror}). Expected a folder that this user may write to. "
-            "Choose another --out."
-        ) from error
+    with new_folder(out) as folder:
 
-    @contextmanager
-    def open_file(name: str) -> Iterator[BinaryIO]:
-        path = os.path.join(unfinished, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        @contextmanager
+        def open_file(name: str) -> Iterator[BinaryIO]:
+            path = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
 
-    try:
         yield ExportFiles(open_file)
-        try:
-            # A rename onto a folder with files fails.
-            os.rename(unfinished, folder)
-        except OSError:
-            raise _taken(out) from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextmanager
 def _at_url(out: str) -> Iterator[ExportFiles]:
     filesystem, location = filesystem_of(out.rstrip("/"))
     if filesystem.exists(f"{location}/{MANIFEST}"):
-        raise _taken(out)
+        raise taken(out)
 
     def open_file(name: str) -> Any:
         path = f"{location}/{name}"
@@ -120,7 +99,3 @@ def _at_url(out: str) -> Iterator[ExportFiles]:
         return filesystem.open(path, "wb")
 
     yield ExportFiles(open_file)
-
-
-def _taken(out: str) -> ConfigurationError:
-    return ConfigurationError(f"Found something at {out}. Expected a name that is free. Choose another --out.")

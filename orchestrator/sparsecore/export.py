@@ -14,6 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inspect.new_folder import new_folder
 from podembed.orchestrator.inspect.rows import BATCH_BYTES, row_batches
 from podembed.orchestrator.run.reference import CommittedState
 from podembed.orchestrator.sparsecore.folder import (
@@ -22,7 +23,6 @@ from podembed.orchestrator.sparsecore.folder import (
     ExportedArray,
     ExportRecord,
     array_file,
-    new_folder,
     read_specification,
 )
 from podembed.orchestrator.sparsecore.layout import PlacedTable, Stack, plan_stacks
@@ -99,9 +99,11 @@ def export_sparsecore(
 
     Raises:
       ConfigurationError: the commit has no such table, or another of this name; or slots or element types that the
-        package does not have.
+        package does not have. Or nothing can be written there.
       ChunkDamaged: the commit is damaged; nothing was written.
     """
+    if "://" in out:
+        raise ConfigurationError(f"Found the URL {out} for --out. Expected a local path. Write here and copy.")
     held = [[_table(state, table) for table in stack.tables] for stack in stacks]
     arrays = tuple(_arrays(stack, tables, with_slots) for stack, tables in zip(stacks, held, strict=True))
     size_bytes = 0

@@ -11,10 +11,7 @@ A folder without `export.json` is fine for an import. So a program of jax-tpu-em
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,39 +150,3 @@ def _read_record(folder: str) -> ExportRecord:
             f"{FORMAT_VERSION} with {', '.join(WIDENED)}. Read it with the version of podembed that wrote it."
         )
     return record
-
-
-@contextmanager
-def new_folder(out: str) -> Iterator[str]:
-    """A folder to fill; it gets its name when the block ends well, and goes when it does not.
-
-    Raises:
-      ConfigurationError: the name is taken, or nothing can be written there.
-    """
-    if "://" in out:
-        raise ConfigurationError(f"Found the URL {out} for --out. Expected a local path. Write here and copy.")
-    folder = os.path.abspath(os.path.expanduser(out))
-    parent, leaf = os.path.split(folder)
-    if os.path.lexists(folder):
-        raise _taken(out)
-    unfinished = os.path.join(parent, f".{leaf[:100]}.{secrets.token_hex(8)}.tmp")
-    try:
-        os.makedirs(unfinished)
-    except OSError as error:
-        raise ConfigurationError(
-            f"Found no way to write to {parent} ({error.strerror}). Expected a folder that this user may write to. "
-            "Choose another --out."
-        ) from error
-    try:
-        yield unfinished
-        try:
-            # A rename onto a folder with files fails.
-            os.rename(unfinished, folder)
-        except OSError:
-            raise _taken(out) from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _taken(out: str) -> ConfigurationError:
-    return ConfigurationError(f"Found something at {out}. Expected a name that is free. Choose another --out.")

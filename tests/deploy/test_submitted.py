@@ -7,9 +7,8 @@ that nothing disturbed. The folders of the pods are folders of the test. No pod 
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
+import re
 import sys
 import time
 from pathlib import Path
@@ -21,8 +20,9 @@ from ray.job_submission import JobSubmissionClient
 from podembed.orchestrator.fsck.check import check_run
 from podembed.workers.storage.store import Store
 from tests.architecture.test_imports import ROOT
-from tests.dashboard import WorkerNode, cluster_for_jobs
-from tests.deploy.files import KUBERAY, ray_job
+from tests.dashboard import WorkerNode, cluster_for_jobs, ray_job
+from tests.deploy.files import KUBERAY
+from tests.deploy.files import ray_job as job_of_file
 from tests.long_tests import is_long
 from tests.run_state import assert_same_bytes, committed_state
 
@@ -60,7 +60,7 @@ class Pod:
     """Folders in the place of the volumes of a RayJob's pods, and its entrypoint with their names."""
 
     def __init__(self, name: str, data: str, folder: Path, dashboard: str) -> None:
-        self._spec, self._dashboard = ray_job(KUBERAY / name), dashboard
+        self._spec, self._dashboard = job_of_file(KUBERAY / name), dashboard
         self._client = JobSubmissionClient(dashboard)
         self._places = {"/data": data, "/runs": str(folder / "runs"), "/job": f"{folder / 'job'}:{ROOT}"}
         (folder / "job").mkdir()
@@ -109,18 +109,7 @@ class Pod:
         return self._client.get_job_logs(attempt)
 
     def _ray(self, verb: str, *arguments: str) -> str:
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "ray.scripts.scripts", "job", verb, "--address", self._dashboard, *arguments],
-            env=variables | {"RAY_AUTH_MODE": "disabled"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=END_S,
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        return ray_job(Path(sys.executable), verb, "--address", self._dashboard, *arguments, end_s=END_S)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +139,9 @@ def stop_and_continue(pod: Pod) -> None:
     time.sleep(random.Random(seed).uniform(0.1, 0.5) * whole_s)
     pod.stop("first")
     assert pod.ended("first") != "SUCCEEDED", f"seed {seed}: too late to stop it"
-    assert "stopped by SIGTERM at step" in pod.logs("first"), f"seed {seed}: {pod.logs('first')[-3000:]}"
+    # A moment may lie before the first step: a busy machine takes longer to start.
+    told = re.search(r"stopped by SIGTERM (at step|before a step was trained)", pod.logs("first"))
+    assert told, f"seed {seed}: {pod.logs('first')[-3000:]}"
     pod.submit("second", "clicks")
     assert pod.ended("second") == "SUCCEEDED", pod.logs("second")[-3000:]
     assert_same_bytes(committed_state(pod.run("clicks")), committed_state(pod.run("undisturbed")))

@@ -7,15 +7,13 @@ installs it.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.dashboard import cluster_for_jobs
+from tests.dashboard import cluster_for_jobs, ray_job
 from tests.installation.builds import copy_checkout, environment, install
 from tests.installation.project import NUM_STEPS, add_to_checkout, told, training, write_project
 
@@ -40,20 +38,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 def submit(machine: Machine, folder: Path, arguments: list[str], *options: str) -> str:
     """All words of `ray job submit` from a folder; the job must end well."""
-    ray = [str(machine.python), "-m", "ray.scripts.scripts", "job", "submit", "--address", machine.address]
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONPATH"))}
-    done = subprocess.run(
-        [*ray, *options, "--working-dir", ".", "--", "python", "-m", "podembed", *arguments],
-        cwd=folder,
-        env=variables | {"RAY_AUTH_MODE": "disabled"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=END_S,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    words = ("submit", "--address", machine.address, *options, "--working-dir", ".", "--", "python", "-m", "podembed")
+    return ray_job(machine.python, *words, *arguments, folder=folder, hidden=("PYTHONPATH",), end_s=END_S)
 
 
 def check(words: str, clicks: str, place: str) -> None:

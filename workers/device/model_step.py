@@ -241,10 +241,14 @@ class DeviceWorker:
         return self.begin_evaluation(arrays, step=record.step)
 
     def _comes_meanwhile(self, end: ChannelEnd, begun: Begun) -> bool:
-        """Whether another record comes before the devices are done. Without staleness none does."""
+        """Whether another record comes before the devices are done. Without staleness none does.
+
+        Not asked where one CPU device computes in the memory of the host. There is nothing to send ahead, and looking
+        cost A 1 to 9 % of its samples per CPU second in three pairs.
+        """
         # Not every kind of array in JAX's declarations has `is_ready`.
         loss: Any = begun.loss
-        if not self.job.staleness or loss is None:
+        if not self.job.staleness or loss is None or self.mesh.is_one_cpu:
             return False
         while not loss.is_ready():
             if end.has_record():

@@ -12,7 +12,6 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import FTRL
-from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig, WarmStart
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
@@ -50,21 +49,6 @@ def train(path: Path, data: str, warm_start: WarmStart | None = None, *, steps: 
 @pytest.fixture(scope="module")
 def trained(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("sparsecore") / "run", small_data)
-
-
-@pytest.fixture
-def podembed(capsys: pytest.CaptureFixture[str]):
-    """Runs a command in this process; gives its exit code, what it printed, and what it complained about."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        assert isinstance(caught.value.code, int)
-        return caught.value.code, printed.out, printed.err
-
-    return call
 
 
 def test_a_run_goes_out_and_comes_back(podembed, trained: Path, small_data: str, tmp_path: Path) -> None:
@@ -114,11 +98,13 @@ def test_a_models_own_layout(podembed, trained: Path, tmp_path: Path) -> None:
         (("--layout", "sparsecore", "--chips", "4"), "without --chips and --cores"),
         (("--layout", "sparsecore", "--chips", "4", "--cores", "2", "--spec", "x"), "with --spec beside other flags"),
         (("--layout", "sparsecore", "--chips", "4", "--cores", "0"), "Expected at least one of both"),
-        (("--layout", "sparsecore", "--chips", "4", "--cores", "2", "--force"), "Found --force or --format"),
+        (("--layout", "sparsecore", "--chips", "4", "--cores", "2", "--force"), "Found --force with --layout"),
+        (("--layout", "sparsecore", "--format", "parquet"), "Found --format parquet with --layout"),
         (("--layout", "sparsecore", "--chips", "4", "--cores", "2", "--stack", "a,x"), "no table of the commit"),
         (("--layout", "sparsecore", "--spec", "/dev/null"), "Expected an EmbeddingSpecProto"),
         (("--table", "a", "--chips", "4"), "Found --chips without --layout sparsecore"),
-        ((), "no --table, without --layout sparsecore"),
+        (("--table", "a", "--spec", "x"), "Found --spec without --layout sparsecore"),
+        ((), "no --table without --layout sparsecore"),
     ],
 )
 def test_flags_that_do_not_fit(podembed, trained: Path, tmp_path: Path, flags: tuple[str, ...], message: str) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.commit.claiming import acquire
 from podembed.orchestrator.commit.holder import Holder
@@ -54,21 +53,6 @@ def run(trained: Path, tmp_path: Path) -> Path:
     """A copy that a test may change."""
     shutil.copytree(trained, tmp_path / "run")
     return tmp_path / "run"
-
-
-@pytest.fixture
-def podembed(capsys: pytest.CaptureFixture[str]):
-    """Runs a command in this process; gives its exit code, what it printed, and what it complained about."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        assert isinstance(caught.value.code, int)
-        return caught.value.code, printed.out, printed.err
-
-    return call
 
 
 def test_the_run_is_what_the_tests_take_it_for(trained: Path) -> None:
