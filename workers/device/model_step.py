@@ -64,17 +64,22 @@ class Begun:
     Attributes:
       calls: wait for its results and write them for the host.
       crew: makes these calls.
-      loss: of a training step, still being computed.
+      last: of the results, on every device; of a training step the loss. Still being computed.
+      is_training: whether it changes parameters.
     """
 
     arrays: HostArrays
     calls: list[Callable[[], None]]
     crew: Crew
-    loss: jax.Array | None = None
+    last: jax.Array
+    is_training: bool = False
 
     def finish(self) -> None:
-        """Returns when the host may read the results."""
+        """Returns when the host may read the results, and write the memory of the batch again."""
         self.crew.run(self.calls, size=sum(block.size for block in self.arrays.gradients))
+        # The calls wait for devices whose results are fetched: one of several that work on the same samples, and none
+        # where all tables are frozen. The others still read this memory, or copy it.
+        self.last.block_until_ready()
 
 
 @dataclass(slots=True)
@@ -216,8 +221,8 @@ class DeviceWorker:
             # Of a job with staleness: its batch is on its way while the devices work on this one.
             ahead = self._begin(end, following) if following and following.kind is not RecordKind.END else None
             begun.finish()
-            if begun.loss is not None:
-                losses.append(begun.loss)
+            if begun.is_training:
+                losses.append(begun.last)
             if self.faults is not None:
                 spoil(self.faults, "device.gradients", step=record.step, arrays=begun.arrays.gradients)
             num_steps += 1
@@ -247,10 +252,10 @@ class DeviceWorker:
         cost A 1 to 9 % of its samples per CPU second in three pairs.
         """
         # Not every kind of array in JAX's declarations has `is_ready`.
-        loss: Any = begun.loss
-        if not self.job.staleness or loss is None or self.mesh.is_one_cpu:
+        last: Any = begun.last
+        if not self.job.staleness or not begun.is_training or self.mesh.is_one_cpu:
             return False
-        while not loss.is_ready():
+        while not last.is_ready():
             if end.has_record():
                 return True
             time.sleep(_LOOK_S)
@@ -291,13 +296,13 @@ class DeviceWorker:
         self.params, self.optimizer_state, self.state, gradients, loss = self._programs.train(arrays.levels)(
             self.params, self.optimizer_state, self.state, *self._way.send(arrays, Numbers(step, scale))
         )
-        return Begun(arrays, self._way.fetch(gradients, arrays, scale), self.crew, loss)
+        return Begun(arrays, self._way.fetch(gradients, arrays, scale), self.crew, loss, is_training=True)
 
     def begin_evaluation(self, arrays: HostArrays, *, step: int = 0) -> Begun:
         """Forward pass on this host's share; `finish` writes its scores."""
         program, sent = self._programs.forward(arrays.levels), self._way.send(arrays, Numbers(step))
-        parts = own_parts(self.mesh, program(self.params, self.state, *sent))
-        return Begun(arrays, [partial(to_host, parts, arrays.scores)], self.crew)
+        scores = program(self.params, self.state, *sent)
+        return Begun(arrays, [partial(to_host, own_parts(self.mesh, scores), arrays.scores)], self.crew, scores)
 
     def dense_arrays(self) -> dict[str, np.ndarray]:
         """Parameters, state and optimizer state, one numpy array a leaf, keyed by its path such as `params/top/0/w`."""

@@ -27,7 +27,7 @@ from podembed.workers.device.shared_memory import RecordKind
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS
 from tests.small_job import small_job
-from tests.workers.device.models import CutPart
+from tests.workers.device.models import CutPart, EveryPart
 from tests.workers.device.test_meshes import MESHES
 from tests.workers.device.test_model_step import NUM_SAMPLES, Pair, random_batch
 
@@ -43,6 +43,7 @@ WAYS = [
 ]
 COMPILED = "/jax/core/compile/backend_compile_duration"
 NUM_STEPS = 4
+UNFINISHED_STEPS = 40
 
 
 def pair_on(job: JobConfig, mesh: str, way: Transfers, **changes: Any) -> Pair:
@@ -106,6 +107,21 @@ def trained(job: JobConfig, mesh: str, way: Transfers) -> dict[str, Any]:
     return result
 
 
+def unfinished(job: JobConfig, mesh: str) -> int:
+    """Steps that were over for the host while a device still worked on its batch."""
+    pair = pair_on(job, mesh, Transfers.AUTO)
+    worker, batch, found = pair.worker, random_batch(job, 0), 0
+    pair.put(batch)
+    arrays = worker._arrays_of(pair.device, 0, NO_LEVELS)
+    for step in range(UNFINISHED_STEPS):
+        worker.begin_training(arrays, weight_sum=float(batch["weights"].sum()), step=step).finish()
+        shards = [shard.data for leaf in jax.tree.leaves(worker.params) for shard in leaf.addressable_shards]
+        found += not all(shard.is_ready() for shard in shards)
+    jax.block_until_ready(worker.params)
+    pair.close()
+    return found
+
+
 def exchanges(job: JobConfig, mesh: str, way: Transfers) -> dict[str, Any]:
     """What the compiled step asks of other devices and of the host."""
     pair = pair_on(job, mesh, way)
@@ -132,7 +148,8 @@ def resumed(job: JobConfig, before: str, after: str) -> dict[str, Any]:
 def main(folder: str) -> None:
     assert NUM_SAMPLES % 8 == 0
     job = small_job(folder=folder, audit=False)
-    job = replace(job, model=CutPart(), dense_optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2, eps=1e-3)))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2, eps=1e-3))
+    job = replace(job, model=CutPart(), dense_optimizer=optimizer)
     found = {f"{mesh} {way}": trained(job, mesh, way) for mesh, way in WAYS}
     again = {
         f"{before} to {after}": resumed(job, before, after)
@@ -141,7 +158,9 @@ def main(folder: str) -> None:
     # This model exchanges nothing by itself.
     plain = small_job(folder=folder, audit=False)
     programs = {f"8 {way}": exchanges(plain, "8", way) for way in (Transfers.SEPARATE, Transfers.PACKED)}
-    json.dump({"programs": programs, "trained": found, "resumed": again}, sys.stdout)
+    # Nothing of this model is cut, so that its devices never wait for each other.
+    late = {mesh: unfinished(replace(job, model=EveryPart()), mesh) for mesh in ("data=2,model=2", "data=1,model=8")}
+    json.dump({"programs": programs, "trained": found, "resumed": again, "unfinished": late}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,11 @@ def test_nothing_is_compiled_after_the_first_step_and_old_state_is_given_away(fo
     assert all(one["is_given_away"] for one in found["trained"].values())
 
 
+def test_a_step_is_over_once_every_device_has_done_with_its_batch(found: dict[str, Any]) -> None:
+    """The host then writes the memory again, from which devices that work on the same samples may still read."""
+    assert found["unfinished"] == {"data=2,model=2": 0, "data=1,model=8": 0}
+
+
 def test_a_mesh_restarts_with_the_same_bytes_and_another_one_goes_on_near_it(found: dict[str, Any]) -> None:
     same = found["resumed"]["data=4,model=2 to data=4,model=2"]
     whole = found["trained"]["data=4,model=2 separate"]

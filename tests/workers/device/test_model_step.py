@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.activations import Activations
 from podembed.workers.device.dense_half import sigmoid_binary_cross_entropy
 from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker
@@ -20,6 +21,7 @@ from podembed.workers.device.options import DeviceOptions
 from podembed.workers.device.process import DeviceProcess, _not_finite
 from podembed.workers.device.shared_memory import ChannelEnd, ChannelServer, ChannelTimeout, Record, RecordKind
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.sequence_rooms import NO_LEVELS
 from tests.small_job import small_job
 from tests.workers.device.shared_memory_process import PATIENCE_S, channel_layout
 
@@ -305,6 +307,34 @@ def test_arrays_of_another_model_are_refused_and_nothing_changes(
     with pytest.raises(DenseStateError, match=words):
         worker.load_dense_arrays(arrays)
     assert {key: values.tobytes() for key, values in worker.dense_arrays().items()} == before
+
+
+class Slow:
+    """Takes a while for each step."""
+
+    def init(self, key: jax.Array, num_dense: int, widths: dict[str, int]) -> dict[str, jax.Array]:
+        return {"w": jnp.eye(256)}
+
+    def apply(self, params: Any, dense: jax.Array, activations: Activations) -> jax.Array:
+        slow = jax.lax.fori_loop(0, 100, lambda _, rows: jnp.tanh(rows @ params["w"]), jnp.ones((256, 256)))
+        return dense[:, 0] + jnp.mean(slow)
+
+
+def test_a_step_without_gradients_for_the_host_is_over_once_it_is_computed(
+    job: JobConfig, paired: Callable[..., Pair]
+) -> None:
+    """Of a job whose tables are all frozen. The host then writes the memory again, which the device reads in place."""
+    frozen = {
+        name: FeatureConfig(TableConfig(feature.table.vocabulary_size, feature.table.dim, name=name, trainable=False))
+        for name, feature in job.features.items()
+    }
+    pair = paired(replace(job, features=frozen, model=Slow()))
+    pair.put(random_batch(job, 0))
+    begun = pair.worker.begin_training(pair.worker._arrays_of(pair.device, 0, NO_LEVELS), weight_sum=1.0)
+    assert begun.arrays.gradients == ()
+    begun.finish()
+    last: Any = begun.last
+    assert last.is_ready()
 
 
 def test_a_silent_host_is_given_up(shared: Pair) -> None:

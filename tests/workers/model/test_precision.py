@@ -70,7 +70,7 @@ def trained(job: JobConfig) -> tuple[list[float], dict[str, np.ndarray], list[np
     begun = [worker.begin_training(share, weight_sum=NUM_SAMPLES, step=step) for step in range(3)]
     for step in (*begun, worker.begin_evaluation(share)):
         step.finish()
-    losses = [float(step.loss) for step in begun if step.loss is not None]
+    losses = [float(step.last) for step in begun]
     return losses, worker.dense_arrays(), gradients, share.scores
 
 
