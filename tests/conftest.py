@@ -67,7 +67,7 @@ def pod_strategy(ray_cluster: None) -> Iterator[PodStrategy]:
     """Two hosts for tests of the step-by-step mode; each test closes its embedding."""
     from podembed.orchestrator.strategy import PodStrategy
 
-    with PodStrategy(num_hosts=2, step_timeout_s=60.0, run_timeout_s=120.0) as strategy:
+    with PodStrategy(num_hosts=2, step_timeout_s=600.0, run_timeout_s=600.0) as strategy:
         yield strategy
 
 

@@ -19,7 +19,7 @@ import psutil
 
 from tests.processes import free_port
 
-START_S = 120
+START_S = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ def cluster_for_jobs(python: Path, *, num_cpus: int = 2, workers: Sequence[Worke
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # Ray installs a job's wheels with pip, which would load all their dependencies from the network.
     environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PIP_NO_DEPS": "1"}
+    environment["RAY_worker_niceness"] = "0"  # Ray's 15 makes a busy machine starve the job
     # `python` of a submitted command is found on the path of the cluster's machines.
     environment["PATH"] = os.pathsep.join([str(python.parent), environment["PATH"]])
     options = {"port": port, "dashboard-port": dashboard_port, "dashboard-host": "127.0.0.1", "num-cpus": num_cpus}
@@ -75,8 +76,8 @@ def cluster_for_jobs(python: Path, *, num_cpus: int = 2, workers: Sequence[Worke
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         for node in (*nodes, head):
-            node.wait(timeout=30)
-        psutil.wait_procs(daemons, timeout=30)
+            node.wait(timeout=120)
+        psutil.wait_procs(daemons, timeout=120)
         shutil.rmtree(folder, ignore_errors=True)
 
 

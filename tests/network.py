@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE_S = 20
+PATIENCE_S = 120
 NOWHERE = "02:00:00:00:00:fe"
 
 

@@ -8,12 +8,15 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -92,16 +95,45 @@ def said_by(module: str, *arguments: str, timeout_s: float, environment: Mapping
     Args:
       module: whose `__main__` it is.
       environment: by default that of this process.
+
+    Raises:
+      AssertionError: it failed, or took longer. Says what it told last, and in which calls it was.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=Path(__file__).parents[1],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    # Files, since what the program has started may hold its ends of pipes when it is gone.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        program = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-m", module, *arguments],
+            cwd=Path(__file__).parents[1],
+            env=environment,
+            stdout=out,
+            stderr=errors,
+            text=True,
+        )
+        try:
+            program.wait(timeout_s)
+            why = f"{module} ended with {program.returncode}"
+        except subprocess.TimeoutExpired:
+            why = f"{module} stood still, or was not done within {timeout_s:.0f} s"
+            _abort(program)
+        said, told = _text_of(out), _text_of(errors)
+    assert program.returncode == 0, f"{why}:\n{told[-6000:]}"
     # Ray may say something before it and after it.
-    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    return json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+
+
+def _abort(program: subprocess.Popen[str]) -> None:
+    """Has it write the calls of its threads, and ends it with all that it started."""
+    started = psutil.Process(program.pid).children(recursive=True)
+    program.send_signal(signal.SIGABRT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.wait(60)
+    program.kill()
+    program.wait()
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _text_of(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()

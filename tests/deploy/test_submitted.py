@@ -36,7 +36,7 @@ def clicks(*, folder: str) -> JobConfig:
     return small_job(folder=folder, audit=False, epochs={epochs})
 """
 EPOCHS = 60
-END_S, STEP_S = 240, 0.2
+END_S, STEP_S = 900, 0.2
 
 
 # Of a head without processors for hosts, as in the files, and worker pods.

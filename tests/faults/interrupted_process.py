@@ -19,7 +19,7 @@ from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.lease import Lease
 
-HANGS_S = 300.0
+HANGS_S = 900.0
 taken = threading.Semaphore(0)
 
 

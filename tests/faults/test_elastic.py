@@ -20,7 +20,7 @@ from tests.run_state import committed_state
 from tests.small_job import small_job
 
 pytestmark = is_long
-TIMEOUT_S = 600
+TIMEOUT_S = 1800
 EPOCHS = 400  # more than there is time for: the run is told to stop
 
 

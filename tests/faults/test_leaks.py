@@ -50,7 +50,7 @@ def marked_processes(mark: str) -> list[str]:
 
 
 def wait_until_gone(mark: str) -> list[str]:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
@@ -66,7 +66,7 @@ def ended(request: pytest.FixtureRequest, small_data: str, tmp_path_factory: pyt
     environment |= {MARK: mark, "TMPDIR": str(temporary)}
     shared_before = set(os.listdir("/dev/shm"))
     arguments = (request.param, small_data, str(storage))
-    held = said_by("tests.faults.ending_process", *arguments, timeout_s=240, environment=environment)
+    held = said_by("tests.faults.ending_process", *arguments, timeout_s=900, environment=environment)
     shared = {name for name in set(os.listdir("/dev/shm")) - shared_before if "podembed" in name}
     yield Ended(held | {"mode": request.param}, mark, temporary, Store(str(storage / "run")), shared)
     shutil.rmtree(temporary, ignore_errors=True)

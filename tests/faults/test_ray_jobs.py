@@ -15,7 +15,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.supervise.ray_jobs import RayJobRunner
 from tests.dashboard import cluster_for_jobs
 
-END_S = 180
+END_S = 900
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.installation.builds import copy_checkout, environment, install
 from tests.installation.project import NUM_STEPS, add_to_checkout, told, training, write_project
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-END_S = 600
+END_S = 1200
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from podembed.workers.crew import ThreadCrew
 
 LARGE = 1 << 30
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])

@@ -18,7 +18,7 @@ from podembed.embedding.keras.row_slices import RowSlices
 from tests.processes import free_port
 
 REPOSITORY = Path(__file__).parents[3]
-DEADLINE_S = 180.0
+DEADLINE_S = 600.0
 
 
 def test_one_process_has_nothing_to_add():

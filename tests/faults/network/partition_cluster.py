@@ -19,7 +19,7 @@ from tests.network import Machine, Network, network
 from tests.processes import wait_for
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 RAY_PORT = 6379
 WORKERS = ("ray::_HostActor", "ray::_DeviceActor")
 
@@ -136,7 +136,7 @@ class Driver:
     def result(self, *, seconds: float = PATIENCE_S) -> dict[str, Any]:
         """Waits for the end. Returns what the driver said of it."""
         wait_for("end of the run", lambda: self.process.poll() is not None, seconds=seconds)
-        self._reader.join(30)
+        self._reader.join(120)
         assert self.process.returncode == 0, self.report()
         return next(line["result"] for line in self.lines if "result" in line)
 
@@ -151,7 +151,7 @@ class Driver:
             for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
                 os.kill(int(child), signal.SIGKILL)
         self.process.kill()
-        self.process.wait(30)
-        self._reader.join(30)
+        self.process.wait(120)
+        self._reader.join(120)
         assert self.process.stdout is not None
         self.process.stdout.close()

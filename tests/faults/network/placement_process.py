@@ -25,7 +25,7 @@ from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.group.worker_group import HostHandles
 from tests.faults.elastic_process import ports
 
-ANSWER_S = 120.0
+ANSWER_S = 600.0
 
 
 @ray.remote

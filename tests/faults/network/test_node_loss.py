@@ -12,7 +12,7 @@ from podembed.orchestrator.api.result import Result
 from tests.processes import said_by
 from tests.run_state import assert_same_bytes, committed_state
 
-TIMEOUT_S = 240
+TIMEOUT_S = 900
 
 
 @pytest.mark.ray
@@ -23,6 +23,6 @@ def test_a_lost_machine_costs_steps_and_nothing_else(two_hosts: Result, small_da
     assert len(lost["recoveries"]) >= 1
     kinds = [event["kind"] for event in lost["events"]]
     assert "hosts_share_machines" not in kinds, "the two hosts should be on two nodes"
-    assert [event["niceness"] for event in lost["events"] if event["kind"] == "niceness_found"] == [15]
+    assert [event["niceness"] for event in lost["events"] if event["kind"] == "niceness_found"] == [1]
     assert lost["losses"] == [two_hosts.losses[step] for step in sorted(two_hosts.losses)]
     assert_same_bytes(committed_state(lost["path"]), committed_state(two_hosts.path))

@@ -7,7 +7,7 @@ import pytest
 from tests.long_tests import is_long
 from tests.processes import said_by
 
-TIMEOUT_S = 240
+TIMEOUT_S = 900
 
 
 @is_long

@@ -13,7 +13,7 @@ from tests.processes import said_by
 from tests.run_state import committed_state
 from tests.small_job import small_job
 
-TIMEOUT_S = 240
+TIMEOUT_S = 900
 pytestmark = is_long  # a cluster of five nodes takes most of a minute
 
 
@@ -45,7 +45,7 @@ def test_a_lost_machine_costs_its_slice_and_the_other_one_keeps_its_rows(small_d
         {"head": ["CREATED"], "hosts": ["CREATED"]},
     ]
     assert seen["left"] == {"head": [], "hosts": []}
-    assert seen["seconds"] < 30.0  # on a busy machine; see docs/operations.md for what it takes
+    assert seen["seconds"] < 120.0  # on a busy machine; see docs/operations.md for what it takes
 
     audit = committed_state(seen["path"])["audit/rows"][:, 0]
     np.testing.assert_allclose(

@@ -26,7 +26,7 @@ from tests.run_state import committed_state
 from tests.small_job import small_job
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 180
+TIMEOUT_S = 900
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def training(folder: str, storage: str) -> Iterator[psutil.Process]:
         family = process.children(recursive=True)
         process.kill()
         assert program.stderr is not None
-        program.wait(timeout=20)
+        program.wait(timeout=120)
     finally:
         for member in [process, *family]:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -299,7 +299,7 @@ class TestHeartbeat:
         self, store: Store, clock: Clock
     ) -> None:
         gone = subprocess.Popen([sys.executable, "-c", ""])
-        gone.wait(timeout=30)
+        gone.wait(timeout=120)
         here = Holder.current("a")
         dead = Holder(submission="a", hostname=here.hostname, process=gone.pid, machine=here.machine)
         acquire(store, holder=dead, unix_s=clock)

@@ -24,7 +24,7 @@ from tests.long_tests import is_long
 from tests.run_state import assert_same_bytes, committed_state
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 NUM_STEPS, COMMIT_EVERY, KILLED_AT = 14, 4, 9
 CUT = {"data": 2, "model": 2}
 

@@ -45,7 +45,7 @@ def run_life(
             messages.append(heard.recv())
     except EOFError:
         pass
-    process.join(timeout=60)
+    process.join(timeout=300)
     acknowledged = [message for message in messages if isinstance(message, str)]
     counted = next((message for message in messages if isinstance(message, int)), None)
     return acknowledged, counted, process.exitcode

@@ -60,7 +60,7 @@ def test_the_page_serves_an_export_with_ray_serve(export: str, ray_cluster: None
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     try:
         serve.run(names["app"])
-        answers = [httpx.post(f"http://127.0.0.1:{port}/", json=COLUMNS, timeout=60.0) for _ in range(4)]
+        answers = [httpx.post(f"http://127.0.0.1:{port}/", json=COLUMNS, timeout=300.0) for _ in range(4)]
     finally:
         serve.shutdown()
     expected = load(export).predict(COLUMNS)

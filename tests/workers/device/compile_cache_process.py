@@ -33,7 +33,7 @@ def main() -> None:
     jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rsplit("/", 1)[1]]))
     for coordinator in coordinators:
         events.clear()
-        join_gang(coordinator=coordinator, num_processes=NUM_PROCESSES, process=int(process), timeout_s=240)
+        join_gang(coordinator=coordinator, num_processes=NUM_PROCESSES, process=int(process), timeout_s=600)
         with every_member_writes(cache):
             DeviceWorker(job=job, num_samples=NUM_SAMPLES).build(is_restored_later=True)
         found = {"number": jax.process_index(), "asked": events["compile_requests_use_cache"]}

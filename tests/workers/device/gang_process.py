@@ -36,7 +36,7 @@ def _no_collective(*_: Any, **__: Any) -> NoReturn:
 
 def main() -> None:
     process, coordinator, folder, out = int(sys.argv[1]), *sys.argv[2:]
-    join_gang(coordinator=coordinator, num_processes=NUM_PROCESSES, process=process, timeout_s=240)
+    join_gang(coordinator=coordinator, num_processes=NUM_PROCESSES, process=process, timeout_s=600)
     if process == 1:
         own = jax.local_devices()
         jax.local_devices = lambda *_, **__: own[::-1]

@@ -19,7 +19,7 @@ from podembed.workers.device.compile_cache import every_member_writes, use_compi
 from tests.processes import free_port
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from tests.workers.device.gang_process import NUM_PROCESSES, NUM_STEPS, WEIGHT_S
 from tests.workers.device.test_model_step import NUM_SAMPLES, Plain
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ class Declared:
 
 STATE = {"params": {"down": shape(16), "up": shape(6, 16)}, "optimizer": {}, "state": {}}
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 MESHES: dict[str, tuple[int, dict[str, int]]] = {
     "1": (1, {}),
     "8": (8, {}),

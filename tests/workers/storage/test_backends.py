@@ -129,7 +129,7 @@ def test_one_of_many_writers_creates_a_name(store: Store) -> None:
         won: list[int] = []
 
         def write(writer: int, race: int = race, won: list[int] = won) -> None:
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=120)
             if store.create_exclusive(f"lease/g{race}", f"{writer}".encode()):
                 won.append(writer)
 
@@ -137,7 +137,7 @@ def test_one_of_many_writers_creates_a_name(store: Store) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=30)
+            thread.join(timeout=120)
         assert len(won) == 1
         assert store.read(f"lease/g{race}", max_bytes=10) == f"{won[0]}".encode()
 

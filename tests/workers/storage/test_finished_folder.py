@@ -43,7 +43,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_of_two_writers_one_wins_and_both_get_its_folder(tmp_path: Path) -> None:
-    both_write = threading.Barrier(2, timeout=10)
+    both_write = threading.Barrier(2, timeout=120)
     reports = []
 
     def write(folder: Path, number: int) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_of_two_writers_one_wins_and_both_get_its_folder(tmp_path: Path) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert len(reports) == 2
     assert reports[0] == reports[1]
     assert (tmp_path / "set" / "who.txt").read_text() == str(reports[0]["number"])
