@@ -14,12 +14,12 @@ from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.orchestrator.decisions.table_plan import summary
 from podembed.orchestrator.driver.console import ConsoleReporter
 from podembed.orchestrator.events.reporter import tell
+from podembed.orchestrator.fitting import fit
 from podembed.orchestrator.planning.planner import planned
 from podembed.orchestrator.prediction.report import render_comparison
 from podembed.orchestrator.run.finished import finished
 from podembed.orchestrator.run.policy_record import policies_to_keep
 from podembed.orchestrator.run.run import OpenRun
-from podembed.orchestrator.trainer import fit
 
 if TYPE_CHECKING:
     from podembed.jobs.cli.main import Resume, Train

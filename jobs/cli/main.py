@@ -119,6 +119,8 @@ class Train:
     """Stop after this many steps, or epochs such as 1epoch."""
     resume: bool = False
     """Go on with the run called --name if it is there already, also if its driver seems to be alive."""
+    metrics_port: int | None = None
+    """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
     fault_plan: str | None = None
     """Inject the faults of this file: see `podembed chaos`."""
 
@@ -193,6 +195,8 @@ class Resume:
     """Go on although data files changed since the run began; rows, row groups and vocabularies must still mean the same
     steps.
     """
+    metrics_port: int | None = None
+    """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
     fault_plan: str | None = None
     """Inject the faults of this file: see `podembed chaos`."""
 

@@ -12,7 +12,13 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import (
+    CheckpointConfig,
+    ConfigurationError,
+    MetricsConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from podembed.orchestrator.api.intervals import epochs_of, whole_steps
 from podembed.orchestrator.run.policy_record import PolicyRecord
 from podembed.workers.faults.plan import read_plan
@@ -126,6 +132,7 @@ _FLAGS = {
     "max_steps": "--max-steps",
     "metric": "--metric",
     "name": "--name",
+    "port": "--metrics-port",
 }
 
 
@@ -213,5 +220,6 @@ def run_config(
         ),
         eval_every_steps=spread("--eval-every", command.eval_every, EVALUATIONS_A_RUN),
         max_steps=given("--max-steps", command.max_steps),
+        metrics_config=MetricsConfig(port=command.metrics_port),
         fault_plan=None if command.fault_plan is None else read_plan(command.fault_plan),
     )

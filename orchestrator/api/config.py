@@ -14,6 +14,7 @@ from typing import TypeVar, get_args
 from podembed.orchestrator.api.configuration_error import ConfigurationError
 from podembed.orchestrator.api.intervals import check_steps, in_steps, known_steps
 from podembed.orchestrator.api.keep_policies import KeepBest, KeepEvery, KeepPolicy
+from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.api.save_policies import AfterEvaluation, EverySeconds, EverySteps, OnBest, Order, SavePolicy
 from podembed.orchestrator.api.scaling import ScalingConfig
 from podembed.workers.declared_types import check_plain_fields, shown
@@ -25,6 +26,7 @@ __all__ = [
     "CheckpointConfig",
     "ConfigurationError",
     "FailureConfig",
+    "MetricsConfig",
     "RunConfig",
     "ScalingConfig",
     "WarmStart",
@@ -253,6 +255,7 @@ class RunConfig:
     storage_path: str = ".runs"
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     failure_config: FailureConfig = field(default_factory=FailureConfig)
+    metrics_config: MetricsConfig = field(default_factory=MetricsConfig)
     eval_every_steps: int | str | None = None
     evaluate_at_end: bool = True
     max_steps: int | str | None = None
@@ -269,6 +272,7 @@ class RunConfig:
         kinds = {
             "checkpoint_config": CheckpointConfig,
             "failure_config": FailureConfig,
+            "metrics_config": MetricsConfig,
             "warm_start": WarmStart,
             "fault_plan": FaultPlan,
         }

@@ -14,6 +14,7 @@ from podembed.orchestrator.driver.shared import Shared
 from podembed.orchestrator.events.progress import (
     Evaluated,
     ExchangesChosen,
+    HostMeasures,
     ProgramsCompiled,
     StoppedEarly,
     TablesMeasured,
@@ -112,7 +113,14 @@ class Windows:
                     staleness=shared.run.job.staleness,
                     failed_saves=failed_saves,
                     left_s=shared.journal.history.left_s(shared.saves.schedule.total_steps - last),
-                )
+                ),
+                first_step=first,
+                num_samples=done.num_samples,
+                seconds=done.seconds,
+                hosts=tuple(
+                    _measures(number, host, device, shared.run.job.table_names)
+                    for number, (host, device) in enumerate(zip(hosts, devices, strict=True))
+                ),
             )
         )
         return done.seconds / num_steps
@@ -163,6 +171,18 @@ class Windows:
             shared.journal.early_stop.take(step, evaluation.values)
             if (reason := shared.journal.early_stop.reason) is not None:
                 shared.emit(StoppedEarly(step=step, total_steps=shared.saves.schedule.total_steps, reason=reason))
+
+
+def _measures(number: int, host: HostWindow, device: DeviceWindow, tables: Sequence[str]) -> HostMeasures:
+    by_process = {usage.process: usage for usage in (host.usage, device.usage) if usage is not None}
+    return HostMeasures(
+        host=number,
+        num_samples=host.num_samples,
+        phase_s=host.phase_s,
+        bytes_sent=host.bytes_sent,
+        rows_asked=dict(zip(tables, host.rows_asked, strict=False)),
+        usage=tuple(by_process.values()),
+    )
 
 
 def _require_finite(first: int, losses: Sequence[float]) -> None:

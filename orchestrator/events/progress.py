@@ -9,6 +9,7 @@ from typing import ClassVar
 from podembed.orchestrator.api.result import Evaluation, MeasuredTable
 from podembed.orchestrator.events.event import Event
 from podembed.workers.job.ranking import Baseline
+from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
 
 
@@ -44,12 +45,43 @@ class WindowReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostMeasures:
+    """What a host's processes did in a window.
+
+    Attributes:
+      num_samples: without padding.
+      phase_s: seconds of each phase in the window.
+      bytes_sent: to other hosts.
+      rows_asked: per table, rows that all hosts asked of this one.
+      usage: of the host process and of its device process; one where both are the same.
+    """
+
+    host: int
+    num_samples: int
+    phase_s: Mapping[Phase, float]
+    bytes_sent: int
+    rows_asked: Mapping[str, int]
+    usage: tuple[ProcessUsage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowTrained(Event):
-    """A window of steps is done."""
+    """A window of steps is done.
+
+    Attributes:
+      first_step: steps done before it.
+      num_samples: of all hosts, without padding.
+      seconds: wall time.
+      hosts: in their order.
+    """
 
     kind: ClassVar[str] = "window"
     flat: ClassVar[str] = "report"
     report: WindowReport
+    first_step: int
+    num_samples: int
+    seconds: float
+    hosts: tuple[HostMeasures, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,27 @@ class CallbacksLeft(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SinkFailed(Event):
+    """A sink of measurements failed or was too slow; the run goes on. Told once for each error.
+
+    Attributes:
+      sink: such as the port or the folder.
+      dropped: lines that it has missed for that.
+    """
+
+    sink: str
+    error: str
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsServed(Event):
+    """Prometheus finds the run's measurements at a port of the driver's machine."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NothingLeft(Event):
     """All steps of the run are done."""
 

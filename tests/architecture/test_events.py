@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from podembed.orchestrator.events import sentences
+from podembed.orchestrator.events.templates import TEMPLATES
 from tests.architecture.test_imports import ROOT, label, parsed
 
 READERS = ("orchestrator", "jobs/chaos", "tests/faults", "tests/simulation")
 # Logs of before are read here, and sentences are made there.
-EXEMPT = {"orchestrator/driver/event_log.py", "orchestrator/events/sentences.py"}
-BEGINNINGS = {text.partition("{")[0] for text in sentences._TEMPLATES.values()}
+EXEMPT = {"orchestrator/driver/event_log.py", "orchestrator/events/sentences.py", "orchestrator/events/templates.py"}
+BEGINNINGS = {text.partition("{")[0] for text in TEMPLATES.values()}
 WORDS = ("fault:", *sorted(words.rstrip(": ") for words in BEGINNINGS if words.count(" ") > 1))
 
 

@@ -34,6 +34,7 @@ from podembed.workers.device.transfers import HostArrays, Numbers, TransferWay, 
 from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels
+from podembed.workers.liveness.process_statistics import ProcessUsage, own_usage
 from podembed.workers.liveness.progress import Laps
 from podembed.workers.model.context import Shares
 
@@ -48,6 +49,7 @@ class DeviceWindow:
       seconds: inside the jitted step and its transfers.
       num_compiled: programs that were compiled since the worker's start, for sequences of other lengths.
       compiled_s: seconds that this took.
+      usage: of the process, at the window's end.
     """
 
     losses: tuple[float, ...]
@@ -55,6 +57,7 @@ class DeviceWindow:
     seconds: float
     num_compiled: int = 0
     compiled_s: float = 0.0
+    usage: ProcessUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,7 @@ class DeviceWorker:
             seconds=seconds,
             num_compiled=self._programs.num_late,
             compiled_s=self._compiled_s,
+            usage=own_usage(),
         )
 
     def _begin(self, end: ChannelEnd, record: Record) -> Begun:

@@ -17,6 +17,7 @@ from podembed.workers.input.index import InputIndex
 from podembed.workers.job.candidates import Ranks
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import AnyJob, JobReference
+from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
 from podembed.workers.mesh.options import Route
 
@@ -109,6 +110,7 @@ class HostWindow:
       altered_ids: per table, ids outside its vocabulary that were dropped, clipped or hashed, as the table says.
       profiles: per table, what the last step's batch asked of it; empty where the driver does not want to know, and of
         hosts above `MOST_PROFILED`.
+      usage: of the process, at its end.
     """
 
     num_samples: int
@@ -120,6 +122,7 @@ class HostWindow:
     altered_ids: tuple[int, ...] = ()
     relayed: tuple[str, ...] = ()
     profiles: tuple[TableProfile, ...] = ()
+    usage: ProcessUsage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -22,6 +22,7 @@ from podembed.workers.job.candidates import RankCounts, Ranks
 from podembed.workers.job.job import JobConfig, Loss
 from podembed.workers.job.quality import cross_entropies
 from podembed.workers.job.tasks import total_losses
+from podembed.workers.liveness.process_statistics import own_usage
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.mesh.mesh import Mesh
 
@@ -80,6 +81,7 @@ class Windows:
             relayed=steps.relayed,
             bad_rows=self._input.take_bad_rows(),
             profiles=tuple(profiles_of(self._job, [step.batch])) if is_profiled else (),
+            usage=own_usage(),
         )
 
     def _first_lookup(self, reader: ReadAhead, number: int) -> Step:

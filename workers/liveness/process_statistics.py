@@ -7,7 +7,10 @@ taken for the old one. Read-only.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
+import resource
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -35,6 +38,47 @@ class ProcessStatistics:
     def is_stopped(self) -> bool:
         """Whether a signal or a debugger holds it."""
         return self.state in _STOPPED_STATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUsage:
+    """What a process takes of its machine.
+
+    Attributes:
+      process: its id.
+      cpu_s: processor time of all its threads since its start.
+      memory_bytes: that it has now.
+      peak_memory_bytes: the most that it has had.
+      num_files: open files and sockets.
+      num_sockets: those of them that are sockets.
+    """
+
+    process: int
+    cpu_s: float
+    memory_bytes: int
+    peak_memory_bytes: int
+    num_files: int
+    num_sockets: int
+
+
+def own_usage() -> ProcessUsage:
+    """A look at this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        resident = int(file.read().split()[1])
+    files = sockets = 0
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            files += 1
+            sockets += os.readlink(entry.path).startswith("socket:")
+    return ProcessUsage(
+        process=os.getpid(),
+        cpu_s=used.ru_utime + used.ru_stime,
+        memory_bytes=resident * mmap.PAGESIZE,
+        peak_memory_bytes=used.ru_maxrss * 1024,
+        num_files=files,
+        num_sockets=sockets,
+    )
 
 
 def read_statistics(process: int) -> ProcessStatistics | None:

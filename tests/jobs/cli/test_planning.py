@@ -10,10 +10,10 @@ from podembed.jobs.cli.fitting import introduce
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.decisions.table_plan import summary
 from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.fitting import fit
 from podembed.orchestrator.group.generation_plan import plan_generation
 from podembed.orchestrator.planning.planner import planned
 from podembed.orchestrator.run.opening import create_run, open_run
-from podembed.orchestrator.trainer import fit
 from podembed.workers.job.reference import JobReference
 from tests.jobs.cli.test_main import run
 from tests.small_job import NUM_LANES, write_small_data

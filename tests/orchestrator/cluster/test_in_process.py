@@ -32,12 +32,13 @@ from podembed.orchestrator.commit.lease_files import read_claims
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import Reporter, SilentReporter
+from podembed.orchestrator.fitting import fit
 from podembed.orchestrator.group.survivors import Groups
 from podembed.orchestrator.group.worker_group import HostHandles
 from podembed.orchestrator.run.finished import finished
 from podembed.orchestrator.run.history_record import read_history
 from podembed.orchestrator.run.opening import create_run, open_run
-from podembed.orchestrator.trainer import Trainer, fit
+from podembed.orchestrator.trainer import Trainer
 from podembed.workers.data.errors import InputError
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.errors import StoreUnavailable

@@ -17,9 +17,10 @@ from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.run_record import RunMismatch, WarmStartRecord, read_run
 from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.fitting import fit
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.run.warm_start import WarmStartRefused
-from podembed.orchestrator.trainer import Trainer, fit
+from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, table_specs
 from podembed.workers.storage.store import Store

@@ -1,0 +1,95 @@
+"""`CATALOG`: every series that a run measures, with its kind, unit, labels and meaning.
+
+Names follow OpenMetrics: base units, the unit last, and `_total` behind counters. docs/observability.md has the same
+table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "podembed_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One series, or one for each value of its labels.
+
+    Attributes:
+      name: without the prefix.
+      kind: a `counter` only grows within a driver; a `gauge` is what was seen last.
+      unit: `seconds`, `bytes`, `ratio`, `samples` and so on; empty for a plain number.
+      meaning: a sentence.
+      labels: names of labels.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    unit: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """With the prefix, and `_total` for a counter."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+
+def _gauge(name: str, unit: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name=name, kind="gauge", unit=unit, meaning=meaning, labels=labels)
+
+
+def _counter(name: str, unit: str, meaning: str, *labels: str) -> Metric:
+    return Metric(name=name, kind="counter", unit=unit, meaning=meaning, labels=labels)
+
+
+CATALOG: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        # Where the run stands.
+        _gauge("step", "steps", "Steps that are done."),
+        _gauge("steps_planned", "steps", "Steps of the whole run."),
+        _gauge("generation", "", "Number of the generation that trains."),
+        _gauge("hosts", "hosts", "Hosts that train."),
+        # Learning.
+        _gauge("loss", "", "Mean loss of the window's steps, each before its update."),
+        _gauge("evaluation", "", "A figure of the last evaluation.", "metric"),
+        # Speed.
+        _counter("samples", "samples", "Samples trained by this driver, also those of steps that a fault took back."),
+        _gauge("samples_per_second", "", "Samples over the window's wall time."),
+        _gauge("samples_per_cpu_second", "", "Samples over the processor time of all worker processes in the window."),
+        _gauge("step_seconds", "seconds", "Wall time of a step, mean of the window."),
+        _gauge("phase_seconds", "seconds", "Time of a phase a step, mean of the window.", "host", "phase"),
+        _gauge(
+            "waited_ratio",
+            "ratio",
+            "Share of the window in which a host waited for its input, its device, other hosts or the storage.",
+            "host",
+            "source",
+        ),
+        _counter("cpu_seconds", "seconds", "Processor time of a host's processes.", "host"),
+        _counter("sent_bytes", "bytes", "Bytes that a host sent to other hosts.", "host"),
+        _gauge("goodput_ratio", "ratio", "Time of the windows that count over the driver's wall time."),
+        _counter("lost_steps", "steps", "Steps that a fault took back, by what it was charged to.", "cause"),
+        _counter("recoveries", "", "Faults that were recovered from, by what they were charged to.", "cause"),
+        _gauge("recovery_seconds", "seconds", "Length of the last recovery."),
+        _gauge("slowest_host_ratio", "ratio", "Work time of the slowest host over that of the others."),
+        _gauge("owner_imbalance_ratio", "ratio", "Rows requested of the busiest owner over the mean of all."),
+        # Tables.
+        _gauge("requested_rows", "rows", "Rows a step that hosts requested of other tables than whole ones.", "table"),
+        # Commits.
+        _counter("commits", "", "Commits that were acknowledged."),
+        _gauge("committed_step", "steps", "Step of the newest commit."),
+        _gauge("commit_bytes", "bytes", "Bytes that the newest commit wrote."),
+        _gauge("commit_seconds", "seconds", "Time from the newest commit's step to its acknowledgement."),
+        _counter("failed_saves", "", "Saves that did not become commits."),
+        # Data.
+        _gauge("malformed_rows", "rows", "Malformed rows that were left out, in the whole run."),
+        # Machines.
+        _gauge("memory_bytes", "bytes", "Memory of a host's processes.", "host"),
+        _gauge("peak_memory_bytes", "bytes", "Most memory that a host's processes have had.", "host"),
+        _gauge("open_files", "files", "Open files and sockets of a host's processes.", "host"),
+        _gauge("open_sockets", "sockets", "Sockets of a host's processes.", "host"),
+    )
+}

@@ -1,0 +1,185 @@
+"""`Measurer`: makes points of a driver's events. Pure bookkeeping; it waits for nothing and writes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from podembed.orchestrator.events.commits import Committed, SaveFailed
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.progress import Evaluated, HostMeasures, RowsPutAside, WindowTrained
+from podembed.orchestrator.events.run import GenerationLost, Recovered
+from podembed.orchestrator.metrics.point import Measurement, Point
+from podembed.workers.liveness.progress import Phase
+
+
+class Measurer:
+    """See the module. Mutated: totals of this driver, and the windows since the last commit.
+
+    Args:
+      monotonic_s: measures the driver's wall time.
+      wall_s: dates points.
+    """
+
+    def __init__(self, *, monotonic_s: Callable[[], float], wall_s: Callable[[], float]) -> None:
+        self._monotonic_s, self._wall_s = monotonic_s, wall_s
+        self._began_s = monotonic_s()
+        self._generation = self._step = 0
+        # Step → seconds of the window that ended there. Those up to a commit are in one sum.
+        self._windows: dict[int, float] = {}
+        self._kept_s = 0.0
+        self._samples = 0
+        self._sent: Counter[str] = Counter()
+        # Host and process → processor time that it had used before.
+        self._cpu_s: dict[tuple[int, int], float] = {}
+        self._lost_steps: Counter[str] = Counter()
+        self._recoveries: Counter[str] = Counter()
+        self._fault = "unknown"
+        self._num_commits = self._num_failed_saves = 0
+
+    def point(self, event: Event) -> Point | None:
+        """What an event says in numbers; None if it has none."""
+        match event:
+            case WindowTrained():
+                return self._window(event)
+            case Evaluated(evaluation=evaluation):
+                figures = [
+                    Measurement("evaluation", value, {"metric": name}) for name, value in evaluation.values.items()
+                ]
+                return self._at(evaluation.step, figures)
+            case Committed(step=step, size_bytes=size_bytes, seconds=seconds):
+                self._fold(step)
+                self._num_commits += 1
+                return self._at(
+                    step,
+                    [
+                        Measurement("commits", self._num_commits),
+                        Measurement("committed_step", step),
+                        Measurement("commit_bytes", size_bytes),
+                        Measurement("commit_seconds", seconds),
+                    ],
+                )
+            case SaveFailed():
+                self._num_failed_saves += 1
+                return self._at(self._step, [Measurement("failed_saves", self._num_failed_saves)])
+            case RowsPutAside(num_rows=num_rows):
+                return self._at(self._step, [Measurement("malformed_rows", num_rows)])
+            case GenerationLost(fault=fault):
+                self._fault = fault
+                return None
+            case Recovered():
+                return self._recovered(event)
+            case _:
+                return None
+
+    def _recovered(self, event: Recovered) -> Point:
+        cause, recovery = self._fault, event.recovery
+        self._lost_steps[cause] += recovery.discarded_steps
+        self._recoveries[cause] += 1
+        self._generation = recovery.generation
+        self._cut(recovery.base_step)
+        return self._at(
+            recovery.base_step,
+            [
+                Measurement("lost_steps", self._lost_steps[cause], {"cause": cause}),
+                Measurement("recoveries", self._recoveries[cause], {"cause": cause}),
+                Measurement("recovery_seconds", recovery.total_s),
+            ],
+        )
+
+    def _window(self, event: WindowTrained) -> Point:
+        report = event.report
+        self._cut(event.first_step)
+        self._generation = report.generation
+        self._windows[report.step] = event.seconds
+        self._samples += event.num_samples
+        spent_s = self._monotonic_s() - self._began_s
+        useful_s = self._kept_s + sum(self._windows.values())
+        measurements = [
+            Measurement("step", report.step),
+            Measurement("steps_planned", report.total_steps),
+            Measurement("generation", report.generation),
+            Measurement("hosts", report.num_hosts),
+            Measurement("loss", report.loss),
+            Measurement("samples", self._samples),
+            Measurement("samples_per_second", report.samples_per_s),
+            Measurement("step_seconds", event.seconds / (report.step - event.first_step)),
+            Measurement("goodput_ratio", min(1.0, useful_s / spent_s) if spent_s > 0 else 0.0),
+            Measurement("slowest_host_ratio", report.slowest),
+            Measurement("owner_imbalance_ratio", report.imbalance),
+            *self._processor_time(event),
+        ]
+        for host in event.hosts:
+            measurements += self._host(host, event)
+        measurements += _rows(event)
+        return self._at(report.step, measurements, first_step=event.first_step)
+
+    def _host(self, host: HostMeasures, event: WindowTrained) -> Iterator[Measurement]:
+        by_host, num_steps = {"host": str(host.host)}, event.report.step - event.first_step
+        for phase, seconds in host.phase_s.items():
+            yield Measurement("phase_seconds", seconds / num_steps, by_host | {"phase": phase.value})
+        for source, seconds in _waited(host).items():
+            share = min(1.0, seconds / event.seconds) if event.seconds > 0 else 0.0
+            yield Measurement("waited_ratio", share, by_host | {"source": source})
+        self._sent[str(host.host)] += host.bytes_sent
+        yield Measurement("sent_bytes", self._sent[str(host.host)], by_host)
+        yield Measurement("memory_bytes", sum(usage.memory_bytes for usage in host.usage), by_host)
+        yield Measurement("peak_memory_bytes", sum(usage.peak_memory_bytes for usage in host.usage), by_host)
+        yield Measurement("open_files", sum(usage.num_files for usage in host.usage), by_host)
+        yield Measurement("open_sockets", sum(usage.num_sockets for usage in host.usage), by_host)
+
+    def _processor_time(self, event: WindowTrained) -> list[Measurement]:
+        """Of each host, and samples over that of all, where all processes were there a window ago."""
+        spent_s, are_known, found = 0.0, bool(event.hosts), []
+        for host in event.hosts:
+            found.append(Measurement("cpu_seconds", sum(usage.cpu_s for usage in host.usage), {"host": str(host.host)}))
+            for usage in host.usage:
+                key = (host.host, usage.process)
+                are_known &= key in self._cpu_s
+                spent_s += usage.cpu_s - self._cpu_s.get(key, 0.0)
+        self._cpu_s = {(host.host, usage.process): usage.cpu_s for host in event.hosts for usage in host.usage}
+        if are_known and spent_s > 0:
+            found.append(Measurement("samples_per_cpu_second", event.num_samples / spent_s))
+        return found
+
+    def _at(self, step: int, measurements: list[Measurement], *, first_step: int | None = None) -> Point:
+        self._step = step
+        return Point(
+            generation=self._generation,
+            first_step=step if first_step is None else first_step,
+            step=step,
+            unix_s=self._wall_s(),
+            measurements=tuple(measurements),
+        )
+
+    def _cut(self, step: int) -> None:
+        """Windows after a step do not count any more."""
+        self._windows = {at: seconds for at, seconds in self._windows.items() if at <= step}
+
+    def _fold(self, step: int) -> None:
+        """Windows up to a commit stay for good."""
+        self._kept_s += sum(seconds for at, seconds in self._windows.items() if at <= step)
+        self._windows = {at: seconds for at, seconds in self._windows.items() if at > step}
+
+
+def _rows(event: WindowTrained) -> list[Measurement]:
+    num_steps = event.report.step - event.first_step
+    totals: Counter[str] = Counter()
+    for host in event.hosts:
+        totals.update(host.rows_asked)
+    return [Measurement("requested_rows", rows / num_steps, {"table": table}) for table, rows in totals.items()]
+
+
+def _waited(host: HostMeasures) -> dict[str, float]:
+    """Seconds that a host waited, by what for."""
+    waited = {"input": 0.0, "device": 0.0, "hosts": 0.0, "storage": 0.0}
+    for phase, seconds in host.phase_s.items():
+        if phase is Phase.READ:
+            waited["input"] += seconds
+        elif phase.waits_for_device:
+            waited["device"] += seconds
+        elif phase.waits_for_hosts:
+            waited["hosts"] += seconds
+        elif phase.depends_on_storage:
+            waited["storage"] += seconds
+    return waited

@@ -1,0 +1,122 @@
+"""`StreamReader`: reads a run's stream back, also while it is written. It never changes anything.
+
+Points whose steps a fault took back are left out. They are of an earlier generation, and end after the step at which a
+later one begins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from podembed.orchestrator.metrics.point import POINT, Line, Point, point_of
+from podembed.orchestrator.metrics.segments import MOST_SEGMENT_BYTES, SegmentName, list_segments
+from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.store import Store
+
+_READS = 5  # of a folder whose segments are merged meanwhile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A run's stream at one moment.
+
+    Attributes:
+      points: that count, by (generation, step).
+      lost: points of steps that a fault took back.
+      events: all lines that are no points, in the order in which they were written.
+      num_drivers: that wrote it.
+      num_unread: lines that are damaged or of an unknown kind; they are left out.
+    """
+
+    points: tuple[Point, ...]
+    lost: tuple[Point, ...]
+    events: tuple[Line, ...]
+    num_drivers: int
+    num_unread: int = 0
+
+    @property
+    def windows(self) -> tuple[Point, ...]:
+        """The points of windows of steps."""
+        return tuple(point for point in self.points if point.step > point.first_step)
+
+    def series(self, name: str, **labels: str) -> list[tuple[int, float]]:
+        """Step and value of all points that have it."""
+        found = ((point.step, point.value(name, **labels)) for point in self.points)
+        return [(step, value) for step, value in found if value is not None]
+
+
+@dataclass(slots=True)
+class StreamReader:
+    """See the module. Mutated: what it has read; segments never change, so each is read once."""
+
+    store: Store
+    _read: dict[SegmentName, tuple[list[tuple[int, Line]], int]] = field(default_factory=dict)
+
+    def read(self) -> Stream:
+        """The stream as it is now. Empty for a run without measurements.
+
+        Raises:
+          StorageError: the storage does not answer.
+        """
+        for attempt in range(_READS):
+            names = list_segments(self.store)
+            self._read = {name: found for name, found in self._read.items() if name in names}
+            try:
+                for name in names:
+                    if name not in self._read:
+                        self._read[name] = _lines(self.store, name)
+                break
+            except NameNotFound:
+                # Its driver has merged it in between.
+                if attempt == _READS - 1:
+                    raise
+        lines: dict[tuple[str, int], Line] = {}
+        for name, (numbered, _) in sorted(self._read.items()):
+            for number, line in numbered:
+                lines[name.driver, number] = line
+        ordered = [lines[key] for key in sorted(lines)]
+        points = [line.point for line in ordered if line.point is not None]
+        counted, lost = without_lost(points)
+        return Stream(
+            points=tuple(counted),
+            lost=tuple(lost),
+            events=tuple(line for line in ordered if line.point is None),
+            num_drivers=len({driver for driver, _ in lines}),
+            num_unread=sum(unread for _, unread in self._read.values()),
+        )
+
+
+def without_lost(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """Points that count, and those of steps that a later generation did again. Both keep their order."""
+    counted: list[Point] = []
+    lost: list[Point] = []
+    for point in points:
+        if counted and point.generation > counted[-1].generation and point.first_step < counted[-1].step:
+            again = [one for one in counted if one.step > point.first_step]
+            lost += again
+            counted = [one for one in counted if one.step <= point.first_step]
+        counted.append(point)
+    return counted, lost
+
+
+def _lines(store: Store, name: SegmentName) -> tuple[list[tuple[int, Line]], int]:
+    """Numbered lines of a segment, and how many could not be read."""
+    found, unread = [], 0
+    for text in store.read(name.path, max_bytes=MOST_SEGMENT_BYTES).splitlines():
+        try:
+            found += _line(text)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            unread += 1
+    return found, unread
+
+
+def _line(text: bytes) -> Iterator[tuple[int, Line]]:
+    document = json.loads(text)
+    number, kind, unix_s = int(document["number"]), str(document["kind"]), float(document["unix_s"])
+    if kind == POINT:
+        point = point_of(document, unix_s=unix_s)
+        yield number, Line(kind=kind, unix_s=unix_s, values={}, point=point)
+    else:
+        yield number, Line(kind=kind, unix_s=unix_s, values=dict(document["values"]), text=str(document["text"]))

@@ -1,0 +1,52 @@
+"""`measuring`: the sinks that a run asks for, in the way of its driver's events."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK
+from podembed.orchestrator.api.metrics_config import MetricsConfig
+from podembed.orchestrator.events.event import Emit, Event
+from podembed.orchestrator.events.run import MetricsServed, SinkFailed
+from podembed.orchestrator.metrics.hub import MetricsHub, Sink
+from podembed.orchestrator.metrics.measurer import Measurer
+from podembed.orchestrator.metrics.segments import Segments
+from podembed.workers.storage.store import Store
+
+if TYPE_CHECKING:
+    from podembed.orchestrator.metrics.prometheus import PrometheusSink
+
+
+@contextlib.contextmanager
+def measuring(config: MetricsConfig, store: Store, emit: Emit) -> Iterator[Emit]:
+    """Where a driver's events go from now on: to the sinks, and then to `emit`.
+
+    Args:
+      store: of the run.
+    """
+    clock = SYSTEM_CLOCK
+    sinks: list[Sink] = []
+    served = None
+    if config.in_run:
+        driver = f"{int(clock.wall_s() * 1e3):013d}-{secrets.token_hex(2)}"
+        sinks.append(Segments(store, driver=driver, monotonic_s=clock.monotonic_s))
+    if config.port is not None:
+        from podembed.orchestrator.metrics.prometheus import PrometheusSink
+
+        served = PrometheusSink(config.port, run=store.location.rstrip("/").rsplit("/", 1)[-1])
+        sinks.append(served)
+    measurer = Measurer(monotonic_s=clock.monotonic_s, wall_s=clock.wall_s)
+    with MetricsHub(emit, sinks, measurer=measurer, wall_s=clock.wall_s) as hub:
+        if served is not None:
+            hub.emit(_begun(served))
+        yield hub.emit
+
+
+def _begun(sink: PrometheusSink) -> Event:
+    try:
+        return MetricsServed(port=sink.listen())
+    except OSError as error:
+        return SinkFailed(sink=sink.name, error=f"{error.strerror}, tried again every {sink.flush_s:.0f} s", dropped=0)

@@ -1,0 +1,81 @@
+"""What events become in numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from podembed.orchestrator.events.commits import Committed
+from podembed.orchestrator.events.run import GenerationLost, NothingLeft
+from podembed.orchestrator.metrics.measurer import Measurer
+from podembed.orchestrator.metrics.point import Point
+from tests.clock import FakeClock
+from tests.orchestrator.metrics.windows import recovery, window
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def measurer(clock: FakeClock) -> Measurer:
+    return Measurer(monotonic_s=clock.monotonic_s, wall_s=clock.wall_s)
+
+
+def told(measurer: Measurer, event: object) -> Point:
+    point = measurer.point(event)  # type: ignore[arg-type]
+    assert point is not None
+    return point
+
+
+def test_a_window_gives_its_rates_and_what_each_host_waited_for(measurer: Measurer) -> None:
+    point = told(measurer, window(10, 20, seconds=2.0))
+    assert (point.generation, point.first_step, point.step) == (1, 10, 20)
+    assert point.value("samples_per_second") == pytest.approx(320)
+    assert point.value("step_seconds") == pytest.approx(0.2)
+    assert point.value("phase_seconds", host="1", phase="pool") == pytest.approx(0.08)
+    waited = {source: point.value("waited_ratio", host="0", source=source) for source in ("input", "device", "hosts")}
+    assert waited == pytest.approx({"input": 0.1, "device": 0.2, "hosts": 0.3})
+    assert point.value("requested_rows", table="clicks") == pytest.approx(10)
+    assert point.value("memory_bytes", host="0") == 100
+
+
+def test_counters_grow_and_processor_time_is_that_between_two_windows(measurer: Measurer) -> None:
+    first = told(measurer, window(0, 10, cpu_s=3.0))
+    assert first.value("samples_per_cpu_second") is None, "time before the window is not of the window"
+    second = told(measurer, window(10, 20, cpu_s=5.0))
+    assert second.value("samples") == 1280
+    assert second.value("sent_bytes", host="1") == 2000
+    assert second.value("samples_per_cpu_second") == pytest.approx(640 / (2 * 2.0))
+
+
+def test_a_new_process_begins_its_processor_time_anew(measurer: Measurer) -> None:
+    told(measurer, window(0, 10, cpu_s=30.0))
+    point = told(measurer, window(10, 20, cpu_s=1.0, process=8))
+    assert point.value("samples_per_cpu_second") is None
+
+
+def test_goodput_leaves_out_what_a_fault_took_back(measurer: Measurer, clock: FakeClock) -> None:
+    told(measurer, window(0, 10, seconds=2.0))
+    told(measurer, Committed(name="c", step=10, size_bytes=5, seconds=0.1))
+    told(measurer, window(10, 20, seconds=2.0))
+    told(measurer, window(20, 30, seconds=2.0))
+    told(measurer, recovery(base_step=10, generation=2, discarded_steps=20))
+    clock.now_s += 10
+    point = told(measurer, window(10, 20, generation=2, seconds=1.0))
+    assert point.value("goodput_ratio") == pytest.approx(3.0 / 10.0)
+
+
+def test_lost_steps_are_charged_to_the_fault(measurer: Measurer) -> None:
+    told(measurer, window(0, 10))
+    fault = GenerationLost(generation=1, cause="host 1 ended", workers=("host 1",), fault="host", base_step=0)
+    assert measurer.point(fault) is None
+    point = told(measurer, recovery(base_step=0, generation=2, discarded_steps=10))
+    assert point.value("lost_steps", cause="host") == 10
+    assert point.value("recoveries", cause="host") == 1
+    assert point.value("recovery_seconds") == pytest.approx(3.75)
+    assert (point.generation, point.step) == (2, 0)
+
+
+def test_events_without_numbers_give_no_point(measurer: Measurer) -> None:
+    assert measurer.point(NothingLeft(url="file:///a", step=3, commit="c")) is None
