@@ -1,7 +1,8 @@
 """The commands that look at a run's commits or tidy them: `podembed fsck | diff | export | import | extract | compact |
 prune`.
 
-None of them trains, and those here need no JAX. `jobs.inference` has the ones that score data. Here are their flags.
+None of them trains, and those here need no JAX. `jobs.inference` has the ones that score data, `jobs.watching` those
+that show a run. Here are their flags.
 `jobs.cli.looking` and `jobs.cli.tidying` call the tools of `orchestrator.inspect` and print what they answer.
 """
 
@@ -13,6 +14,7 @@ from typing import Annotated, Literal
 import tyro
 
 from podembed.jobs.inference import command as inference
+from podembed.jobs.watching import command as watching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +134,7 @@ class Prune:
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
-Tool = Fsck | Diff | Export | Import | Extract | Compact | Prune | inference.Scoring
+Tool = Fsck | Diff | Export | Import | Extract | Compact | Prune | inference.Scoring | watching.Watching
 
 ToolCommand = (
     Annotated[Fsck, tyro.conf.subcommand("fsck")]
@@ -143,6 +145,7 @@ ToolCommand = (
     | Annotated[Compact, tyro.conf.subcommand("compact")]
     | Annotated[Prune, tyro.conf.subcommand("prune")]
     | inference.ScoringCommand
+    | watching.WatchingCommand
 )
 
 
@@ -170,5 +173,7 @@ def run(command: Tool) -> int:
             return tidying.compact(command)
         case Prune():
             return tidying.prune(command)
+        case watching.Report():
+            return watching.run(command)
         case _:
             return inference.run(command)

@@ -58,6 +58,7 @@ ARROWS = {
     "orchestrator/driver": "api cluster commit decisions events group planning prediction run",
     "orchestrator/inference": "api commit driver inspect run",
     "orchestrator/metrics": "api events",
+    "orchestrator/report": "api commit inspect metrics run",
     "orchestrator/prediction": "api cluster decisions",
     "orchestrator/outcomes": "api commit",
     "orchestrator/supervise": "api commit outcomes",
@@ -74,7 +75,7 @@ ARROWS = {
     "jobs/papers": "criteo models movielens",
     "jobs/chaos": "built_in search_path synthetic",
     "jobs/inference": "search_path",
-    "jobs/cli": "built_in chaos criteo_files inference movielens prepare search_path synthetic",
+    "jobs/cli": "built_in chaos criteo_files inference movielens prepare search_path synthetic watching",
 }
 
 

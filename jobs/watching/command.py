@@ -1,0 +1,67 @@
+"""`podembed report` and `podembed top`: their flags, and what they print."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write a report of one run, or of several side by side, as one HTML file that needs no network. The runs may be in
+    training, and nothing of them is changed. It needs the extra `report`: pip install 'podembed[report]'.
+    """
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Folders or URLs of runs."""
+    out: str
+    """HTML file to write; it appears when it is complete."""
+    force: bool = False
+    """Replace a file that is there."""
+
+
+Watching = Report
+
+WatchingCommand = Annotated[Report, tyro.conf.subcommand("report")]
+
+
+def run(command: Watching) -> int:
+    """Carries out a command and returns its exit code.
+
+    Raises:
+      ConfigurationError, StorageError: see `orchestrator.outcomes` for the words and codes.
+    """
+    return _report(command)
+
+
+def _report(command: Report) -> int:
+    from podembed.orchestrator.api.clock import SYSTEM_CLOCK
+    from podembed.orchestrator.api.config import ConfigurationError
+    from podembed.orchestrator.api.text import format_bytes, printable
+    from podembed.orchestrator.inspect.describe import new_file
+    from podembed.orchestrator.report.material import distinct_names, read_material
+    from podembed.orchestrator.report.page import render_report
+    from podembed.version import version
+
+    if not command.runs:
+        raise ConfigurationError(
+            "Found no run. Expected at least one. Add some: podembed report RUN --out report.html."
+        )
+    now_unix_s = SYSTEM_CLOCK.wall_s()
+    # The file is opened first: whoever named a wrong one should know at once.
+    with new_file(command.out, force=command.force) as file:
+        names = distinct_names([*command.runs])
+        materials = [
+            read_material(run, name=name, now_unix_s=now_unix_s) for run, name in zip(command.runs, names, strict=True)
+        ]
+        file.write(render_report(materials, version=version(), now_unix_s=now_unix_s).encode())
+    size = format_bytes(os.stat(command.out).st_size)
+    print(printable(f"{os.path.abspath(command.out)}: {', '.join(names)}, {size}"))
+    for material in materials:
+        for note in material.notes():
+            print(printable(f"{material.name}: {note}"), file=sys.stderr)
+    return 0

@@ -1,0 +1,200 @@
+"""Charts as Vega-Lite specifications. Colours are variables of the page's style, so that they follow light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from podembed.orchestrator.report.curves import Curve
+
+NUM_COLOURS = 8
+COLOURS = [f"var(--c{at})" for at in range(NUM_COLOURS)]
+ZOOM = "zoom"
+WIDTH, HEIGHT, WIDE = 520, 200, 1000
+_DASHES = [[1, 0], [6, 3], [2, 2], [8, 2, 2, 2]]
+_FEW_POINTS = 60
+_INK, _MUTED, _RULE = "var(--ink)", "var(--muted)", "var(--rule)"
+CONFIG: dict[str, Any] = {
+    "background": "transparent",
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": _MUTED,
+        "titleColor": _MUTED,
+        "titleFontWeight": "normal",
+        "gridColor": _RULE,
+        "domainColor": _RULE,
+        "tickColor": _RULE,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+    },
+    "legend": {
+        "labelColor": _INK,
+        "titleColor": _MUTED,
+        "orient": "bottom",
+        "columns": 2,
+        "labelLimit": 280,
+        "labelFontSize": 12,
+        "symbolStrokeWidth": 2,
+    },
+}
+
+Spec = dict[str, Any]
+
+
+def curve_chart(curve: Curve) -> Spec:
+    """Lines over steps, which can be zoomed along the steps."""
+    names = list(curve.lines)
+    values = [
+        {"step": step, "value": value, "line": name} for name, line in curve.lines.items() for step, value in line
+    ]
+    is_sparse = max(len(line) for line in curve.lines.values()) <= _FEW_POINTS
+    legend = {"title": None} if len(names) > 1 else None
+    return _spec(
+        values,
+        mark={
+            "type": "line",
+            "clip": True,
+            "strokeWidth": 2,
+            "point": {"size": 22, "filled": True} if is_sparse else "transparent",
+        },
+        params=[
+            {
+                "name": ZOOM,
+                "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
+                "bind": "scales",
+            }
+        ],
+        encoding={
+            "x": {"field": "step", "type": "quantitative", "title": "step", "axis": {"grid": False, "tickMinStep": 1}},
+            "y": {
+                "field": "value",
+                "type": "quantitative",
+                "title": curve.unit or None,
+                "scale": {"zero": False, "nice": True},
+                "axis": {"tickCount": 5, **_format(curve.unit)},
+            },
+            "color": {
+                "field": "line",
+                "type": "nominal",
+                "scale": {"domain": names, "range": [COLOURS[at % NUM_COLOURS] for at in range(len(names))]},
+                "legend": legend,
+            },
+            # Colour alone does not tell lines apart.
+            "strokeDash": {
+                "field": "line",
+                "type": "nominal",
+                "scale": {"domain": names, "range": [_DASHES[at % len(_DASHES)] for at in range(len(names))]},
+                "legend": legend,
+            },
+            "tooltip": [
+                {"field": "line", "type": "nominal", "title": "of"},
+                {"field": "step", "type": "quantitative", "format": ","},
+                {"field": "value", "type": "quantitative", "format": ".5~g"},
+            ],
+        },
+    )
+
+
+def _format(unit: str) -> Spec:
+    return {"format": ".0%"} if unit == "ratio" else {"format": "~s"} if unit == "bytes" else {}
+
+
+def bars_chart(rows: Sequence[tuple[str, str, float]], *, title: str, parts: Sequence[str]) -> Spec:
+    """Stacked bars.
+
+    Args:
+      rows: name of a bar, name of a part, its length.
+      title: of the lengths.
+      parts: in the order of their colours.
+    """
+    order = {part: at for at, part in enumerate(parts)}
+    values = [{"bar": bar, "part": part, "value": value, "order": order[part]} for bar, part, value in rows]
+    num_bars = len({bar for bar, _, _ in rows})
+    return _spec(
+        values,
+        height=max(40, min(420, 34 * num_bars)),
+        width=WIDE,
+        mark={"type": "bar", "stroke": "var(--paper)", "strokeWidth": 1},
+        encoding={
+            "y": {"field": "bar", "type": "nominal", "title": None, "sort": None},
+            "x": {"field": "value", "type": "quantitative", "title": title, "axis": {"tickCount": 6}},
+            "order": {"field": "order", "type": "quantitative"},
+            "color": {
+                "field": "part",
+                "type": "nominal",
+                "scale": {"domain": list(parts), "range": [COLOURS[at % NUM_COLOURS] for at in range(len(parts))]},
+                "legend": {"title": None, "columns": 4},
+            },
+            "tooltip": [
+                {"field": "bar", "type": "nominal", "title": "of"},
+                {"field": "part", "type": "nominal"},
+                {"field": "value", "type": "quantitative", "format": ".4~g", "title": title},
+            ],
+        },
+    )
+
+
+def time_line_chart(marks: Sequence[Spec], rows: Sequence[str]) -> Spec:
+    """What happened when.
+
+    Args:
+      marks: `row`, `from` and `until` in milliseconds since 1970, and `text`.
+      rows: from top to bottom.
+    """
+    time = {
+        "field": "from",
+        "type": "temporal",
+        "title": "time (UTC)",
+        "scale": {"type": "utc"},
+        "axis": {"tickCount": 6, "labelOverlap": True, "labelFlush": True},
+    }
+    colour = {
+        "field": "row",
+        "type": "nominal",
+        "legend": None,
+        "scale": {"domain": list(rows), "range": [COLOURS[at % NUM_COLOURS] for at in range(len(rows))]},
+    }
+    tooltip = [
+        {"field": "text", "type": "nominal", "title": "what"},
+        {"field": "from", "type": "temporal", "title": "when", "timeUnit": "utcyearmonthdatehoursminutesseconds"},
+    ]
+    place = {"field": "row", "type": "nominal", "title": None, "sort": list(rows), "scale": {"domain": list(rows)}}
+    spec = _spec(marks, height=30 * len(rows), width=WIDE)
+    spec["layer"] = [
+        {
+            "mark": {"type": "rule", "strokeWidth": 8, "opacity": 0.6, "clip": True},
+            "encoding": {"x": time, "x2": {"field": "until"}, "y": place, "color": colour, "tooltip": tooltip},
+        },
+        {
+            "params": [
+                {
+                    "name": ZOOM,
+                    "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
+                    "bind": "scales",
+                }
+            ],
+            "mark": {"type": "point", "filled": True, "size": 70, "clip": True, "opacity": 1},
+            "encoding": {
+                "x": time,
+                "y": place,
+                "color": colour,
+                "shape": {"field": "row", "type": "nominal", "legend": None, "scale": {"domain": list(rows)}},
+                "tooltip": tooltip,
+            },
+        },
+    ]
+    return spec
+
+
+def _spec(values: Sequence[Spec], *, height: int = HEIGHT, width: int = WIDTH, **parts: Any) -> Spec:
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "data": {"values": list(values)},
+        "width": width,
+        "height": height,
+        "padding": {"left": 8, "top": 5, "right": 12, "bottom": 5},
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "config": CONFIG,
+        **parts,
+    }

@@ -1,0 +1,113 @@
+"""`Material`: all that a report says of one run, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from podembed.orchestrator.commit.holder import HEARTBEAT_FRESH_S
+from podembed.orchestrator.inspect.inspect_run import RunDescription, describe
+from podembed.orchestrator.metrics.point import Line, Measurement
+from podembed.orchestrator.metrics.reading import Stream, StreamReader
+from podembed.orchestrator.run.input_record import InputRecord, read_input
+from podembed.orchestrator.run.reference import open_run_store
+from podembed.workers.storage.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """A run at one moment.
+
+    Attributes:
+      name: that tells it from the other runs of the report.
+      files: of its data, as it began; None if that is not known.
+      trouble: why some of its measurements could not be read; empty if none was.
+    """
+
+    name: str
+    description: RunDescription
+    stream: Stream
+    files: InputRecord | None
+    trouble: str
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether a driver was alive a moment ago."""
+        beat = self.description.heartbeat
+        return beat is not None and self.description.described_unix_s - beat.written_unix_s <= HEARTBEAT_FRESH_S
+
+    @property
+    def num_measured(self) -> int:
+        return len(self.stream.points) + len(self.stream.lost)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the packages that wrote the newest commit."""
+        head = self.description.head
+        return dict(head.manifest.versions) if head and head.manifest else {}
+
+    def events(self, *kinds: str) -> list[Line]:
+        return [line for line in self.stream.events if line.kind in kinds]
+
+    def last(self, name: str, **labels: str) -> float | None:
+        """The newest value of a series; None where there is none."""
+        series = self.stream.series(name, **labels)
+        return series[-1][1] if series else None
+
+    def measurements(self) -> Iterator[tuple[int, Measurement]]:
+        """Step and measurement of all points that count."""
+        for point in self.stream.points:
+            for measurement in point.measurements:
+                yield point.step, measurement
+
+    def notes(self) -> list[str]:
+        """What a reader must know before the figures."""
+        found = []
+        if self.is_driven:
+            found.append("This run is being written. The report shows it as it was a moment ago.")
+        if self.trouble:
+            found.append(f"Measurements could not be read: {self.trouble}")
+        elif not self.num_measured:
+            found.append(
+                "This run has no measurements: they were switched off, or an older version wrote it. "
+                "Curves come from its history, and faults are not known."
+            )
+        if self.stream.num_unread:
+            found.append(f"{self.stream.num_unread:,} lines of measurements are damaged and left out.")
+        if self.stream.lost:
+            found.append(f"{len(self.stream.lost):,} points of steps that faults took back are left out.")
+        found += [f"{name} is damaged. podembed fsck says what follows." for name in self.description.damaged]
+        return found
+
+
+def read_material(run: str, *, name: str, now_unix_s: float) -> Material:
+    """Reads a run.
+
+    Raises:
+      ConfigurationError: there is none; StorageError: its storage does not answer, or its record is damaged.
+    """
+    store = open_run_store(run)
+    trouble = ""
+    try:
+        stream = StreamReader(store).read()
+    except StorageError as error:
+        stream, trouble = Stream(points=(), lost=(), events=(), num_drivers=0), str(error)
+    return Material(
+        name=name,
+        description=describe(store, now_unix_s=now_unix_s),
+        stream=stream,
+        files=read_input(store).began,
+        trouble=trouble,
+    )
+
+
+def distinct_names(runs: list[str]) -> list[str]:
+    """Last parts of the runs' locations, as much as tells them apart."""
+    parts = [run.rstrip("/").split("/") for run in runs]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(set(runs)):
+            break
+    else:
+        names = runs
+    return names if len(set(names)) == len(names) else [f"{name} ({at})" for at, name in enumerate(names, 1)]

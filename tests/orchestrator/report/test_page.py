@@ -1,0 +1,220 @@
+"""The page of a report, read as a program reads it: what it says, and that it needs and runs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vl_convert
+
+from podembed.orchestrator.metrics.point import Measurement
+from podembed.orchestrator.report.commands import commands_of
+from podembed.orchestrator.report.material import Material, distinct_names, read_material
+from podembed.orchestrator.report.page import render_report
+from tests.orchestrator.report.runs import (
+    EVIL,
+    NUM_STEPS,
+    a_fault,
+    a_point,
+    add_lines,
+    an_event,
+    copied,
+    trained_run,
+    without_measurements,
+)
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+RAW = {"script", "style"}
+
+
+class Reader(HTMLParser):
+    """Collects elements and texts, and checks that each element is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.headings: list[tuple[int, str]] = []
+        self._open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append((int(tag[1]), ""))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] in RAW:
+            if self._open[-1] == "script":
+                self.scripts.append((self.elements[-1][1], data))
+            return
+        self.texts.append(data)
+        if self.headings and not self.headings[-1][1]:
+            self.headings[-1] = (self.headings[-1][0], data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+    @property
+    def specs(self) -> dict[str, dict[str, Any]]:
+        return json.loads(next(data for attributes, data in self.scripts if attributes.get("id") == "charts"))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def material(run: Path, name: str = "clicks") -> Material:
+    return read_material(str(run), name=name, now_unix_s=2e9)
+
+
+def page_of(*materials: Material) -> Reader:
+    reader = Reader()
+    reader.feed(render_report(materials, version="1.2.3", now_unix_s=2e9))
+    reader.close()
+    return reader
+
+
+@pytest.fixture(scope="module")
+def run(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_run(small_data, tmp_path_factory.mktemp("reported"))
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Reader:
+    return page_of(material(run))
+
+
+def test_it_says_what_was_trained_and_how_it_went(page: Reader, run: Path) -> None:
+    for part in (f"{NUM_STEPS} of {NUM_STEPS}", "s000000012-g00000001", "No fault is known.", f"podembed fsck {run}"):
+        assert part in page.text
+    assert {
+        "curve-loss",
+        "curve-evaluation-auc",
+        "curve-samples-per-second",
+        "curve-goodput-ratio",
+    } <= page.specs.keys()
+    assert {"run-1-phases", "run-1-time-line"} <= page.specs.keys()
+    loss = page.specs["curve-loss"]["data"]["values"]
+    assert [one["step"] for one in loss] == [point.step for point in material(run).stream.windows]
+
+
+def test_nothing_is_loaded_from_elsewhere(page: Reader) -> None:
+    for tag, attributes in page.elements:
+        for name, value in attributes.items():
+            if name in ("src", "href", "action", "data", "poster", "srcset", "xlink:href"):
+                assert (value or "").startswith(("#", "data:")), (tag, name, value)
+    policy = next(one["content"] for one in page.all("meta") if one.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+
+
+def test_it_can_be_read_by_a_screen_reader(page: Reader) -> None:
+    assert page.all("html") == [{"lang": "en"}]
+    levels = [level for level, _ in page.headings]
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels)), page.headings
+    assert all(text.strip() for _, text in page.headings)
+    ids = Counter(attributes["id"] for _, attributes in page.elements if "id" in attributes)
+    assert [key for key, count in ids.items() if count > 1] == []
+    targets = {(one["href"] or "")[1:] for one in page.all("a")}
+    assert targets <= ids.keys()
+    charts = [one for one in page.all("div") if "chart" in (one.get("class") or "").split()]
+    assert len(charts) == len(page.specs)
+    assert all(one.get("role") == "img" and len(one.get("aria-label") or "") > 30 for one in charts)
+    # Each curve has its values in words, too; those of the time line are in the tables of events.
+    assert page.text.count("Values as a table") == len(page.specs) - 1
+    assert len(page.all("caption")) == len(page.all("table"))
+    assert all(one.get("scope") in ("row", "col") for one in page.all("th"))
+
+
+def test_every_chart_is_one(page: Reader) -> None:
+    for spec in page.specs.values():
+        assert vl_convert.vegalite_to_vega(spec, vl_version="6.4")["marks"]
+
+
+def test_texts_of_a_run_are_no_markup(run: Path, tmp_path: Path) -> None:
+    evil = copied(run, tmp_path / "evil")
+    add_lines(
+        evil,
+        *a_fault(EVIL),
+        an_event("rows_put_aside", EVIL, {"num_rows": 3, "location": EVIL}),
+        an_event("unheard_of", EVIL, {"new": EVIL}),
+        a_point(13, Measurement("malformed_rows", 3.0), Measurement("new_series", 2.0, {"table": EVIL})),
+    )
+    reader = page_of(material(evil, name=EVIL), material(run))
+    assert reader.text.count("alert('x')") > 5
+    assert reader.all("img") == []
+    assert len(reader.scripts) == len(page_of(material(run)).scripts)
+    assert reader.specs["curve-loss"]["data"]["values"][0]["line"] == EVIL
+
+
+def test_a_fault_is_in_the_time_line_and_in_words(run: Path, tmp_path: Path) -> None:
+    faulty = copied(run, tmp_path / "faulty")
+    add_lines(faulty, *a_fault("host 1 was killed"))
+    reader = page_of(material(faulty))
+    marks = {mark["row"]: mark for mark in reader.specs["run-1-time-line"]["data"]["values"]}
+    assert marks["faults"]["text"] == "fault: host 1 was killed"
+    assert marks["recoveries"]["until"] - marks["recoveries"]["from"] == 4000
+    assert "fault: host 1 was killed" in reader.texts
+    assert "1, 2 steps lost" in reader.texts
+
+
+def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
+    old = without_measurements(run, tmp_path / "old")
+    reader = page_of(material(run, "new"), material(old, "old"))
+    assert {one["line"] for one in reader.specs["curve-loss"]["data"]["values"]} == {"new", "old"}
+    assert [text for level, text in reader.headings if level == 2] == ["Overview", "Curves", "new", "old"]
+    assert "Without measurements, faults are not known." in reader.text
+    assert any(text.startswith("old: This run has no measurements") for text in reader.texts)
+
+
+def test_series_and_lines_of_another_version(run: Path, tmp_path: Path) -> None:
+    other = copied(run, tmp_path / "other")
+    add_lines(
+        other, *(a_point(step, Measurement("window_auc", 0.6), Measurement("heat", 2.0 * step)) for step in (13, 14))
+    )
+    segment = max((other / "metrics").glob("*/*.jsonl"))
+    segment.write_text(segment.read_text() + "no json\n")
+    reader = page_of(material(other))
+    assert {"curve-window-auc", "curve-heat"} <= reader.specs.keys()
+    assert "1 lines of measurements are damaged and left out." in reader.text
+
+
+def test_commands_repeat_what_the_record_has(run: Path) -> None:
+    read = material(run)
+    assert read.description.record is not None
+    record = replace(read.description.record, job_function="own.jobs:clicks", job_arguments='{"folder": "a b", "n": 2}')
+    given = replace(read, description=replace(read.description, record=record))
+    lines = {title: line for title, line, _ in commands_of(given)}
+    assert lines["Resume"] == f"podembed resume {run} --hosts 1"
+    assert lines["Reproduce"] == "podembed train --job own.jobs:clicks --set 'folder=\"a b\"' n=2 --hosts 1"
+    assert lines["Serve"] == f"podembed export-model {run}@s000000012-g00000001 --out model"
+
+
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        (["a/x", "b/y/"], ["x", "y"]),
+        (["a/x", "b/x"], ["a/x", "b/x"]),
+        (["a/x", "a/x"], ["x (1)", "x (2)"]),
+    ],
+)
+def test_names_tell_runs_apart(runs: list[str], names: list[str]) -> None:
+    assert distinct_names(runs) == names
