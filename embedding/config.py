@@ -23,6 +23,7 @@ from podembed.embedding.optimizers import Optimizer, is_number
 
 COMBINERS = ("mean", "sum", "sqrtn")
 INVALID_IDS = ("error", "drop", "clip", "hash")
+PLACES = ("host", "device")
 
 __all__ = ["COMBINERS", "INVALID_IDS", "FeatureConfig", "QuantizationConfig", "RowIdInitializer", "TableConfig"]
 
@@ -113,6 +114,9 @@ class TableConfig:
       initial_rows: the first values, in the place of an initializer: an array `[vocabulary_size, dim]` of floating
         point, or its path or URL. A file is `.npy`, or safetensors with one tensor, and is for a `Trainer`.
       trainable: whether rows are updated. A table that is not has no slots, and gets no gradients. For a `Trainer`.
+      place: where rows live while a `Trainer` runs. With "host" each host has a part. With "device" each device has it,
+        and the compiled step looks up and updates them. That is for tables of up to a few million rows.
+        Commits are the same, so a run may change it when it resumes.
 
     Raises:
       ValueError: an argument outside its range, see the message.
@@ -133,6 +137,7 @@ class TableConfig:
         invalid_ids: Literal["error", "drop", "clip", "hash"] = "error",
         initial_rows: Any = None,
         trainable: bool = True,
+        place: Literal["host", "device"] = "host",
     ) -> None:
         self.vocabulary_size = _positive_int("vocabulary_size", vocabulary_size)
         self.dim = _positive_int("dim", dim)
@@ -153,6 +158,7 @@ class TableConfig:
         if not isinstance(trainable, bool):
             raise ValueError(f"Found trainable={trainable!r}. Expected True or False. Pass a bool.")
         self.trainable = trainable
+        self.place: str = _one_of("place", place, PLACES)
         self.optimizer = optimizer
         # Set by a TPUEmbedding that has written its own optimizer in, so that another one is not taken to have declared
         # it.
@@ -167,6 +173,11 @@ class TableConfig:
         self.layout = layout
         self.dtype = _table_dtype(dtype)
         self.invalid_ids: str = _one_of("invalid_ids", invalid_ids, INVALID_IDS)
+
+    @property
+    def is_on_devices(self) -> bool:
+        """Whether its rows live on devices."""
+        return self.place == "device"
 
     def __repr__(self) -> str:
         default = TruncatedNormal(stddev=1 / math.sqrt(self.dim))

@@ -82,6 +82,8 @@ class Lookups:
             if can_pool_at_owner(spec) and not as_rows:
                 pools = EVERY_HOST if pools_cut and pools_cut[at] else ROWS_TRAVEL
                 owners[at] = owner if owner >= 0 else pools
+        # Tables in which no host looks up live on devices. Their rows here do not change between commits.
+        others = set(range(len(specs))) - {feature.table for feature in features}
         layout = ActivationLayout(
             num_samples=num_samples,
             widths=tuple(specs[feature.table].dim for feature in features),
@@ -96,7 +98,7 @@ class Lookups:
             placement,
             host=host,
             num_hosts=num_hosts,
-            elsewhere={at for at, owner in enumerate(owners) if owner != ROWS_TRAVEL},
+            elsewhere=others | {at for at, owner in enumerate(owners) if owner != ROWS_TRAVEL},
             tables=tables,
             quantization=quantization,
             crew=crew,

@@ -42,10 +42,10 @@ class Adagrad(Optimizer):
         return _update, (float(self.epsilon),)
 
     def oracle(
-        self, weight: np.ndarray, slots: Sequence[np.ndarray], gradient: np.ndarray, rate: float
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        self, weight: Any, slots: Sequence[Any], gradient: Any, rate: Any, xp: Any = np
+    ) -> tuple[Any, list[Any]]:
         a = slots[0] + gradient * gradient
-        return weight - rate * gradient / (np.sqrt(a) + self.epsilon), [a]
+        return weight - rate * gradient / (xp.sqrt(a) + self.epsilon), [a]
 
 
 @jit

@@ -57,12 +57,12 @@ class AdagradMomentum(Optimizer):
         return _update, tuple(one if isinstance(one, bool) else float(one) for one in constants)
 
     def oracle(
-        self, weight: np.ndarray, slots: Sequence[np.ndarray], gradient: np.ndarray, rate: float
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        self, weight: Any, slots: Sequence[Any], gradient: Any, rate: Any, xp: Any = np
+    ) -> tuple[Any, list[Any]]:
         a, m = slots
         g, beta2, exponent = gradient, float(self.beta2), float(self.exponent)
         a = a + g * g if beta2 == 1 else beta2 * a + (1.0 - beta2) * (g * g)
-        scaled = g / np.sqrt(a + self.epsilon) if exponent == 2 else g * (a + self.epsilon) ** (-1.0 / exponent)
+        scaled = g / xp.sqrt(a + self.epsilon) if exponent == 2 else g * (a + self.epsilon) ** (-1.0 / exponent)
         m = self.momentum * m + scaled
         return weight - rate * (self.momentum * m + scaled if self.use_nesterov else m), [a, m]
 

@@ -118,12 +118,12 @@ class Adam(Optimizer):
         return _update, (float(self.beta_1), float(self.beta_2), float(self.epsilon), bool(self.sum_inside_sqrt))
 
     def oracle(
-        self, weight: np.ndarray, slots: Sequence[np.ndarray], gradient: np.ndarray, rate: float
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        self, weight: Any, slots: Sequence[Any], gradient: Any, rate: Any, xp: Any = np
+    ) -> tuple[Any, list[Any]]:
         b1, b2, g = self.beta_1, self.beta_2, gradient
         m = b1 * slots[0] + (1.0 - b1) * g
         v = b2 * slots[1] + (1.0 - b2) * (g * g)
-        divisor = np.sqrt(v + self.epsilon * self.epsilon) if self.sum_inside_sqrt else np.sqrt(v) + self.epsilon
+        divisor = xp.sqrt(v + self.epsilon * self.epsilon) if self.sum_inside_sqrt else xp.sqrt(v) + self.epsilon
         return weight - rate * m / divisor, [m, v]
 
 

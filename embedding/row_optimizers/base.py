@@ -152,15 +152,16 @@ class Optimizer:
         raise NotImplementedError(f"{type(self).__name__} must override kernel() or run(step).")
 
     def oracle(
-        self, weight: np.ndarray, slots: Sequence[np.ndarray], gradient: np.ndarray, rate: float
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        self, weight: Any, slots: Sequence[Any], gradient: Any, rate: Any, xp: Any = np
+    ) -> tuple[Any, list[Any]]:
         """What the rule means, in numpy: the new weights and slots of touched rows. In float32 it gives the kernel's
-        bits, powers aside.
+        bits, powers aside. Tables on devices are updated by the same lines, in JAX.
 
         Args:
           weight: `[n, dim]`, decayed.
           slots: `[n, dim or 1]` each.
           gradient: `[n, dim]`, summed and limited.
+          xp: numpy, or `jax.numpy` for arrays of JAX.
         """
         raise NotImplementedError(f"{type(self).__name__} has no oracle: its update is its own.")
 

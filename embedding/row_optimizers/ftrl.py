@@ -78,13 +78,13 @@ class FTRL(Optimizer):
         return _update, constants
 
     def oracle(
-        self, weight: np.ndarray, slots: Sequence[np.ndarray], gradient: np.ndarray, rate: float
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        self, weight: Any, slots: Sequence[Any], gradient: Any, rate: Any, xp: Any = np
+    ) -> tuple[Any, list[Any]]:
         a, z = slots
         l1, l2 = float(self.l1_regularization_strength), float(self.l2_regularization_strength)
         exponent = -float(self.learning_rate_power)
         a_new = a + gradient * gradient
-        p, p_new = (np.sqrt(a), np.sqrt(a_new)) if exponent == 0.5 else (a**exponent, a_new**exponent)
+        p, p_new = (xp.sqrt(a), xp.sqrt(a_new)) if exponent == 0.5 else (a**exponent, a_new**exponent)
         if self.multiply_linear_by_learning_rate:
             l1 = l1 * rate
             z = z + rate * gradient - (p_new - p) * weight
@@ -92,7 +92,7 @@ class FTRL(Optimizer):
         else:
             z = z + gradient - (p_new - p) / rate * weight
             divisor = (p_new + self.beta) / rate + 2.0 * l2
-        return (np.clip(z, -l1, l1) - z) / divisor, [a_new, z]
+        return (xp.clip(z, -l1, l1) - z) / divisor, [a_new, z]
 
 
 @jit

@@ -53,11 +53,11 @@ class RowWiseAdagrad(Optimizer):
         return _update, (float(self.epsilon),)
 
     def oracle(
-        self, weight: np.ndarray, slots: Sequence[np.ndarray], gradient: np.ndarray, rate: float
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        self, weight: Any, slots: Sequence[Any], gradient: Any, rate: Any, xp: Any = np
+    ) -> tuple[Any, list[Any]]:
         g = gradient
-        a = slots[0] + _sum_over_columns(g * g) / weight.dtype.type(weight.shape[1])
-        return weight - weight.dtype.type(rate) / (np.sqrt(a) + self.epsilon) * g, [a]
+        a = slots[0] + _sum_over_columns(g * g, xp) / weight.dtype.type(weight.shape[1])
+        return weight - xp.asarray(rate, weight.dtype) / (xp.sqrt(a) + self.epsilon) * g, [a]
 
 
 @jit
@@ -87,14 +87,14 @@ def _update(width, dim, table, accumulator, rows, head, following, gradients, le
             store(table, row, column, limit_weight(width, w - scale * part, limits))
 
 
-def _sum_over_columns(values: np.ndarray) -> np.ndarray:
+def _sum_over_columns(values: Any, xp: Any) -> Any:
     """`[n, dim]` to `[n, 1]` in the order of `row_vectors.total`: parts of a row by halves, then part after part."""
     columns = width_of(values.shape[1]).columns
     parts = []
     for start in range(0, values.shape[1], columns):
         part = values[:, start : start + columns]
         padded = 1 << (columns - 1).bit_length()
-        part = np.concatenate([part, np.zeros((len(part), padded - columns), part.dtype)], axis=1)
+        part = xp.concatenate([part, xp.zeros((len(part), padded - columns), part.dtype)], axis=1)
         while part.shape[1] > 1:
             half = part.shape[1] // 2
             part = part[:, :half] + part[:, half:]

@@ -128,6 +128,11 @@ def _refuse_what_trainers_take(table: TableConfig, at: int) -> None:
             f"Found table '{name}' with trainable=False. Expected tables that train, since `apply_gradients` takes "
             "gradients of all. Pass optimizer=SGD(0.0), or train with a Trainer."
         )
+    if table.is_on_devices:
+        raise ValueError(
+            f"Found table '{name}' with place='device'. Expected tables on hosts, since `apply_gradients` takes "
+            "gradients there. Leave place out, or train with a Trainer."
+        )
     if table.initial_rows_path is not None:
         raise ValueError(
             f"Found initial_rows={table.initial_rows_path!r} of table '{name}'. Expected an array, since a "

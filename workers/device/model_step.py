@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress
 from typing import Any
 
 import jax
@@ -27,13 +26,21 @@ from podembed.workers.device.dense_half import DenseStateError, initial
 from podembed.workers.device.dense_leaves import by_key, numbers_of, replaced, specs_of
 from podembed.workers.device.device_mesh import GangMesh, whole
 from podembed.workers.device.options import AXIS, DeviceOptions
-from podembed.workers.device.programs import Inputs
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.device.step_programs import StepPrograms
-from podembed.workers.device.transfers import HostArrays, Numbers, TransferWay, own_parts, to_host, transfer_way
+from podembed.workers.device.tables.held import HeldTables
+from podembed.workers.device.transfers import (
+    HostArrays,
+    HostBatches,
+    Numbers,
+    TransferWay,
+    own_parts,
+    to_host,
+    transfer_way,
+)
 from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
-from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels
+from podembed.workers.job.sequence_rooms import NO_LEVELS
 from podembed.workers.liveness.process_statistics import ProcessUsage, own_usage
 from podembed.workers.liveness.progress import Laps
 from podembed.workers.model.context import Shares
@@ -87,13 +94,14 @@ class Begun:
 
 @dataclass(slots=True)
 class DeviceWorker:
-    """The dense half of a host. Mutated: `params`, `optimizer_state`, `state`.
+    """The dense half of a host. Mutated: `params`, `optimizer_state`, `state`, and what `tables` has.
 
     Attributes:
       job: the declared job.
       num_samples: rows of this host's share of a batch, with padding; the same on every host.
       shares: rows of every host that are samples; left out, all of them.
       options: which devices, and how arrays get there.
+      tables: those that live on the devices.
       faults: injected ones.
       crew: copies results to the host.
       compiling: entered while a step is compiled that was not at the start.
@@ -108,6 +116,7 @@ class DeviceWorker:
     shares: tuple[int, ...] = ()
     options: DeviceOptions = DeviceOptions()  # noqa: RUF009  # frozen
     mesh: GangMesh = field(init=False)
+    tables: HeldTables = field(init=False)
     _programs: StepPrograms = field(init=False)
     _way: TransferWay = field(init=False)
     _optimizer: optax.GradientTransformation = field(init=False)
@@ -115,7 +124,7 @@ class DeviceWorker:
     crew: Crew = ONE_THREAD
     compiling: Callable[[], AbstractContextManager[None]] = nullcontext
     build_s: dict[str, float] = field(default_factory=dict)
-    _arrays: dict[tuple[int, Levels], HostArrays] = field(default_factory=dict)
+    _batches: HostBatches = field(init=False)
     _compiled_s: float = 0.0
 
     def build(self, *, is_restored_later: bool = False, is_rehearsal: bool = False) -> float:
@@ -137,6 +146,7 @@ class DeviceWorker:
                 f"multiple. Say how many devices there are (--devices-per-host {self.mesh.num_local}), so that shares "
                 "are padded up to that."
             )
+        self.tables = HeldTables(self.job, self.mesh)
         self._way = transfer_way(self.options, self.mesh, asks_for_step=self.job.asks_for_step, crew=self.crew)
         self._optimizer = self.job.dense_optimizer or optax.adam(1e-3)
 
@@ -159,8 +169,10 @@ class DeviceWorker:
             way=self._way,
             shares=Shares(num_samples=self.num_samples, real=self.shares or (self.num_samples,) * jax.process_count()),
             values=(self.params, self.optimizer_state, self.state),
+            tables=self.tables.arrays,
             compiling=self._counted,
         )
+        self._batches = HostBatches(self.job, self._programs.rooms, num_parts=self.mesh.num_parts)
         compile_s = self._compile(laps, is_rehearsal=is_rehearsal)
         self.build_s = laps.seconds
         return compile_s
@@ -216,7 +228,7 @@ class DeviceWorker:
         """
         losses, num_steps, seconds = [], 0, 0.0
         wait = partial(end.receive, timeout_s=timeout_s, keep_waiting=keep_waiting)
-        record, begun = wait(), None
+        record, begun = self.tables.serve(end, wait(), receive=wait), None
         while record.kind is not RecordKind.END:
             started = time.perf_counter()
             begun = begun or self._begin(end, record)
@@ -241,12 +253,26 @@ class DeviceWorker:
             usage=own_usage(),
         )
 
+    def give_tables(self, end: ChannelEnd, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> None:
+        """Gives the host the buckets of tables on devices that it asks for, until it has all. Nothing without such
+        tables.
+
+        Raises:
+          As `serve_window`.
+        """
+        if self.tables.arrays:
+            wait = partial(end.receive, timeout_s=timeout_s, keep_waiting=keep_waiting)
+            self.tables.serve(end, wait(), receive=wait)
+
     def _begin(self, end: ChannelEnd, record: Record) -> Begun:
         if self.faults is not None:
             spoil(self.faults, "device.step", step=record.step, arrays=[end.buffers[record.buffer]["activations"]])
-        arrays = self._arrays_of(end, record.buffer, record.levels)
+        memory, ids = end.buffers[record.buffer], end.layout.on_devices
+        arrays = self._batches.of(end, record.buffer, (*record.levels, *ids.levels_in(memory)))
         if record.kind is RecordKind.TRAIN:
-            return self.begin_training(arrays, step=record.step, weight_sum=record.weight_sum)
+            return self.begin_training(
+                arrays, step=record.step, weight_sum=record.weight_sum, rates=ids.rates_in(memory)
+            )
         return self.begin_evaluation(arrays, step=record.step)
 
     def _comes_meanwhile(self, end: ChannelEnd, begun: Begun) -> bool:
@@ -265,47 +291,30 @@ class DeviceWorker:
             time.sleep(_LOOK_S)
         return end.has_record()
 
-    def _arrays_of(self, end: ChannelEnd, buffer: int, levels: Levels) -> HostArrays:
-        if (buffer, levels) not in self._arrays:
-            arrays = end.buffers[buffer]
-            parts: Any = {name: arrays[name] for name in ("dense", "labels", "weights")}
-            parts |= {"lengths": end.layout.lengths_in(arrays), "columns": end.layout.columns_in(arrays)}
-            parts["activations"] = self._tensors(end, arrays["activations"], levels)
-            inputs = Inputs(**parts)
-            gradients = compress(self._tensors(end, arrays["gradients"], levels), self.job.trained_features)
-            self._arrays[buffer, levels] = HostArrays(inputs, tuple(gradients), arrays["scores"], buffer, levels)
-        return self._arrays[buffer, levels]
-
-    def _tensors(self, end: ChannelEnd, memory: np.ndarray, levels: Levels) -> tuple[np.ndarray, ...]:
-        """By feature `[n, *inner, width]`; of a sequence the rows that the step has room for."""
-        layout, rooms = end.layout.activations, self._programs.rooms
-        return tuple(
-            block[: self.mesh.num_parts * rooms.vectors(name, levels)] if name in rooms.sequences else tensor
-            for name, block, tensor in zip(
-                self.job.features, layout.blocks(memory), layout.tensors(memory), strict=True
-            )
-        )
-
-    def begin_training(self, arrays: HostArrays, *, weight_sum: float, step: int = 0) -> Begun:
+    def begin_training(
+        self, arrays: HostArrays, *, weight_sum: float, step: int = 0, rates: np.ndarray | None = None
+    ) -> Begun:
         """One step on this host's share. Changes parameters and optimizer state; `finish` writes gradients.
 
         Args:
           weight_sum: weight of the global batch, over all hosts.
           step: from which the random keys of the model are made.
+          rates: float32, the learning rate of each table on devices.
 
         Returns:
           The step, with the global mean loss.
         """
         scale = np.float32(1.0 / weight_sum if weight_sum else 0.0)
-        self.params, self.optimizer_state, self.state, gradients, loss = self._programs.train(arrays.levels)(
-            self.params, self.optimizer_state, self.state, *self._way.send(arrays, Numbers(step, scale))
-        )
+        held, sent = self.tables, self._way.send(arrays, Numbers(step, scale))
+        self.params, self.optimizer_state, self.state, held.arrays, gradients, loss = self._programs.train(
+            arrays.levels
+        )(self.params, self.optimizer_state, self.state, held.arrays, held.rates(rates), *sent)
         return Begun(arrays, self._way.fetch(gradients, arrays, scale), self.crew, loss, is_training=True)
 
     def begin_evaluation(self, arrays: HostArrays, *, step: int = 0) -> Begun:
         """Forward pass on this host's share; `finish` writes its scores."""
         program, sent = self._programs.forward(arrays.levels), self._way.send(arrays, Numbers(step))
-        scores = program(self.params, self.state, *sent)
+        scores = program(self.params, self.state, self.tables.arrays, *sent)
         return Begun(arrays, [partial(to_host, own_parts(self.mesh, scores), arrays.scores)], self.crew, scores)
 
     def dense_arrays(self) -> dict[str, np.ndarray]:

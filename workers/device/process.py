@@ -256,9 +256,18 @@ class DeviceProcess:
             )
 
     def begin_save(self) -> None:
-        """Copies the dense arrays: the next step gives their memory away."""
+        """Copies the dense arrays: the next step gives their memory away. Gives the host the rows of its tables that
+        live on devices.
+
+        Raises:
+          ChannelError: the host process is gone or silent.
+        """
         with self._tracker.phase(Phase.COPY_FOR_SAVE):
             self._frozen = {key: values.copy() for key, values in self._worker.dense_arrays().items()}
+            if self._end is not None:
+                self._worker.give_tables(
+                    self._end, timeout_s=self._spec.step_timeout_s, keep_waiting=self._raise_if_aborted
+                )
         self._is_frozen.set()
 
     def write_save(self, attempt: str, is_writer: bool) -> DenseReceipt:

@@ -36,10 +36,13 @@ class Inputs:
 
     Attributes:
       dense: float32 `[n, num_dense]`.
-      activations: one `[n, *inner, width]` a feature; of a sequence `[capacity, width]`, as `Jagged` has them.
+      activations: one `[n, *inner, width]` a feature; of a sequence `[capacity, width]`, as `Jagged` has them. What
+        hosts send has those of the features that they look up.
       labels, weights: float32 `[n]`.
       lengths: by sequence feature, int32 `[n]`.
       columns: by name, `[n, ...]`; among them all labels but the first. A label that is missing is NaN.
+      rows: by feature of a table on devices, int32 `[n, room]`, the rows of each bag, -1 where it has no more.
+      row_weights: of such features whose ids have weights, float32 of the same shape.
     """
 
     dense: jax.Array
@@ -48,6 +51,8 @@ class Inputs:
     weights: jax.Array
     lengths: Mapping[str, jax.Array] = field(default_factory=dict)
     columns: Mapping[str, jax.Array] = field(default_factory=dict)
+    rows: Mapping[str, jax.Array] = field(default_factory=dict)
+    row_weights: Mapping[str, jax.Array] = field(default_factory=dict)
 
 
 def scores_of_batch(

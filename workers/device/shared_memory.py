@@ -24,6 +24,7 @@ import numpy as np
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES, ActivationLayout
 from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
+from podembed.workers.device.tables.ids_layout import IdsLayout
 
 _RECORD = struct.Struct("<qqqddqq")
 _LENGTHS, _NUM_DEVICES, _COLUMN = "lengths/", "num_devices/", "column/"
@@ -36,6 +37,10 @@ class RecordKind(IntEnum):
     EVALUATE = 2  # host → device: a batch with activations; run the forward pass only
     DONE = 3  # device → host: the answer to either lies in the same buffer
     END = 4  # host → device: the window is over
+    # Of tables on devices. `step` is the table, `buffer` the bucket, `levels` how many buckets there are.
+    GIVE_BUCKET = 5  # host → device: take a bucket from the memory; answered by DONE
+    JOIN_BUCKETS = 6  # host → device: this host has given all of its own; answered by DONE
+    TAKE_BUCKET = 7  # host → device: write a bucket into the memory; answered by DONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,7 @@ class ChannelLayout:
       sequences: features whose samples differ in length; each has an array `lengths/<feature>`.
       columns: named columns, as `InputData.column_shapes`; each has an array `column/<name>`.
       num_scores: of a sample, as `JobConfig.num_scores`.
+      on_devices: of the tables on devices.
     """
 
     num_dense: int
@@ -72,6 +78,7 @@ class ChannelLayout:
     sequences: tuple[str, ...] = ()
     columns: Mapping[str, ColumnShape] = field(default_factory=dict)
     num_scores: int = 0
+    on_devices: IdsLayout = IdsLayout()  # noqa: RUF009  # frozen
 
     @property
     def kind(self) -> str:
@@ -98,6 +105,7 @@ class ChannelLayout:
             "activations": (self.activations.memory_floats,),
             "gradients": (self.activations.num_floats,),
             "scores": (n, self.num_scores) if self.num_scores else (n,),
+            **self.on_devices.shapes(),
         }
 
     @property
@@ -106,13 +114,14 @@ class ChannelLayout:
 
     @property
     def size_bytes(self) -> int:
-        return max(mmap.PAGESIZE, self.num_buffers * self.buffer_bytes)
+        return max(mmap.PAGESIZE, self.num_buffers * self.buffer_bytes + 4 * self.on_devices.bucket_floats)
 
     def views(self, memory: mmap.mmap) -> tuple[Mapping[str, np.ndarray], ...]:
         """The arrays of every buffer as views of `memory`."""
         buffers, offset = [], 0
         dtypes = {_NUM_DEVICES: "int32"} | {f"{_LENGTHS}{name}": "int32" for name in self.sequences}
         dtypes |= {f"{_COLUMN}{name}": shape.dtype for name, shape in self.columns.items()}
+        dtypes |= self.on_devices.dtypes()
         for _ in range(self.num_buffers):
             arrays = {}
             for name, shape in self.shapes().items():
@@ -121,6 +130,10 @@ class ChannelLayout:
                 offset += _aligned(4 * count)
             buffers.append(arrays)
         return tuple(buffers)
+
+    def bucket(self, memory: mmap.mmap) -> np.ndarray:
+        """float32 `[on_devices.bucket_floats]`, behind the buffers."""
+        return np.frombuffer(memory, np.float32, self.on_devices.bucket_floats, self.num_buffers * self.buffer_bytes)
 
     def lengths_in(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """By feature with sequences, the lengths in the arrays of a buffer: int32 `[num_samples]`."""
@@ -150,6 +163,11 @@ class ChannelEnd:
     _partner: str
     _pending: bytes = field(default=b"")
     is_waiting: bool = False
+
+    @property
+    def bucket(self) -> np.ndarray:
+        """Memory for one bucket of a table on devices."""
+        return self.layout.bucket(self._memory)
 
     @property
     def num_devices(self) -> int:

@@ -6,8 +6,10 @@ evaluation first needs it. All devices of a gang need it in the same step. The l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +21,11 @@ from jax.sharding import PartitionSpec as P
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, scores_of_batch, training_step
+from podembed.workers.device.tables.pooling import BagIds
+from podembed.workers.device.tables.step import Tables, TableStep
 from podembed.workers.device.transfers import TransferWay
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.on_devices.rooms import first_levels, room_at
 from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
 from podembed.workers.model.context import Shares
 
@@ -40,6 +45,7 @@ class StepPrograms:
       way: of what goes to the devices and comes back.
       shares: rows of every host that are samples.
       values: parameters, optimizer state and state, or their shapes; each says how it lies on the devices.
+      tables: those on the devices, or their shapes.
       compiling: entered while a step is compiled that was not at the start.
 
     Attributes:
@@ -56,10 +62,13 @@ class StepPrograms:
         way: TransferWay,
         shares: Shares,
         values: tuple[Any, Any, Any],
+        tables: Tables,
         compiling: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._job, self._optimizer, self._mesh, self._way, self._shares = job, optimizer, mesh, way, shares
         self._values = jax.tree.map(_shape_of, values)
+        self._tables = jax.tree.map(_shape_of, tables)
+        self._table_step = TableStep(job, platform=mesh.platform)
         self._cut = tuple(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(self._values[0]))
         self._compiling = compiling
         self._rows = shares.num_samples * jax.process_count()
@@ -71,7 +80,7 @@ class StepPrograms:
     @property
     def is_single(self) -> bool:
         """Whether every step runs the same programs."""
-        return not any(self.rooms.most_levels)
+        return not any(self.rooms.most_levels) and not self._tables
 
     def forward(self, levels: Levels) -> Any:
         """The compiled forward pass for a room."""
@@ -113,34 +122,55 @@ class StepPrograms:
         job, way, shares, longest = self._job, self._way, self._shares, self._longest(levels)
         inputs = self._inputs(levels)
 
-        def forward(params: Any, state: Any, *arguments: Any) -> jax.Array:
+        def forward(params: Any, state: Any, tables: Tables, *arguments: Any) -> jax.Array:
             own, step, _ = way.unpacked(inputs, arguments)
-            return scores_of_batch(job, shares, longest, params, state, own, step)
+            full = replace(own, activations=look_up(tables, self._bags(own), own.activations))
+            return scores_of_batch(job, shares, longest, params, state, full, step)
 
+        look_up = self._table_step.looked_up
         params, _, state = self._values
         arguments = way.shapes(inputs)
-        on_devices = self._on_devices(forward, num_states=2, arguments=arguments, out_specs=P(AXIS))
-        return jax.jit(on_devices, out_shardings=self._mesh.by_sample).trace(params, state, *arguments)
+        on_devices = self._on_devices(forward, num_states=3, arguments=arguments, out_specs=P(AXIS))
+        return jax.jit(on_devices, out_shardings=self._mesh.by_sample).trace(params, state, self._tables, *arguments)
 
     def _traced_train(self, levels: Levels) -> Any:
         job, way, shares, longest = self._job, self._way, self._shares, self._longest(levels)
         inputs, cut = self._inputs(levels), self._cut if any(self._cut) else ()
 
-        def train(params: Any, optimizer_state: Any, state: Any, *arguments: Any) -> Any:
+        def train(params: Any, optimizer_state: Any, state: Any, tables: Tables, rates: Any, *arguments: Any) -> Any:
             own, step, scale = way.unpacked(inputs, arguments)
+            bags = self._bags(own)
+            full = replace(own, activations=on_tables.looked_up(tables, bags, own.activations))
             *states, gradients, loss = training_step(
-                job, self._optimizer, shares, longest, params, optimizer_state, state, own, step, scale, cut=cut
+                job, self._optimizer, shares, longest, params, optimizer_state, state, full, step, scale, cut=cut
             )
-            return *states, way.packed(gradients), loss
+            gradients, after = on_tables.updated(tables, bags, gradients, scale=scale, rates=rates)
+            return *states, after, way.packed(gradients), loss
 
+        on_tables = self._table_step
         arguments = way.shapes(inputs)
-        out_specs = (P(), P(), P(), P(AXIS), P())
-        on_devices = self._on_devices(train, num_states=3, arguments=arguments, out_specs=out_specs)
+        out_specs = (P(), P(), P(), P(), P(AXIS), P())
+        on_devices = self._on_devices(train, num_states=5, arguments=arguments, out_specs=out_specs)
         # Each state stays where it is, so that it is given away for the next.
-        states = (jax.tree.map(lambda leaf: leaf.sharding, value) for value in self._values)
+        given = (*self._values, self._tables)
+        states = (jax.tree.map(lambda leaf: leaf.sharding, value) for value in given)
         out_shardings = (*states, self._mesh.by_sample, self._mesh.replicated)
-        step = jax.jit(on_devices, donate_argnums=(0, 1, 2), out_shardings=out_shardings)
-        return step.trace(*self._values, *arguments)
+        step = jax.jit(on_devices, donate_argnums=(0, 1, 2, 3), out_shardings=out_shardings)
+        return step.trace(*given, self._rates, *arguments)
+
+    @property
+    def _rates(self) -> Any:
+        """Shape of the learning rates of the tables on devices; None without any, which costs nothing."""
+        if not self._tables:
+            return None
+        return jax.ShapeDtypeStruct((len(self._tables),), jnp.float32, sharding=self._mesh.replicated)
+
+    def _bags(self, inputs: Inputs) -> dict[str, BagIds]:
+        """The ids of the features whose tables lie on devices."""
+        return {
+            name: BagIds(rows, inputs.row_weights.get(name), self._job.features[name].combiner)
+            for name, rows in inputs.rows.items()
+        }
 
     def _on_devices(self, step: Callable[..., Any], *, num_states: int, arguments: Any, out_specs: Any) -> Any:
         """A step as each part of the samples has it. Over the axes within a part, the compiler spreads the work as the
@@ -170,11 +200,13 @@ class StepPrograms:
 
         job = self._job
         vectors = {name: self._mesh.num_all_parts * self.rooms.vectors(name, levels) for name in job.sequences}
+        of_bags = self._bags_at(levels)
         return Inputs(
             dense=rows_of(job.data.num_dense),
             activations=tuple(
                 rows_of(shape[-1], rows=vectors[name]) if name in vectors else rows_of(*shape)
                 for name, shape in job.activation_shapes.items()
+                if name in job.host_features
             ),
             labels=rows_of(),
             weights=rows_of(),
@@ -182,7 +214,29 @@ class StepPrograms:
             columns={
                 name: rows_of(*shape.inner, dtype=np.dtype(shape.dtype)) for name, shape in job.column_shapes.items()
             },
+            rows={name: rows_of(bags.room, dtype=jnp.int32, rows=bags.num) for name, bags in of_bags.items()},
+            row_weights={
+                name: rows_of(bags.room, rows=bags.num)
+                for name, bags in of_bags.items()
+                if name in self._table_step.weighted
+            },
         )
+
+    def _bags_at(self, levels: Levels) -> dict[str, _Bags]:
+        """By feature of a table on devices, its bags over all devices."""
+        found = {}
+        own = levels[2:] or first_levels(len(self._job.device_features))
+        for name, level in zip(self._job.device_features, own, strict=True):
+            num = self._rows * math.prod(self._job.activation_shapes[name][:-1])
+            if name in self._job.sequences:
+                num = self._mesh.num_all_parts * self.rooms.vectors(name, levels)
+            found[name] = _Bags(num, room_at(level))
+        return found
+
+
+class _Bags(NamedTuple):
+    num: int
+    room: int
 
 
 def _of_one_part(step: Callable[..., Any], in_specs: Any) -> Callable[..., Any]:

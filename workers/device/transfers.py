@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -21,7 +22,9 @@ from podembed.embedding.kernels.crew import Crew
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.options import DeviceOptions, Transfers
 from podembed.workers.device.programs import Blocks, Inputs
-from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels
+from podembed.workers.device.shared_memory import ChannelEnd
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels, SequenceRooms
 
 _HEADER_WORDS = 2  # of a packed buffer: the step, and the scale of the gradients
 
@@ -43,6 +46,53 @@ class HostArrays:
     scores: np.ndarray
     buffer: int = 0
     levels: Levels = NO_LEVELS
+
+
+class HostBatches:
+    """The batches in the memory of the host. Mutated: what was made is kept, since the memory stays.
+
+    Args:
+      rooms: of the job's sequences on one device.
+      num_parts: devices with samples of their own.
+    """
+
+    def __init__(self, job: JobConfig, rooms: SequenceRooms, *, num_parts: int) -> None:
+        self._job, self._rooms, self._num_parts = job, rooms, num_parts
+        self._are_trained = [feature.table.trainable for feature in job.host_features.values()]
+        self._found: dict[tuple[int, Levels], HostArrays] = {}
+
+    def of(self, end: ChannelEnd, buffer: int, levels: Levels) -> HostArrays:
+        """A batch of these levels, without a copy."""
+        if (buffer, levels) not in self._found:
+            arrays = end.buffers[buffer]
+            bags = end.layout.on_devices.bags_in(arrays, levels[len(NO_LEVELS) :])
+            inputs: Any = {name: arrays[name] for name in ("dense", "labels", "weights")}
+            inputs |= {"lengths": end.layout.lengths_in(arrays), "columns": end.layout.columns_in(arrays)}
+            inputs["activations"] = self._tensors(end, arrays["activations"], levels)
+            inputs["rows"] = {name: self._used(name, ids.rows, levels) for name, ids in bags.items()}
+            inputs["row_weights"] = {
+                name: self._used(name, ids.weights, levels) for name, ids in bags.items() if ids.weights is not None
+            }
+            gradients = compress(self._tensors(end, arrays["gradients"], levels), self._are_trained)
+            self._found[buffer, levels] = HostArrays(
+                Inputs(**inputs), tuple(gradients), arrays["scores"], buffer, levels
+            )
+        return self._found[buffer, levels]
+
+    def _tensors(self, end: ChannelEnd, memory: np.ndarray, levels: Levels) -> tuple[np.ndarray, ...]:
+        """By feature `[n, *inner, width]`; of a sequence the rows that the step has room for."""
+        layout, sequences = end.layout.activations, self._rooms.sequences
+        return tuple(
+            self._used(name, block, levels) if name in sequences else tensor
+            for name, block, tensor in zip(
+                self._job.host_features, layout.blocks(memory), layout.tensors(memory), strict=True
+            )
+        )
+
+    def _used(self, name: str, block: np.ndarray, levels: Levels) -> np.ndarray:
+        """Of a sequence the vectors that the step has room for; all of any other feature."""
+        rooms = self._rooms
+        return block[: self._num_parts * rooms.vectors(name, levels)] if name in rooms.sequences else block
 
 
 class Numbers(NamedTuple):

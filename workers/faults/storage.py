@@ -18,6 +18,11 @@ from podembed.workers.storage.transfer import Buffer
 LISTING_LAG = 1  # names that a stale listing misses
 
 
+def faulty_store(url: str, faults: FaultPoints | None) -> Store:
+    """A store at a folder or URL, through `with_faults`."""
+    return with_faults(Store(url), faults)
+
+
 def with_faults(store: Store, faults: FaultPoints | None) -> Store:
     """The store itself, or one that fails as the plan says, where it says anything of storage."""
     if faults is None or not faults.knows("storage."):

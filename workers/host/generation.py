@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from podembed.workers.device.shared_memory import ChannelEnd, ChannelLayout, ChannelServer
 from podembed.workers.faults.frames import frame_spoiler
 from podembed.workers.faults.inject import FaultPoints
-from podembed.workers.faults.storage import with_faults
+from podembed.workers.faults.storage import faulty_store
+from podembed.workers.host.device_tables.tables import DeviceTables
 from podembed.workers.host.input import HostInput
 from podembed.workers.host.lookups import HostLookups
 from podembed.workers.host.same_machine import share_pooled
@@ -25,7 +26,6 @@ from podembed.workers.host.windows import Windows
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.mesh import Mesh, MeshIdentity, MeshOptions
-from podembed.workers.storage.store import Store
 
 # A survivor of a fault that is still reading input after so long is not waited for.
 LEAVE_TIMEOUT_S = 5.0
@@ -40,6 +40,7 @@ class Generation:
       store: of the run.
       mesh: its connections to the other hosts.
       on_same_machine: hosts that share memory with this one.
+      take_rows: brings the rows of tables on devices to this host, as `DeviceRows.take`; nothing until `connect`.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Generation:
         self._job = job = spec.resolve_job()
         tracker.faults = faults = FaultPoints.of(spec.fault_plan, str(Worker("host", spec.host)))
         tracker.point("start.begin")
-        self.store = with_faults(Store(spec.storage_url), faults)
+        self.store = faulty_store(spec.storage_url, faults)
         self._end: ChannelEnd | None = None
         self._windows: Windows | None = None
         self.on_same_machine: frozenset[int] = frozenset()
+        self.take_rows: Callable[[], None] = _nothing
         with ExitStack() as opened:
             self._input = HostInput(spec, job)
             opened.callback(self._input.close, deadline_s=LEAVE_TIMEOUT_S)
@@ -79,6 +81,7 @@ class Generation:
             opened.callback(self._lookups.crew.close)
             surviving = survivor and survivor.surviving
             self.shard = Shard(spec, self._lookups.both.tables, surviving=surviving, tracker=tracker, check=check)
+            self._on_devices = DeviceTables(job, self._lookups.both.tables)
             layout = ChannelLayout(
                 num_dense=job.data.num_dense,
                 activations=self._lookups.both.layout,
@@ -86,6 +89,7 @@ class Generation:
                 sequences=tuple(job.sequences),
                 columns=job.column_shapes,
                 num_scores=job.num_scores,
+                on_devices=self._on_devices.layout(num_samples=self._input.num_samples),
             )
             self._server = ChannelServer(layout, generation=spec.generation)
             opened.callback(self._server.close)
@@ -144,9 +148,18 @@ class Generation:
             overlap=self._job.overlap,
             schedule=self._job.schedule,
             route=self.spec.exchange,
+            ids=self._on_devices.ids(end),
         )
+        rows = self._on_devices.rows(end, timeout_s=self.spec.step_timeout_s, check=self._check, tracker=self._tracker)
+        self.take_rows = rows.take
         self._windows = Windows(
-            self._job, batches=self._input, steps=steps, mesh=self.mesh, tracker=self._tracker, host=self.spec.host
+            self._job,
+            batches=self._input,
+            steps=steps,
+            mesh=self.mesh,
+            tracker=self._tracker,
+            host=self.spec.host,
+            give_rows=rows.give,
         )
         return tuple(f"host {self.spec.host} refused {refused}" for refused in self.mesh.describe_refusals())
 
@@ -171,3 +184,7 @@ class Generation:
             if self._end is not None:
                 closing.callback(self._end.close)
             self._input.close(deadline_s=input_deadline_s)
+
+
+def _nothing() -> None:
+    """Without a device process there are no rows to take."""

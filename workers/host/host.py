@@ -150,12 +150,17 @@ class HostWorker:
         return self._present.windows.evaluate()
 
     def begin_save(self, attempt: str = "", before_failed: bool = False) -> None:
-        """Makes the present moment the one that `write_save` writes, as the commit `attempt`. Takes no time.
+        """Makes the present moment the one that `write_save` writes, as the commit `attempt`. Takes no time, but
+        for the rows of tables that live on devices, which come here.
 
         Args:
           before_failed: the save before did not become a commit.
+
+        Raises:
+          ChannelError: the device process is gone or silent.
         """
         self._tracker.point("save.begin")
+        self._present.take_rows()
         self._present.shard.save.freeze(attempt, before_failed=before_failed)
 
     def write_save(self, attempt: str, is_delta: bool) -> ShardReceipt:

@@ -28,8 +28,8 @@ class HostLookups:
     """The lookups of a host.
 
     Attributes:
-      both: those of all tables and features, in the job's order. Activations lie as `both.layout` says in the memory
-        shared with the device process.
+      both: those of all tables, and of the features that hosts look up, in the job's order. Activations lie as
+        `both.layout` says in the memory shared with the device process.
       bags: what is looked up of a batch.
       num_buffers: batches that may be in flight at once.
       crew: the threads of the host's kernels; to be closed.
@@ -65,12 +65,12 @@ class HostLookups:
             pools_cut = tuple(way.is_pooled for way in ways)
         both = Lookups.build(
             specs,
-            feature_bindings(job),
+            [binding for binding in feature_bindings(job) if binding.name in job.host_features],
             spec.placement,
             host=spec.host,
             num_hosts=spec.num_hosts,
             num_samples=num_samples,
-            inner=[shape[:-1] for shape in job.activation_shapes.values()],
+            inner=[job.activation_shapes[name][:-1] for name in job.host_features],
             needs_rows=needs_rows(job),
             pools_cut=list(pools_cut),
             quantization=[table.quantization_config for table in job.tables],
@@ -94,13 +94,13 @@ class HostSequences:
 
     Args:
       sequences: as `JobConfig.sequences`.
-      features: all features, in the job's order.
+      features: those that hosts look up, in the job's order.
       device: the end of the memory that is shared with the device process.
     """
 
     def __init__(self, sequences: Mapping[str, int], features: list[str], *, bags: Bags, device: ChannelEnd) -> None:
         self._sequences, self._bags, self._device = sequences, bags, device
-        self._at = {name: features.index(name) for name in sequences}
+        self._at = {name: features.index(name) for name in sequences if name in features}
         self._rooms: SequenceRooms | None = None
 
     @property

@@ -15,10 +15,12 @@ from podembed.embedding.lookup.activation_layout import Blocks
 from podembed.embedding.lookup.steps import LookupStep, LookupSteps
 from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
+from podembed.workers.host.device_tables.ids import DeviceIds
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.lookups import HostLookups, HostSequences, Lengths
 from podembed.workers.host.prefetch_choice import PrefetchChoice
 from podembed.workers.input.read_ahead import ReadAhead
+from podembed.workers.job.sequence_rooms import NO_LEVELS
 from podembed.workers.job.tables import learning_rates
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.mesh.mesh import Mesh
@@ -59,6 +61,7 @@ class Steps:
       schedule: as `JobConfig.schedule`.
       route: of all exchanges.
       check: called while this host waits for its device; raises to end the wait.
+      ids: of tables on devices.
     """
 
     def __init__(
@@ -75,8 +78,9 @@ class Steps:
         overlap: bool | None = True,
         schedule: Callable[[int], float] | None = None,
         route: Route = Route.AUTO,
+        ids: DeviceIds,
     ) -> None:
-        self._lookups = lookups
+        self._lookups, self._ids = lookups, ids
         self._device, self._tracker, self._check, self._timeout_s = device, tracker, check, timeout_s
         self._schedule = schedule
         exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s, route=route)
@@ -120,14 +124,16 @@ class Steps:
             bags = self._lookups.bags.of(batch.features, counted=counted)
             lookup = self._steps.find(bags, buffer=buffer)
             lengths = self._sequences.lengths(batch)
+            levels = self._ids.levels(bags, self._sequences.levels(lengths))
         self._steps.ask(
             lookup,
             number,
             weight=float(batch.weights.sum(dtype=np.float64)),
             gradients=self._gradients[buffer],
             wants_prefetch=self._choice.wants(number),
-            levels=self._sequences.levels(lengths),
+            levels=levels,
         )
+        self._ids.agreed(lookup.levels)
         self._sequences.lay_out(lookup.prepared, lengths, lookup.levels)
         return Step(number, buffer, batch, lookup, lengths)
 
@@ -153,16 +159,19 @@ class Steps:
             column[:n] = step.batch.columns[name]
             column[n:] = 0
         self._sequences.write(arrays, step.lengths)
+        self._ids.write(step.buffer, step.lookup.prepared.features, step.lookup.levels)
 
     def announce(self, step: Step, kind: RecordKind) -> None:
         """Tells the device that its input is complete."""
+        if kind is RecordKind.TRAIN:
+            self._ids.say_rates(step.buffer, self._rates(step))
         self._device.send(
             Record(
                 kind=kind,
                 step=step.number,
                 buffer=step.buffer,
                 weight_sum=step.weight_sum,
-                levels=step.lookup.levels,
+                levels=step.lookup.levels[: len(NO_LEVELS)],
             )
         )
 
@@ -191,5 +200,8 @@ class Steps:
 
     def backward(self, step: Step) -> None:
         """Gradients of this host's samples to the owners of the rows, then one update of each touched row."""
-        rates = learning_rates(self._lookups.both.specs, step.number, self._schedule)
-        self._steps.backward(step.lookup, self._gradients[step.buffer], rates)
+        self._steps.backward(step.lookup, self._gradients[step.buffer], self._rates(step))
+
+    def _rates(self, step: Step) -> list[float]:
+        """Of all tables."""
+        return learning_rates(self._lookups.both.specs, step.number, self._schedule)

@@ -31,11 +31,24 @@ MOST_PROFILED = 8
 
 
 class Windows:
-    """The windows of one host in one generation. Mutated: which step is looked up ahead of its window."""
+    """The windows of one host in one generation. Mutated: which step is looked up ahead of its window.
+
+    Args:
+      give_rows: brings the rows of tables on devices there, the first time that it is called.
+    """
 
     def __init__(
-        self, job: JobConfig, *, batches: HostInput, steps: Steps, mesh: Mesh, tracker: Tracker, host: int
+        self,
+        job: JobConfig,
+        *,
+        batches: HostInput,
+        steps: Steps,
+        mesh: Mesh,
+        tracker: Tracker,
+        host: int,
+        give_rows: Callable[[], None],
     ) -> None:
+        self._give_rows = give_rows
         self._job, self._input, self.steps, self._mesh, self._tracker = job, batches, steps, mesh, tracker
         self._host = host
         self._looked_up: Step | None = None
@@ -49,6 +62,7 @@ class Windows:
         steps.take_rows_asked()
         self._tracker.take_phase_s()
         looks_ahead = is_followed and staleness > 0
+        self._give_rows()
         upcoming = self._first_lookup(reader, first_step)
         steps.announce(upcoming, RecordKind.TRAIN)
         for number in range(first_step, last_step):
@@ -110,6 +124,7 @@ class Windows:
         parts = ScoredParts(self._job)
         # The memory of a training step that is already looked up is not touched.
         buffer = 1 - self._looked_up.buffer if self._looked_up else 0
+        self._give_rows()
         batches, num_batches = self._input.evaluation()
         num_parts, candidates = self._job.evaluation_parts, self._job.candidate_features
         with batches as reader:

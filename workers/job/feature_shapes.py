@@ -7,8 +7,10 @@ None or as the job's whole batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from podembed.embedding.config import FeatureConfig
+from podembed.embedding.features.feature_order import FeatureOrder
 
 
 def inner_shape(name: str, feature: FeatureConfig, *, batch_size: int) -> tuple[int, ...]:
@@ -41,3 +43,10 @@ def keeps_positions(feature: FeatureConfig, inner: tuple[int, ...]) -> bool:
     sequence. Those of a declared shape where it has room for several vectors a sample.
     """
     return feature.is_sequence or any(axis > 1 for axis in inner)
+
+
+def tell_order(model: object, features: Mapping[str, FeatureConfig]) -> None:
+    """Tells the features to a model that reads them in the order of their declaration, `model.order`."""
+    order = getattr(model, "order", None)
+    if isinstance(order, FeatureOrder):
+        order.tell(features)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.features.feature_order import FeatureOrder
 from podembed.embedding.optimizers import Adagrad, Optimizer
 from podembed.workers.control.callback import Callback
 from podembed.workers.control.stopping import EarlyStopping
@@ -28,7 +27,8 @@ from podembed.workers.job.candidates import (
     room_problem,
 )
 from podembed.workers.job.errors import JobError
-from podembed.workers.job.feature_shapes import inner_shape
+from podembed.workers.job.feature_shapes import inner_shape, tell_order
+from podembed.workers.job.on_devices.problems import placement_problem
 from podembed.workers.job.quality import has_logits
 from podembed.workers.job.ranking import Baseline, Metric
 from podembed.workers.job.tasks import Task, tasks_problem, with_classes
@@ -188,9 +188,10 @@ class JobConfig:
         if problem:
             raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
         self._check_metrics()
-        order = getattr(self.model, "order", None)
-        if isinstance(order, FeatureOrder):
-            order.tell(self.features)
+        problem = placement_problem(self.features, self.optimizer, staleness=self.staleness)
+        if problem:
+            raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
+        tell_order(self.model, self.features)
         # Raises what is wrong with the data's declaration now, not on a host.
         problem = alignment_problem(self.resolved_data.id_columns)
         if problem:
@@ -345,6 +346,16 @@ class JobConfig:
     def trained_features(self) -> tuple[bool, ...]:
         """Per feature, whether the rows that it looks up are updated."""
         return tuple(feature.table.trainable for feature in self.features.values())
+
+    @property
+    def device_features(self) -> dict[str, FeatureConfig]:
+        """The features whose tables live on devices."""
+        return {name: feature for name, feature in self.features.items() if feature.table.is_on_devices}
+
+    @property
+    def host_features(self) -> dict[str, FeatureConfig]:
+        """The features that hosts look up."""
+        return {name: feature for name, feature in self.features.items() if not feature.table.is_on_devices}
 
     @property
     def sequences(self) -> dict[str, int]:

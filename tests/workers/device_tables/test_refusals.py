@@ -1,0 +1,86 @@
+"""What a table on devices may not be, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, CustomRowOptimizer, Optimizer
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.workers.data.config import ParquetData
+from podembed.workers.data.errors import InputError
+from podembed.workers.job.job import JobConfig, JobError
+from tests.workers.device_tables.jobs import Perceptron, train
+
+
+class Halving(Adagrad):
+    """A rule of a user's own."""
+
+
+def halved(rows: jax.Array, gradients: jax.Array, learning_rate: float) -> jax.Array:
+    return rows - learning_rate * gradients
+
+
+def job_of(
+    num_rows: int, optimizer: Optimizer, *, staleness: int = 0, trainable: bool = True, dim: int = 8
+) -> JobConfig:
+    table = TableConfig(num_rows, dim, name="t", optimizer=optimizer, place="device", trainable=trainable)
+    return JobConfig(
+        name="refused",
+        features={"t": FeatureConfig(table)},
+        model=Perceptron(),
+        data=ParquetData("nowhere/*.parquet", label="label"),
+        batch_size=8,
+        num_lanes=4,
+        staleness=staleness,
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "optimizer", "options", "message"),
+    [
+        (9_000_000, SGD(), {}, r"9,000,000 rows with place='device'. Expected at most 8,388,608"),
+        (8_000_000, Adam(), {"dim": 128}, r"bytes with its slots, and place='device'. Expected at most 4,294,967,296"),
+        (9_000_000, SGD(), {"trainable": False}, r"9,000,000 rows"),
+        (8_000_000, SGD(), {"trainable": False, "dim": 256}, r"8,192,000,000 bytes"),
+        (10, SGD(), {"staleness": 1}, r"staleness=1 beside TableConfig\(place='device'\). Expected staleness=0"),
+        (10, CustomRowOptimizer(halved), {}, r"a CustomRowOptimizer, whose rule is compiled for hosts"),
+        (10, Halving(), {}, r"a Halving, whose rule is compiled for hosts"),
+        (10, replace(SGD(), use_gradient_accumulation=False), {}, r"use_gradient_accumulation=False"),
+    ],
+)
+def test_a_job_is_refused_with_the_remedy(num_rows: int, optimizer: Optimizer, options: dict, message: str) -> None:
+    with pytest.raises(JobError, match=message) as refused:
+        job_of(num_rows, optimizer, **options)
+    assert "Leave place out, which keeps the table on the hosts" in str(refused.value)
+
+
+def test_only_two_places_exist() -> None:
+    with pytest.raises(ValueError, match="place"):
+        TableConfig(10, 8, place="chip")  # pyright: ignore[reportArgumentType]
+
+
+def test_the_steps_of_a_user_take_tables_on_hosts() -> None:
+    features = {"t": FeatureConfig(TableConfig(10, 8, name="t", place="device"))}
+    with pytest.raises(ValueError, match="place='device'. Expected tables on hosts"):
+        TPUEmbedding(feature_config=features, optimizer=SGD(), batch_size=4)
+
+
+def test_an_id_outside_its_table_and_a_bag_that_is_too_long_end_the_run(tmp_path: Path) -> None:
+    columns = {"label": [0.0] * 80, "x": [0.5] * 80}
+    for name in ("few", "many", "cut"):
+        columns |= {f"{name}_id": [1] * 80, f"{name}_bag": [[2]] * 80}
+    columns["few_id"] = [1] * 79 + [12]
+    pq.write_table(pa.table(columns), tmp_path / "outside.parquet")
+    with pytest.raises(InputError, match=r"12.*'?few_id"):
+        train(tmp_path, tmp_path / "runs", "outside", on_devices=["few"])
+    columns |= {"few_id": [1] * 80, "few_bag": [[2]] * 79 + [[3] * 1025]}
+    pq.write_table(pa.table(columns), tmp_path / "outside.parquet")
+    with pytest.raises(InputError, match="a bag of 1025 ids of feature 'few_bag'.*at most 1024"):
+        train(tmp_path, tmp_path / "runs", "long", on_devices=["few"])

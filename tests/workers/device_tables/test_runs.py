@@ -1,0 +1,56 @@
+"""Runs with tables on devices beside the same runs with all tables on hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from podembed.orchestrator.api.result import Result
+from tests.workers.device_tables.jobs import SIZES, assert_close, train, write_rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    write_rows(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_hosts(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """All tables on hosts."""
+    return train(folder, tmp_path_factory.mktemp("hosts"), "run")
+
+
+@pytest.mark.parametrize("on_devices", [["few"], ["many"], list(SIZES)], ids=["few", "many", "all"])
+def test_tables_on_devices_train_as_those_on_hosts(
+    folder: Path, tmp_path: Path, on_hosts: Result, on_devices: list[str]
+) -> None:
+    assert_close(train(folder, tmp_path, "run", on_devices=on_devices), on_hosts)
+
+
+def test_a_run_moves_a_table_when_it_resumes(folder: Path, tmp_path: Path, on_hosts: Result) -> None:
+    """From hosts to devices and back. Losses and rows are those of a run that never moved one."""
+    first = train(folder, tmp_path, "run", max_steps=10, on_devices=["few"])
+    second = train(folder, tmp_path, "run", max_steps=15, on_devices=["many", "cut"])
+    third = train(folder, tmp_path, "run", on_devices=[])
+    assert [first.step, second.step, third.step] == [10, 15, 20]
+    assert_close(third, on_hosts)
+    found = first.losses | second.losses | third.losses
+    assert found == pytest.approx(on_hosts.losses, rel=2e-5)
+
+
+def test_two_hosts_hold_the_same_tables_on_their_devices(
+    folder: Path, tmp_path: Path, on_hosts: Result, ray_cluster: None
+) -> None:
+    """Each owns a part of the buckets. A later attempt with one host has all, and moves a table to that host."""
+    first = train(folder, tmp_path, "run", num_hosts=2, max_steps=10, on_devices=list(SIZES))
+    assert first.losses == pytest.approx({step: on_hosts.losses[step] for step in range(10)}, rel=2e-5)
+    assert_close(train(folder, tmp_path, "run", on_devices=["few", "cut"]), on_hosts)
+
+
+def test_all_that_a_table_may_be_is_the_same_on_devices(folder: Path, tmp_path: Path) -> None:
+    """Combiners, weights, each rule, limits, rates that change, rounded lookups, sequences, and rows that are read."""
+    expected = train(folder, tmp_path, "hosts", job="wide_job")
+    assert_close(train(folder, tmp_path, "devices", job="wide_job", on_devices=True), expected)

@@ -1,0 +1,58 @@
+"""The rules of row optimizers on devices beside `Table.update`, whose bits numpy gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podembed.workers.device.tables.updates import Entries, sums_by_row, update_all, update_named
+from tests.embedding.row_optimizers.test_update_rules import (
+    NUM_ROWS,
+    OPTIONS,
+    RATE,
+    RULES,
+    a_step,
+    make_table,
+    with_options,
+)
+
+DIM = 8
+# Each rule as it is, and each option with the simplest rule.
+CASES = [(rule, "plain") for rule in RULES] + [("adagrad", option) for option in OPTIONS if option != "one by one"]
+
+
+def by_sums(table: Any, entries: Entries, optimizer: Any) -> Any:
+    return update_all(table, sums_by_row(entries, NUM_ROWS), optimizer, jnp.float32(RATE))
+
+
+def by_runs(table: Any, entries: Entries, optimizer: Any) -> Any:
+    return update_named(table, entries, optimizer, jnp.float32(RATE), in_a_tree=False)
+
+
+def in_a_tree(table: Any, entries: Entries, optimizer: Any) -> Any:
+    return update_named(table, entries, optimizer, jnp.float32(RATE), in_a_tree=True)
+
+
+@pytest.mark.parametrize(("rule", "option"), CASES)
+@pytest.mark.parametrize("update", [by_sums, by_runs, in_a_tree])
+def test_a_rule_on_devices_is_that_of_hosts(update: Any, rule: str, option: str) -> None:
+    optimizer = with_options(rule, option)
+    if optimizer.touches_all_rows and update is not by_sums:
+        pytest.skip("rows that no sample named have no entries")
+    table, random = make_table(optimizer, DIM), np.random.default_rng(1)
+    # The order in which compiled programs get them.
+    held = dict(sorted({"rows": jnp.array(table.rows), **{k: jnp.array(v) for k, v in table.slots.items()}}.items()))
+    step = jax.jit(lambda held, entries: update(held, entries, optimizer))
+    for _ in range(3):
+        rows, gradients = a_step(random, NUM_ROWS, DIM, 9)
+        table.update(rows, gradients, RATE)
+        # Places without an id, of padding: no row gets their gradients.
+        padded = np.concatenate([rows, [-1, -1, -1]]).astype(np.int32)
+        some = np.concatenate([gradients, np.full((3, DIM), 7, np.float32)])
+        held = step(held, Entries(jnp.array(padded), jnp.array(some)))
+    for name, expected in {"rows": table.rows, **table.slots}.items():
+        np.testing.assert_allclose(held[name], expected, rtol=2e-5, atol=2e-7, err_msg=name)

@@ -1,0 +1,108 @@
+"""One update of each row that a step named, on every device alike.
+
+Gradients of a row are summed over all devices, then the row's rule is applied once, as `embedding.kernels.updates`
+does it. Two ways lead to these sums. Of a table with fewer rows than ids come, each device has a sum for each row, and
+these are summed over the devices. Of a larger one, ids and gradients of all devices are gathered and sorted. Either
+way all devices get the same sums, so their copies stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podembed.embedding.row_optimizers.base import Optimizer
+
+ROWS = "rows"
+Arrays = Mapping[str, jax.Array]
+"""Of a table: `rows` and each slot, `[num_rows, width]`."""
+
+
+class Entries(NamedTuple):
+    """Gradients of ids.
+
+    Attributes:
+      rows: int32 `[m]`; -1 for none.
+      gradients: float32 `[m, dim]`.
+    """
+
+    rows: jax.Array
+    gradients: jax.Array
+
+
+def sums_by_row(entries: Entries, num_rows: int) -> jax.Array:
+    """Float32 `[num_rows, dim + 1]`: the sum of each row, and how many entries it has."""
+    dim = entries.gradients.shape[1]
+    counted = jnp.concatenate([entries.gradients, jnp.ones((entries.rows.shape[0], 1))], axis=1)
+    places = jnp.where(entries.rows < 0, num_rows, entries.rows)
+    return jnp.zeros((num_rows, dim + 1)).at[places].add(counted, mode="drop")
+
+
+def update_all(table: Arrays, sums: jax.Array, optimizer: Optimizer, rate: jax.Array) -> dict[str, jax.Array]:
+    """The table after an update of the rows that have entries, or of all rows if the rule says so.
+
+    Args:
+      sums: as `sums_by_row`, over all devices.
+    """
+    new = _updated(table, sums[:, :-1], optimizer, rate)
+    if optimizer.touches_all_rows:
+        return new
+    is_touched = sums[:, -1:] > 0
+    return {name: jnp.where(is_touched, values, table[name]) for name, values in new.items()}
+
+
+def update_named(
+    table: Arrays, entries: Entries, optimizer: Optimizer, rate: jax.Array, *, in_a_tree: bool
+) -> dict[str, jax.Array]:
+    """The table after an update of the rows that the entries of all devices name.
+
+    Args:
+      in_a_tree: sums in an order that is fixed also where additions to one place have none, as on GPUs.
+    """
+    num_rows = table[ROWS].shape[0]
+    num = entries.rows.shape[0]
+    order = jnp.argsort(jnp.where(entries.rows < 0, num_rows, entries.rows), stable=True)
+    rows = jnp.where(entries.rows < 0, num_rows, entries.rows)[order]
+    is_first = jnp.concatenate([jnp.ones(1, bool), rows[1:] != rows[:-1]])
+    number = jnp.cumsum(is_first) - 1
+    sums = _sums_of_runs(entries.gradients[order], is_first, number, in_a_tree=in_a_tree)
+    # Places that no row takes lie behind the table, each at a place of its own, and are dropped.
+    places = (num_rows + 1 + jnp.arange(num, dtype=rows.dtype)).at[number].set(rows)
+    old = {name: values.at[places].get(mode="fill", fill_value=1) for name, values in table.items()}
+    new = _updated(old, sums, optimizer, rate)
+    return {name: table[name].at[places].set(values, mode="drop", unique_indices=True) for name, values in new.items()}
+
+
+def _sums_of_runs(values: jax.Array, is_first: jax.Array, number: jax.Array, *, in_a_tree: bool) -> jax.Array:
+    """The sum of each run of `values` `[m, dim]`, run after run, with zeros behind them."""
+    if not in_a_tree:
+        return jax.ops.segment_sum(values, number, num_segments=len(number), indices_are_sorted=True)
+
+    def joined(left: tuple[jax.Array, jax.Array], right: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        begins, total = right
+        return left[0] | begins, jnp.where(begins, total, left[1] + total)
+
+    _, running = jax.lax.associative_scan(joined, (is_first[:, None], values))
+    is_last = jnp.concatenate([is_first[1:], jnp.ones(1, bool)])
+    places = jnp.where(is_last, number, len(number))
+    return jnp.zeros_like(values).at[places].set(running, mode="drop")
+
+
+def _updated(old: Arrays, gradients: jax.Array, optimizer: Optimizer, rate: jax.Array) -> dict[str, jax.Array]:
+    """Rows and slots after the rule, in the order of the kernels: limit, decay, rule, limit."""
+    # By name: compiled programs get the arrays of a table in alphabetical order.
+    weight, names = old[ROWS], [slot.name for slot in optimizer.slots]
+    if optimizer.clip_gradient_min is not None or optimizer.clip_gradient_max is not None:
+        gradients = jnp.clip(gradients, optimizer.clip_gradient_min, optimizer.clip_gradient_max)
+    if optimizer.weight_decay_factor:
+        decay = jnp.float32(optimizer.weight_decay_factor)
+        if optimizer.multiply_weight_decay_factor_by_learning_rate:
+            decay = decay * rate
+        weight = weight - decay * weight
+    new, slots = optimizer.oracle(weight, [old[name] for name in names], gradients, rate, xp=jnp)
+    if optimizer.clip_weight_min is not None or optimizer.clip_weight_max is not None:
+        new = jnp.clip(new, optimizer.clip_weight_min, optimizer.clip_weight_max)
+    return {ROWS: new, **dict(zip(names, slots, strict=True))}
