@@ -173,7 +173,7 @@ def run(command: Tool) -> int:
             return tidying.compact(command)
         case Prune():
             return tidying.prune(command)
-        case watching.Report():
+        case watching.Report() | watching.Top():
             return watching.run(command)
         case _:
             return inference.run(command)

@@ -24,9 +24,19 @@ class Report:
     """Replace a file that is there."""
 
 
-Watching = Report
+@dataclass(frozen=True, kw_only=True)
+class Top:
+    """Show a run while it trains: progress, speed, loss, what each host waits for, memory, commits and faults. It ends
+    with the run, or with Ctrl-C. Into a pipe it prints a line for each window. It reads the run's folder alone.
+    """
 
-WatchingCommand = Annotated[Report, tyro.conf.subcommand("report")]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder or URL of the run."""
+
+
+Watching = Report | Top
+
+WatchingCommand = Annotated[Report, tyro.conf.subcommand("report")] | Annotated[Top, tyro.conf.subcommand("top")]
 
 
 def run(command: Watching) -> int:
@@ -35,7 +45,20 @@ def run(command: Watching) -> int:
     Raises:
       ConfigurationError, StorageError: see `orchestrator.outcomes` for the words and codes.
     """
-    return _report(command)
+    return _report(command) if isinstance(command, Report) else _top(command)
+
+
+def _top(command: Top) -> int:
+    from rich.console import Console
+
+    from podembed.orchestrator.api.clock import SYSTEM_CLOCK
+    from podembed.orchestrator.live.watching import watch
+
+    try:
+        return watch(command.run, console=Console(highlight=False), clock=SYSTEM_CLOCK)
+    except KeyboardInterrupt:
+        # The usual way to leave it; nothing was interrupted.
+        return 0
 
 
 def _report(command: Report) -> int:

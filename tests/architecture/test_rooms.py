@@ -57,6 +57,7 @@ ARROWS = {
     "orchestrator/planning": "api commit decisions events prediction run",
     "orchestrator/driver": "api cluster commit decisions events group planning prediction run",
     "orchestrator/inference": "api commit driver inspect run",
+    "orchestrator/live": "api commit metrics run",
     "orchestrator/metrics": "api events",
     "orchestrator/report": "api commit inspect metrics run",
     "orchestrator/prediction": "api cluster decisions",

@@ -59,8 +59,10 @@ def a_point(step: int, *measurements: Measurement, generation: int = 1, unix_s: 
 
 
 def add_lines(run: Path, *lines: Line) -> None:
-    """As a later driver writes them."""
-    segments = Segments(Store(str(run)), driver="9999999999999-beef", monotonic_s=FakeClock().monotonic_s)
+    """As a later driver writes them; another one with each call."""
+    number = len([*run.glob("metrics/9*-beef")])
+    driver = f"{9_000_000_000_000 + number}-beef"
+    segments = Segments(Store(str(run)), driver=driver, monotonic_s=FakeClock().monotonic_s)
     for line in lines:
         segments.write(line)
     segments.close()

@@ -24,7 +24,8 @@ from tests.long_tests import is_long
 from tests.orchestrator.report.runs import a_fault, add_lines, trained_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DOMAIN = "document.querySelector('#curve-loss .chart svg').textContent"
+# Labels of the axes, in any order.
+DOMAIN = "[...document.querySelectorAll('#curve-loss .role-axis-label text')].map(t => t.textContent).sort().join(' ')"
 pytestmark = [
     is_long,
     pytest.mark.skipif(CHROMIUM is None, reason="found no Chromium; install Debian's package chromium"),
