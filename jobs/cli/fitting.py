@@ -43,7 +43,7 @@ def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, repor
         result = fit(run, scaling=scaling, config=config, reporter=reporter)
     is_whole = result.stopped_by is None and (result.step >= run.total_steps or result.stopped_early is not None)
     seconds = time.monotonic() - started
-    show_summary(run, result, seconds=seconds, is_whole=is_whole, config=config.checkpoint_config)
+    show_summary(run, result, seconds=seconds, is_whole=is_whole, config=config.checkpoint_config, scaling=scaling)
     if result.prediction is not None:
         reporter.notice(f"\n{render_comparison(result.prediction)}")
     return EXIT_STOPPED if result.stopped_by else 0

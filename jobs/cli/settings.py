@@ -149,7 +149,8 @@ def named_by_flags() -> Iterator[None]:
         rest = rest.replace("storage_path", "--storage").replace(
             "(min, max) with 1 <= min <= max", "a range such as 2-8"
         )
-        raise ConfigurationError(f"Found {_FLAGS[found[1]]} {found[2]}. Expected{rest}") from error
+        value = re.sub(r"^\((\d+), (\d+)\)$", r"\1-\2", found[2])
+        raise ConfigurationError(f"Found {_FLAGS[found[1]]} {value}. Expected{rest}") from error
 
 
 def scaling_config(command: Train | Resume, hosts: int | tuple[int, int]) -> ScalingConfig:

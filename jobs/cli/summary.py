@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from podembed.orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig
+from podembed.orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import with_metric
 from podembed.orchestrator.api.result import Result, is_same_loss
 from podembed.orchestrator.api.text import plural
@@ -26,13 +26,22 @@ from podembed.workers.storage.errors import StorageError
 LINE_WIDTH = 80
 
 
-def show_summary(run: OpenRun, result: Result, *, seconds: float, is_whole: bool, config: CheckpointConfig) -> None:
+def show_summary(
+    run: OpenRun,
+    result: Result,
+    *,
+    seconds: float,
+    is_whole: bool,
+    config: CheckpointConfig,
+    scaling: ScalingConfig,
+) -> None:
     """Prints how a run ended.
 
     Args:
       seconds: all in all, from the start of the command.
       is_whole: whether nothing is left to train.
       config: has the metric by which evaluations are compared.
+      scaling: where it trained; the command that goes on names its slices.
     """
     try:
         history, commits = read_history(run.store).cut(result.step), read_lineage(run.store)
@@ -41,7 +50,14 @@ def show_summary(run: OpenRun, result: Result, *, seconds: float, is_whole: bool
         history, commits = HistoryRecord(), ()
     console = LastingConsole(highlight=False)
     told = summary(
-        run.job, result, history, commits, seconds=seconds, is_whole=is_whole, config=with_metric(run.job, config)
+        run.job,
+        result,
+        history,
+        commits,
+        seconds=seconds,
+        is_whole=is_whole,
+        config=with_metric(run.job, config),
+        scaling=scaling,
     )
     for line in ("", *told):
         # Paths and commands are copied, so a line is never broken.
@@ -57,6 +73,7 @@ def summary(
     seconds: float,
     is_whole: bool,
     config: CheckpointConfig,
+    scaling: ScalingConfig,
 ) -> Iterator[str]:
     """The lines of `show_summary`.
 
@@ -97,8 +114,21 @@ def summary(
     yield f"  run          {result.path}"
     yield f"  next         {command_name()} inspect {shlex.quote(_short_path(result.path))}"
     if not is_whole:
-        yield f"               {command_name()} resume {shlex.quote(_short_path(result.path))}"
+        yield from _goes_on(f"{command_name()} resume {shlex.quote(_short_path(result.path))}", scaling)
+
+
+def _goes_on(command: str, scaling: ScalingConfig) -> Iterator[str]:
+    """The command that goes on with a run. Without its flags, hosts would be counted and slices left alone."""
+    if scaling.slices is None:
+        yield f"               {command}"
         yield "               (--hosts N for another number, MIN-MAX for a range)"
+        return
+    number = scaling.num_slices if isinstance(scaling.num_slices, int) else "-".join(map(str, scaling.num_slices))
+    platform = f" --platform {scaling.platform}" if scaling.platform else ""
+    yield f"               {command} \\"
+    yield f"                 --topology {scaling.topology} --accelerator-type {scaling.accelerator_type} \\"
+    yield f"                 --slices {number}{platform}"
+    yield "               (--slices N for another number, MIN-MAX for a range)"
 
 
 def _quality(

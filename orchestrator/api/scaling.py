@@ -93,11 +93,12 @@ class ScalingConfig:
     def _check_slices(self, hosts: tuple[int, int]) -> None:
         _checked_range("num_slices", self.num_slices)
         if self.topology is None:
-            if self.accelerator_type is not None or self.num_slices != 1:
+            given = [f"accelerator_type={shown(self.accelerator_type)}"] if self.accelerator_type is not None else []
+            given += [f"num_slices={shown(self.num_slices)}"] if self.num_slices != 1 else []
+            if given:
                 raise ConfigurationError(
-                    f"Found accelerator_type={shown(self.accelerator_type)} and num_slices={shown(self.num_slices)} "
-                    "without a topology. Expected all three for TPU slices. Give the topology, such as '4x4' "
-                    "(--topology)."
+                    f"Found {' and '.join(given)} without a topology. Expected the topology of the TPU slices beside "
+                    "the type of their chips and their number. Give it, such as '4x4' (--topology)."
                 )
             return
         if self.accelerator_type is None:

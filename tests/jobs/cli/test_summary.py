@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 
 import pytest
+import tyro
 
+from podembed.jobs.cli.main import Resume
+from podembed.jobs.cli.settings import scaling_config
 from podembed.jobs.cli.summary import summary
-from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.api.config import CheckpointConfig, ScalingConfig
 from podembed.orchestrator.api.result import Evaluation, Recovery, Result
 from podembed.orchestrator.run.history_record import HistoryRecord, RecordedEvaluation
 from podembed.workers.job.job import JobConfig
@@ -45,14 +49,24 @@ def result(**changes: object) -> Result:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def lines(job: JobConfig, result: Result) -> list[str]:
+def lines(job: JobConfig, result: Result, *, is_whole: bool = True, scaling: ScalingConfig | None = None) -> list[str]:
     made = [
         RecordedEvaluation(generation=1, step=step, num_samples=10, metrics={"auc": auc, "log_loss": 0.5})
         for step, auc in ((5_000_000, 0.71), (7_500_000, 0.74), (10_000_000, 0.7))
     ]
     history = HistoryRecord(evaluations=tuple(made))
     commits = ["s010000000-g00000001", "s007500000-g00000001"]
-    return [*summary(job, result, history, commits, seconds=36_100.0, is_whole=True, config=CheckpointConfig())]
+    told = summary(
+        job,
+        result,
+        history,
+        commits,
+        seconds=36_100.0,
+        is_whole=is_whole,
+        config=CheckpointConfig(),
+        scaling=scaling or ScalingConfig(),
+    )
+    return [*told]
 
 
 def test_the_rate_is_told_with_its_seconds_and_the_median_beside_it(job: JobConfig) -> None:
@@ -128,7 +142,14 @@ def test_a_stored_loss_that_is_the_log_loss_is_told_once(job: JobConfig, loss: f
     made = RecordedEvaluation(generation=1, step=9, num_samples=10, metrics={"auc": 0.7, "log_loss": 0.5, "loss": loss})
     nothing = result(num_windows=0, num_samples=0, trained_s=0.0, losses={}, evaluations=(), phase_s={})
     shown = summary(
-        job, nothing, HistoryRecord(evaluations=(made,)), [], seconds=1.0, is_whole=True, config=CheckpointConfig()
+        job,
+        nothing,
+        HistoryRecord(evaluations=(made,)),
+        [],
+        seconds=1.0,
+        is_whole=True,
+        config=CheckpointConfig(),
+        scaling=ScalingConfig(),
     )
     assert f"  evaluation   AUC 0.7000, log loss 0.5000{told} after step 9" in [*shown]
 
@@ -136,3 +157,21 @@ def test_a_stored_loss_that_is_the_log_loss_is_told_once(job: JobConfig, loss: f
 def test_lines_fit_a_terminal(job: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["podembed"])
     assert max(map(len, lines(job, result()))) <= 80
+
+
+def test_the_command_that_goes_on_has_the_flags_of_slices(job: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["podembed"])
+    stopped = result(step=40, stopped_by="SIGTERM")
+    scaling = ScalingConfig(topology="2x2x2", accelerator_type="TPU-V4", num_slices=(1, 2), platform="cpu")
+    told = lines(job, stopped, is_whole=False, scaling=scaling)
+    assert max(map(len, told)) <= 80
+    at = next(number for number, line in enumerate(told) if "resume" in line)
+    words = shlex.split("\n".join(told[at:-1]))
+    command = tyro.cli(Resume, args=[word for word in words if word.strip()][2:])
+    assert (command.run, scaling_config(command, 1)) == ("/runs/x", scaling)
+    assert told[-1].strip() == "(--slices N for another number, MIN-MAX for a range)"
+    told = lines(job, stopped, is_whole=False)
+    assert told[-2:] == [
+        "               podembed resume /runs/x",
+        "               (--hosts N for another number, MIN-MAX for a range)",
+    ]
