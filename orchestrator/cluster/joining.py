@@ -22,6 +22,7 @@ from podembed.orchestrator.cluster.places import taking_connections
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.cluster.ray_nodes import RayNodes
 from podembed.orchestrator.cluster.slices.backend import SliceBackend
+from podembed.orchestrator.decisions.cluster import check_alone
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.machines import ClusterAwaited
 
@@ -55,6 +56,7 @@ def joined(
 
     Raises:
       StoppedAtStart: a signal came before there was a cluster.
+      ConfigurationError: the hosts do not fit on this machine, and no cluster is named.
       As `connected` and `await_cluster`.
     """
     with contextlib.ExitStack() as stack:
@@ -74,6 +76,8 @@ def joined(
         stop.claim()
         backend = _backend(scaling, connection, emit)
         cluster = RayNodes(backend, scaling, connection=connection, emit=emit)
+        if connection.is_own and (nodes := cluster.look()) is not None:
+            check_alone(nodes, cluster.rules())
         if scaling.ask_cluster:
             cluster.ask_for_most()
             stack.callback(cluster.withdraw)

@@ -28,6 +28,7 @@ PLACEMENT_TIMEOUT_S = 120.0
 # Long enough for the second try of a connection, of which the first was lost.
 CONNECT_S = 1.5
 CONNECTIONS_AT_ONCE = 200
+NODE_ID_LABEL = "ray.io/node-id"  # Ray puts it on every node
 HELD_STATES = ("CREATED", "RESCHEDULING")  # the latter after the loss of a node; the places on others stay
 
 
@@ -312,3 +313,15 @@ def spread(num_hosts: int, *, avoided: frozenset[str], has_own_machines: bool | 
         return "STRICT_SPREAD"
     emit(HostsShareMachines(num_hosts=num_hosts, machines=machines))
     return "SPREAD"
+
+
+def group_off(avoided: Collection[str], bundles: Sequence[dict[str, float]], *, strategy: str) -> Any:
+    """A placement group with these bundles, none of them on the avoided nodes; its room may come later."""
+    from ray.util.placement_group import placement_group
+
+    selector = {NODE_ID_LABEL: f"!in({', '.join(sorted(avoided))})"} if avoided else {}
+    return placement_group(
+        list(bundles),
+        strategy=strategy,
+        bundle_label_selector=[selector] * len(bundles) if selector else None,  # type: ignore[arg-type]
+    )

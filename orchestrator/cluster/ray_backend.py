@@ -7,7 +7,7 @@ Meshes and JAX gangs of hosts that share a machine listen on the loopback interf
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from podembed.orchestrator.cluster.places import (
     await_placement,
     bundles_of,
     daemon_of,
+    group_off,
     held_bundles,
     key_of,
     live_nodes,
@@ -40,6 +41,7 @@ from podembed.orchestrator.cluster.worker_environment import (
     idle_accelerators,
     worker_environment,
 )
+from podembed.orchestrator.decisions.membership import Slice
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.group.backend import Call, Handle, HostHandles
 from podembed.workers.host.spec import HostSpec
@@ -50,7 +52,6 @@ from podembed.workers.liveness.worker import Worker, WorkerKind
 
 EXIT_TIMEOUT_S = 15.0
 STANDBY_ANSWER_S = 0.5
-NODE_ID_LABEL = "ray.io/node-id"  # Ray puts it on every node
 
 
 class RayBackend:
@@ -68,6 +69,7 @@ class RayBackend:
       avoided: nodes on which no host is placed.
       has_own_machines: whether each host is to have a machine for itself; None finds out.
       placed: by host, the node on which the newest launch put it.
+      chosen: slices for the next generation, in the order of their hosts' numbers; empty where hosts are counted.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class RayBackend:
         self.avoided: frozenset[str] = frozenset()
         self.has_own_machines: bool | None = None
         self.placed: dict[int, str] = {}
+        self.chosen: Sequence[Slice] = ()
         self._reservations: dict[int, Reservation] = {}
         self._daemons: dict[str, Address] = {}
         self._processes = MarkedProcesses()
@@ -293,15 +296,15 @@ class RayBackend:
         avoid: Collection[str] = (),
     ) -> Any:
         """A placement group for so many hosts, off the avoided nodes and these; its room may come later."""
-        from ray.util.placement_group import placement_group
+        bundles = [bundle or self.bundle(num_hosts)] * num_hosts
+        return group_off({*self.avoided, *avoid}, bundles, strategy=strategy)
 
-        avoided = {*self.avoided, *avoid}
-        selector = {NODE_ID_LABEL: f"!in({', '.join(sorted(avoided))})"} if avoided else {}
-        return placement_group(
-            [bundle or self.bundle(num_hosts)] * num_hosts,
-            strategy=strategy,
-            bundle_label_selector=[selector] * num_hosts if selector else None,  # type: ignore[arg-type]
-        )
+    def demand(self, num_hosts: int, usable: Set[str], *, is_one_a_machine: bool) -> Any | None:
+        """A placement group for what is missing on usable machines, so that a cluster that grows by demand grows."""
+        held = {node: count for node, count in self.held_places().items() if node in usable}
+        missing = num_hosts - (len(held) if is_one_a_machine else sum(held.values()))
+        strategy = "STRICT_SPREAD" if is_one_a_machine else "SPREAD"
+        return self.reserve(missing, strategy=strategy, avoid=held if is_one_a_machine else ()) if missing > 0 else None
 
     def give_back(self, group: Any) -> None:
         """Removes a placement group of `reserve`. That needs a head. Ray removes those of a driver that is gone."""

@@ -15,7 +15,6 @@ from podembed.orchestrator.cluster.connection import Connection
 from podembed.orchestrator.cluster.places import daemon_of, taking_connections
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.cluster.ray_calls import RayHandle
-from podembed.orchestrator.cluster.slices.backend import SliceBackend
 from podembed.orchestrator.cluster.slices.holding import demanded
 from podembed.orchestrator.cluster.slices.labels import domain_of, part_of
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
@@ -169,8 +168,7 @@ class RayNodes:
     def place(self, avoid: frozenset[str], *, has_own_machines: bool, slices: Sequence[Slice] = ()) -> None:
         """How the next hosts are placed."""
         self._seen = {*self._usable}
-        if isinstance(self._backend, SliceBackend):
-            self._backend.chosen = slices
+        self._backend.chosen = slices
         # Ray goes on to place on machines that it has not missed yet.
         self._backend.avoided = avoid | self._unreachable
         self._backend.has_own_machines = has_own_machines
@@ -213,18 +211,8 @@ class RayNodes:
         self.unask()
         self._asked = (num_hosts, avoid)
         self._backend.avoided = avoid | self._unreachable
-        if isinstance(self._backend, SliceBackend):
-            self._demand = self._backend.demand(num_hosts, self._usable - avoid)
-            return
         is_one_a_machine = self.rules().is_one_a_machine
-        held = {node: count for node, count in self._backend.held_places().items() if node in self._usable - avoid}
-        missing = num_hosts - (len(held) if is_one_a_machine else sum(held.values()))
-        if missing > 0:
-            self._demand = self._backend.reserve(
-                missing,
-                strategy="STRICT_SPREAD" if is_one_a_machine else "SPREAD",
-                avoid=held if is_one_a_machine else (),
-            )
+        self._demand = self._backend.demand(num_hosts, self._usable - avoid, is_one_a_machine=is_one_a_machine)
 
     def ask_for_most(self) -> None:
         """Asks the cluster's autoscaler for the most that the run can use, until `withdraw`. Ray keeps one such request

@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from podembed.orchestrator.api.config import ScalingConfig
+from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.api.errors import Failure, FailureKind, roots
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
 from podembed.orchestrator.decisions.membership import Node, Rules, Slice, Wait
+from podembed.orchestrator.decisions.slices import choose
 from podembed.orchestrator.group.worker_group import Handle, HostHandles
 from podembed.workers.liveness.worker import Worker
 
@@ -88,18 +89,34 @@ def gave_up(decision: Wait, cluster: Cluster, step: int, *, waited_s: float, bec
       because: why some rest, as the remedy of a sentence; empty where that is not known.
     """
     rules = cluster.rules()
-    amounts = ", ".join(f"{amount:g} {name}" for name, amount in rules.resources.items())
-    expected, flag = f"room for at least {plural(decision.needed, 'host')} with {amounts} each", "--hosts"
-    if rules.topology is not None:
-        number = decision.needed // rules.topology.hosts
-        expected, flag = (
-            f"at least {plural(number, 'whole slice')} of {rules.topology}, with {amounts} a host",
-            "--slices",
-        )
+    flag = "--hosts" if rules.topology is None else "--slices"
     return (
-        f"Found {decision.why}, for {waited_s:.0f} s. Expected {expected}. The state is intact at step {step}: "
+        f"Found {decision.why}, for {waited_s:.0f} s. Expected {needed(rules)}. The state is intact at step {step}: "
         f"{because}add machines, then `podembed resume` goes on; or lower the minimum ({flag} MIN-MAX)."
     )
+
+
+def needed(rules: Rules) -> str:
+    """What the cluster must have at least, in words."""
+    amounts = ", ".join(f"{amount:g} {name}" for name, amount in rules.resources.items())
+    if rules.topology is None:
+        return f"room for at least {plural(rules.least, 'host')} with {amounts} each"
+    number = rules.least // rules.topology.hosts
+    return f"at least {plural(number, 'whole slice')} of {rules.topology}, with {amounts} a host"
+
+
+def check_alone(nodes: Sequence[Node], rules: Rules) -> None:
+    """Refuses what a cluster that the program has started for itself never has room for: no machine joins it.
+
+    Raises:
+      ConfigurationError: there is no room, whatever is given back.
+    """
+    found = choose(nodes, rules, quarantined={}, as_if_free=True)
+    if isinstance(found, Wait):
+        raise ConfigurationError(
+            f"Found {found.why}, on this machine alone, since RAY_ADDRESS names no cluster. Expected {needed(rules)}. "
+            "Put the address of a cluster's head into RAY_ADDRESS, or submit the command to it (ray job submit)."
+        )
 
 
 def is_of_chip(failure: Failure, scaling: ScalingConfig) -> bool:

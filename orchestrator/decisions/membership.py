@@ -8,6 +8,7 @@ used or avoided together with the others of its failure domain.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -154,12 +155,21 @@ def choose_hosts(
     return Wait(found=found, needed=rules.least, avoid=avoid, why=why)
 
 
+def rest(seconds: Collection[float]) -> str:
+    """How many machines or slices are in quarantine, and for how long the next one is yet. In words that change seldom:
+    a run that waits says again what there is when that has changed.
+    """
+    least = min(seconds)
+    left = f"{math.ceil(least / 60)} min" if least > 120 else f"{10 * math.ceil(least / 10)} s"
+    return f"{len(seconds)} in quarantine, the next one for up to {left} yet"
+
+
 def _found(able: Sequence[Node], *, leaving: Collection[str], resting: Mapping[str, float], places: int) -> str:
     parts = [f"{len(able)} machine{'' if len(able) == 1 else 's'}"]
     if leaving:
         parts.append(f"{len(leaving)} of them about to leave")
     if resting:
-        parts.append(f"{len(resting)} in quarantine, the next one for {min(resting.values()):.0f} s yet")
+        parts.append(rest(resting.values()))
     return f"{', '.join(parts)}; room for {places} host{'' if places == 1 else 's'}"
 
 

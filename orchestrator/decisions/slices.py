@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
-from podembed.orchestrator.decisions.membership import Node, Rules, Slice, Use, Wait, choose_hosts, fits, room
+from podembed.orchestrator.decisions.membership import Node, Rules, Slice, Use, Wait, choose_hosts, fits, rest, room
 
 MAX_NAMED = 3
 
@@ -94,7 +94,7 @@ def _found(
     if leaving:
         parts.append(f"{leaving} of them about to leave")
     if resting:
-        parts.append(f"{len(resting)} in quarantine, the next one for {min(resting.values()):.0f} s yet")
+        parts.append(rest(resting.values()))
     if (busy := len(whole) - leaving - len(resting) - ready) > 0:
         parts.append(f"{busy} reserved by others")
     torn = [

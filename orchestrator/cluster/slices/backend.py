@@ -17,7 +17,6 @@ from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.cluster.places import Place, Reservation, answering_nodes, bundles_of, key_of, live_nodes
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.cluster.slices.holding import Hold, await_machines, demand_group, hold
-from podembed.orchestrator.decisions.membership import Slice
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.group.backend import HostHandles
 from podembed.workers.liveness.worker import WorkerKind
@@ -32,9 +31,6 @@ class SliceBackend(RayBackend):
     Args:
       topology: of the slices.
       The others are those of `RayBackend`.
-
-    Attributes:
-      chosen: slices for the next generation, in the order of their hosts' numbers.
     """
 
     def __init__(
@@ -48,7 +44,6 @@ class SliceBackend(RayBackend):
         answers: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__(scaling, emit, actors, lost=lost, answers=answers)
-        self.chosen: Sequence[Slice] = ()
         self._topology = topology
         self._holds: dict[int, Hold] = {}
         self._gang: Mapping[int, dict[str, str]] = {}
@@ -109,12 +104,8 @@ class SliceBackend(RayBackend):
 
         return check
 
-    def demand(self, num_hosts: int, usable: Set[str]) -> Any | None:
-        """A placement group for the slices that are missing, so that a cluster that grows by demand grows.
-
-        Args:
-          usable: machines that count.
-        """
+    def demand(self, num_hosts: int, usable: Set[str], *, is_one_a_machine: bool) -> Any | None:
+        """As of `RayBackend`, for the slices that are missing."""
         groups = [group for reservation in self._reservations.values() for group in reservation.groups]
         held = sum(set(self._holds[id(group)].machines) <= usable for group in groups)
         missing = num_hosts // self._topology.hosts - held

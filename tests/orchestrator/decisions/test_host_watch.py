@@ -504,6 +504,8 @@ def test_a_slice_whose_devices_do_not_come_up_rests_for_long_and_the_machine_is_
     found.machines.least = 2
     with pytest.raises(TooFewHosts, match=r"1 in quarantine.*device 1 on machine 10\.0\.0\.1 failed twice.*libtpu"):
         found.watch.choose(nothing, step=0)
+    # The time that is left changes all the while, and is no news.
+    assert sum(text.startswith("waiting") for text in found.said) == 1
 
 
 @pytest.mark.parametrize(("worker", "after_s"), [("host", 1.0), ("device", 61.0)])

@@ -134,7 +134,7 @@ def test_as_many_hosts_as_there_is_room_for(
             rules(2, 3),
             {"a": 40.4, "b": 7.0},
             1,
-            "3 machines, 2 in quarantine, the next one for 7 s yet; room for 1 host",
+            "3 machines, 2 in quarantine, the next one for up to 10 s yet; room for 1 host",
         ),
         (
             [*together(draining(A), B), C],

@@ -104,7 +104,7 @@ def test_a_slice_that_rests_is_left_as_a_whole_unless_it_is_the_only_one() -> No
     assert names(chosen(whole("a"), resting="a")) == "a"
     both = chosen(whole("ab"), resting="ab")
     assert isinstance(both, Wait)
-    assert "2 in quarantine, the next one for 9 s yet" in both.why
+    assert "2 in quarantine, the next one for up to 10 s yet" in both.why
 
 
 def test_too_few_are_waited_for_and_what_is_given_back_counts_soon() -> None:
