@@ -27,7 +27,7 @@ if __name__ == "__main__":
     # Not for a test that takes a name from here: its other children would inherit it.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
-    os.environ.update(RAY_raylet_start_wait_time_s="120")  # of which a busy machine needs more than the default
+    os.environ.update(RAY_raylet_start_wait_time_s="600")  # of which a busy machine needs more than the default
     os.environ.update(RAY_worker_niceness="0")  # Ray's 15 makes a busy machine starve the run
 
 import ray

@@ -15,7 +15,7 @@ import time
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
 # Ray's niceness of 15 makes a busy machine starve the run. One is hardly felt, and tells whether a run sees it.
-os.environ.update(RAY_raylet_start_wait_time_s="120", RAY_worker_niceness="1")
+os.environ.update(RAY_raylet_start_wait_time_s="600", RAY_worker_niceness="1")
 
 import ray
 from ray.cluster_utils import Cluster

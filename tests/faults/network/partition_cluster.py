@@ -49,7 +49,7 @@ class PartedCluster:
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": str(self.local_disk),
-            "RAY_raylet_start_wait_time_s": "120",  # of which a busy machine needs more than the default
+            "RAY_raylet_start_wait_time_s": "600",  # of which a busy machine needs more than the default
             "RAY_worker_niceness": "0",  # Ray's 15 makes a busy machine starve the run
             "PYTHONPATH": str(ROOT),
         }

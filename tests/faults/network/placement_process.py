@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ.update(RAY_raylet_start_wait_time_s="120", RAY_worker_niceness="0")
+os.environ.update(RAY_raylet_start_wait_time_s="600", RAY_worker_niceness="0")
 
 import ray
 from ray.cluster_utils import Cluster

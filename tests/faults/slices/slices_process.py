@@ -17,7 +17,7 @@ from typing import Any
 if __name__ == "__main__":
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
-    os.environ.update(RAY_raylet_start_wait_time_s="120", RAY_worker_niceness="0")
+    os.environ.update(RAY_raylet_start_wait_time_s="600", RAY_worker_niceness="0")
 
 import ray
 
