@@ -44,7 +44,8 @@ def cluster_for_jobs(python: Path, *, num_cpus: int = 2, workers: Sequence[Worke
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # Ray installs a job's wheels with pip, which would load all their dependencies from the network.
     environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PIP_NO_DEPS": "1"}
-    environment["RAY_worker_niceness"] = "0"  # Ray's 15 makes a busy machine starve the job
+    # Ray's niceness of 15 makes a busy machine starve the job, and its daemons need long to start there.
+    environment |= {"RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "600"}
     # `python` of a submitted command is found on the path of the cluster's machines.
     environment["PATH"] = os.pathsep.join([str(python.parent), environment["PATH"]])
     options = {"port": port, "dashboard-port": dashboard_port, "dashboard-host": "127.0.0.1", "num-cpus": num_cpus}

@@ -41,7 +41,6 @@ from podembed.orchestrator.cluster.worker_environment import (
     idle_accelerators,
     worker_environment,
 )
-from podembed.orchestrator.decisions.membership import Slice
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.group.backend import Call, Handle, HostHandles
 from podembed.workers.host.spec import HostSpec
@@ -69,7 +68,7 @@ class RayBackend:
       avoided: nodes on which no host is placed.
       has_own_machines: whether each host is to have a machine for itself; None finds out.
       placed: by host, the node on which the newest launch put it.
-      chosen: slices for the next generation, in the order of their hosts' numbers; empty where hosts are counted.
+      chosen: of `SliceBackend`, the slices for the next generation; empty where hosts are counted.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class RayBackend:
         self.avoided: frozenset[str] = frozenset()
         self.has_own_machines: bool | None = None
         self.placed: dict[int, str] = {}
-        self.chosen: Sequence[Slice] = ()
+        self.chosen: Sequence[Any] = ()
         self._reservations: dict[int, Reservation] = {}
         self._daemons: dict[str, Address] = {}
         self._processes = MarkedProcesses()

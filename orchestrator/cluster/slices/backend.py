@@ -17,6 +17,7 @@ from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.cluster.places import Place, Reservation, answering_nodes, bundles_of, key_of, live_nodes
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.cluster.slices.holding import Hold, await_machines, demand_group, hold
+from podembed.orchestrator.decisions.membership import Slice
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.group.backend import HostHandles
 from podembed.workers.liveness.worker import WorkerKind
@@ -31,6 +32,9 @@ class SliceBackend(RayBackend):
     Args:
       topology: of the slices.
       The others are those of `RayBackend`.
+
+    Attributes:
+      chosen: slices for the next generation, in the order of their hosts' numbers.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class SliceBackend(RayBackend):
         answers: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__(scaling, emit, actors, lost=lost, answers=answers)
+        self.chosen: Sequence[Slice] = ()
         self._topology = topology
         self._holds: dict[int, Hold] = {}
         self._gang: Mapping[int, dict[str, str]] = {}
