@@ -39,11 +39,11 @@ from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Ru
 from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
 from podembed.orchestrator.cluster.connection import connected  # noqa: E402
 from podembed.orchestrator.cluster.ray_backend import RayBackend  # noqa: E402
-from podembed.orchestrator.driver.console import ConsoleReporter  # noqa: E402
 from podembed.orchestrator.driver.driver import Driver  # noqa: E402
 from podembed.orchestrator.driver.generation import Generation, Placement  # noqa: E402
 from podembed.orchestrator.events.progress import WindowReport  # noqa: E402
 from podembed.orchestrator.events.reporter import tell  # noqa: E402
+from podembed.orchestrator.reporters.console import ConsoleReporter  # noqa: E402
 from podembed.orchestrator.run.opening import create_run  # noqa: E402
 from podembed.workers.data.columns import IdColumn  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402

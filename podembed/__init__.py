@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from podembed.orchestrator.commit.holder import RunIsHeld
     from podembed.orchestrator.commit.lease import Fenced
     from podembed.orchestrator.commit.run_record import RunMismatch
-    from podembed.orchestrator.driver.console import ConsoleReporter
     from podembed.orchestrator.events.progress import WindowReport
     from podembed.orchestrator.events.reporter import Reporter, SilentReporter
     from podembed.orchestrator.inference.evaluate import evaluate
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from podembed.orchestrator.inference.rank import rank_all
     from podembed.orchestrator.inference.recommend import recommend
     from podembed.orchestrator.pod import PodLost
+    from podembed.orchestrator.reporters.console import ConsoleReporter
     from podembed.orchestrator.strategy import PodStrategy
     from podembed.orchestrator.trainer import Trainer
     from podembed.workers.columns.vocabulary import vocabulary_size
@@ -78,7 +78,7 @@ _WHERE = {
     "Callback": "workers.control.callback",
     "CheckpointConfig": "orchestrator.api.config",
     "ConfigurationError": "orchestrator.api.config",
-    "ConsoleReporter": "orchestrator.driver.console",
+    "ConsoleReporter": "orchestrator.reporters.console",
     "CrashLoop": "orchestrator.api.errors",
     "CsvData": "workers.data.config",
     "DataConfigError": "workers.data.columns",

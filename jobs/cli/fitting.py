@@ -12,8 +12,7 @@ from podembed.orchestrator.api.config import ScalingConfig
 from podembed.orchestrator.api.errors import EXIT_STOPPED
 from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.orchestrator.decisions.table_plan import summary
-from podembed.orchestrator.driver.console import ConsoleReporter
-from podembed.orchestrator.events.reporter import tell
+from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.fitting import fit
 from podembed.orchestrator.planning.planner import planned
 from podembed.orchestrator.prediction.report import render_comparison
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from podembed.jobs.cli.main import Resume, Train
 
 
-def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, reporter: ConsoleReporter) -> int:
+def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, reporter: Reporter) -> int:
     config = run_config(
         command,
         steps=run.total_steps,
@@ -43,13 +42,21 @@ def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, repor
         result = fit(run, scaling=scaling, config=config, reporter=reporter)
     is_whole = result.stopped_by is None and (result.step >= run.total_steps or result.stopped_early is not None)
     seconds = time.monotonic() - started
-    show_summary(run, result, seconds=seconds, is_whole=is_whole, config=config.checkpoint_config, scaling=scaling)
+    show_summary(
+        run,
+        result,
+        reporter,
+        seconds=seconds,
+        is_whole=is_whole,
+        config=config.checkpoint_config,
+        scaling=scaling,
+    )
     if result.prediction is not None:
         reporter.notice(f"\n{render_comparison(result.prediction)}")
     return EXIT_STOPPED if result.stopped_by else 0
 
 
-def introduce(run: OpenRun, scaling: ScalingConfig, reporter: ConsoleReporter) -> None:
+def introduce(run: OpenRun, scaling: ScalingConfig, reporter: Reporter) -> None:
     job = run.job
     rows = sum(table.num_rows for table in run.record.tables)
     size = sum(4 * table.num_rows * (table.dim + sum(table.slots.values())) for table in run.record.tables)

@@ -23,8 +23,8 @@ from podembed.jobs.search_path import current_folder
 from podembed.orchestrator.api.config import ConfigurationError, RunConfig, WarmStart
 from podembed.orchestrator.api.policy_checks import check_hosts, check_policies
 from podembed.orchestrator.commit.run_record import find_run
-from podembed.orchestrator.driver.console import ConsoleReporter
-from podembed.orchestrator.events.reporter import tell
+from podembed.orchestrator.events.reporter import Reporter, tell
+from podembed.orchestrator.reporters.choice import reporter_for
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.workers.storage.store import Store
 
@@ -53,7 +53,7 @@ def train(command: Train) -> int:
     storage = command.storage or default_storage()
     if not command.resume:
         _refuse_existing(f"{storage.rstrip('/')}/{name}")
-    reporter = ConsoleReporter()
+    reporter = reporter_for(command.log)
     with _told(reporter, "reading the index of the data"):
         run = create_run(
             f"{storage.rstrip('/')}/{name}",
@@ -68,7 +68,7 @@ def train(command: Train) -> int:
 
 
 @contextlib.contextmanager
-def _told(reporter: ConsoleReporter, what: str) -> Iterator[None]:
+def _told(reporter: Reporter, what: str) -> Iterator[None]:
     """Says what is being done; a terminal is as before when it is over, also after an error."""
     reporter.activity(what)
     try:
@@ -100,7 +100,7 @@ def _refuse_existing(url: str) -> None:
 def resume(command: Resume) -> int:
     """Goes on with a run. Returns the exit code."""
     run_config(command, steps=1)  # what is wrong with the flags should be known before the storage is touched
-    reporter = ConsoleReporter()
+    reporter = reporter_for(command.log)
     with _told(reporter, "opening the run and reading the index of its data"):
         run = open_run(
             command.run,

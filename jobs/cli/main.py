@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
@@ -119,6 +119,8 @@ class Train:
     """Stop after this many steps, or epochs such as 1epoch."""
     resume: bool = False
     """Go on with the run called --name if it is there already, also if its driver seems to be alive."""
+    log: Literal["text", "json"] = "text"
+    """json writes one object a line, for programs that gather logs."""
     metrics_port: int | None = None
     """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
     fault_plan: str | None = None
@@ -195,6 +197,8 @@ class Resume:
     """Go on although data files changed since the run began; rows, row groups and vocabularies must still mean the same
     steps.
     """
+    log: Literal["text", "json"] = "text"
+    """json writes one object a line, for programs that gather logs."""
     metrics_port: int | None = None
     """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
     fault_plan: str | None = None

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from podembed.orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import with_metric
@@ -16,8 +17,10 @@ from podembed.orchestrator.api.result import Result, is_same_loss
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
-from podembed.orchestrator.driver.console import LastingConsole
+from podembed.orchestrator.events.reporter import Reporter
 from podembed.orchestrator.events.sentences import NO_FIGURE, figures
+from podembed.orchestrator.reporters.console import LastingConsole
+from podembed.orchestrator.reporters.json_log import SUMMARY, JsonReporter
 from podembed.orchestrator.run.history_record import HistoryRecord, read_history
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.job.job import JobConfig
@@ -29,13 +32,14 @@ LINE_WIDTH = 80
 def show_summary(
     run: OpenRun,
     result: Result,
+    reporter: Reporter,
     *,
     seconds: float,
     is_whole: bool,
     config: CheckpointConfig,
     scaling: ScalingConfig,
 ) -> None:
-    """Prints how a run ended.
+    """Says how a run ended, as the reporter says things.
 
     Args:
       seconds: all in all, from the start of the command.
@@ -48,7 +52,6 @@ def show_summary(
     except (StorageError, OSError):
         # The run ended well; its last words do not turn that into an error.
         history, commits = HistoryRecord(), ()
-    console = LastingConsole(highlight=False)
     told = summary(
         run.job,
         result,
@@ -59,9 +62,31 @@ def show_summary(
         config=with_metric(run.job, config),
         scaling=scaling,
     )
+    if isinstance(reporter, JsonReporter):
+        reporter.line(SUMMARY, "\n".join(told), _values(result, seconds=seconds, is_whole=is_whole))
+        return
+    console = LastingConsole(highlight=False)
     for line in ("", *told):
         # Paths and commands are copied, so a line is never broken.
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _values(result: Result, *, seconds: float, is_whole: bool) -> dict[str, Any]:
+    evaluation = result.evaluations[-1].values if result.evaluations else {}
+    return {
+        "run": result.path,
+        "step": result.step,
+        "steps_planned": result.total_steps,
+        "is_whole": is_whole,
+        "samples": result.num_samples,
+        "samples_per_second": result.samples_per_s,
+        "seconds": seconds,
+        "commit": result.commit,
+        "stopped_by": result.stopped_by,
+        "recoveries": len(result.recoveries),
+        "failed_saves": result.failed_saves,
+        "evaluation": {name: value for name, value in evaluation.items() if math.isfinite(value)},
+    }
 
 
 def summary(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.event import Event, Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,7 @@ class SaveFailed(Event):
       is_full: the storage has no room, which does not pass by itself.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     step: int
     reason: str
     in_a_row: int
@@ -52,6 +53,7 @@ class SaveFailed(Event):
 class CommitDelayed(Event):
     """Training waited to begin a commit, since the one of `before_step` was still being written."""
 
+    level: ClassVar[Level] = Level.WARNING
     step: int
     before_step: int
     waited_s: float
@@ -65,6 +67,7 @@ class CommitUnsettled(Event):
       timeout_s: for how long it is asked again.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     step: int
     timeout_s: float
     reason: str
@@ -88,6 +91,7 @@ class LastCommitTried(Event):
 class PublicationAbandoned(Event):
     """The driver left while the storage had not answered for `waited_s`."""
 
+    level: ClassVar[Level] = Level.WARNING
     waited_s: float
 
 
@@ -99,6 +103,7 @@ class CommitVanished(Event):
       file: its name in the run's folder.
     """
 
+    level: ClassVar[Level] = Level.ERROR
     commit: str
     file: str
 
@@ -113,6 +118,7 @@ class FilesVanished(Event):
       location: of the run.
     """
 
+    level: ClassVar[Level] = Level.ERROR
     commit: str
     num_damaged: int
     num_files: int
@@ -130,6 +136,7 @@ class CommitLost(Event):
       now: the newest commit that there is; None for the first step.
     """
 
+    level: ClassVar[Level] = Level.ERROR
     commit: str
     file: str
     now: str | None
@@ -139,6 +146,7 @@ class CommitLost(Event):
 class CommitPassedOver(Event):
     """A damaged commit is not used, as the user allows; its steps are done again."""
 
+    level: ClassVar[Level] = Level.WARNING
     commit: str
     reason: str
 
@@ -158,6 +166,7 @@ class RecordRestored(Event):
       found: `removed` or `damaged`.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     file: str
     found: str
 
@@ -166,6 +175,7 @@ class RecordRestored(Event):
 class RunVanishing(Event):
     """The run's folder, or what the driver wrote in it, is not there now; known at the next commit."""
 
+    level: ClassVar[Level] = Level.ERROR
     reason: str
 
 
@@ -173,6 +183,7 @@ class RunVanishing(Event):
 class HeartbeatMissed(Event):
     """The heartbeat was not written."""
 
+    level: ClassVar[Level] = Level.WARNING
     reason: str
 
 
@@ -180,6 +191,7 @@ class HeartbeatMissed(Event):
 class StorageAwaited(Event):
     """The storage is away while nothing can train without it; the driver tries again for up to `timeout_s`."""
 
+    level: ClassVar[Level] = Level.WARNING
     timeout_s: float
     reason: str
 
@@ -188,6 +200,7 @@ class StorageAwaited(Event):
 class StorageNotAwaited(Event):
     """The storage is away, and the run was asked to end."""
 
+    level: ClassVar[Level] = Level.ERROR
     reason: str
 
 
@@ -195,6 +208,7 @@ class StorageNotAwaited(Event):
 class HistoryUnread(Event):
     """Loss and evaluations of earlier steps could not be read from `history/`."""
 
+    level: ClassVar[Level] = Level.WARNING
     reason: str
 
 
@@ -202,4 +216,5 @@ class HistoryUnread(Event):
 class HistoryUnwritten(Event):
     """Loss and evaluations were not written to `history/`."""
 
+    level: ClassVar[Level] = Level.WARNING
     reason: str

@@ -10,10 +10,18 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, ClassVar
 
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+class Level(StrEnum):
+    """How much an event matters to people who watch a run. An error costs what was done, or may."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +33,7 @@ class Event:
 
     kind: ClassVar[str] = "event"
     flat: ClassVar[str] = ""
+    level: ClassVar[Level] = Level.INFO
 
     def __init_subclass__(cls) -> None:
         if "kind" not in cls.__dict__:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.event import Event, Level
 
 RESTS_FOR = "hosts failed on it again and again"
 
@@ -21,6 +22,7 @@ class HostsAwaited(Event):
       left_s: until the run ends for it.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     needed: int
     found: str
     step: int
@@ -62,6 +64,7 @@ class MachineRests(Event):
       reason: the second half of a sentence.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     machine: str
     seconds: float
     reason: str = RESTS_FOR
@@ -86,6 +89,7 @@ class NicenessFound(Event):
 class ClusterAwaited(Event):
     """No process listens at the address of the Ray cluster; the run waits for one."""
 
+    level: ClassVar[Level] = Level.WARNING
     address: str
     timeout_s: float
 
@@ -105,6 +109,7 @@ class HeadSilent(Event):
       timeout_s, idle_timeout_s: after which the run ends: while hosts train, and where they are lost with the head.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     address: str
     timeout_s: float
     idle_timeout_s: float
@@ -121,6 +126,7 @@ class HeadBack(Event):
 class RayLeftBehind(Event):
     """The program leaves Ray without its head, for `timeout_s` at most."""
 
+    level: ClassVar[Level] = Level.WARNING
     timeout_s: float
 
 
@@ -143,6 +149,7 @@ class AcceleratorsMissing(Event):
       reserved: for each host, such as `1 GPU`.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     hosts: tuple[int, ...]
     reserved: tuple[str, ...]
 
@@ -155,6 +162,7 @@ class AcceleratorsIdle(Event):
       idle: such as `8 GPU`.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     idle: tuple[str, ...]
 
 
@@ -166,6 +174,7 @@ class ConnectionRefused(Event):
       description: who came, and why they were refused.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     description: str
 
 
@@ -173,6 +182,7 @@ class ConnectionRefused(Event):
 class MemoryWrong(Event):
     """Buckets of surviving hosts were not those of the commit after undo in memory; they were read from files."""
 
+    level: ClassVar[Level] = Level.ERROR
     buckets: int
 
 
@@ -184,5 +194,6 @@ class BucketsRefused(Event):
       hosts: to which they were sent.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     buckets: int
     hosts: tuple[int, ...]

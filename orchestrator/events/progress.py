@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from podembed.orchestrator.api.result import Evaluation, MeasuredTable
-from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.event import Event, Level
 from podembed.workers.job.ranking import Baseline
 from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
@@ -156,6 +156,7 @@ class HostSlow(Event):
       phase_s, others_phase_s: seconds of a window in it, here and the median of the others.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     host: int
     ratio: float
     phase: Phase
@@ -182,6 +183,7 @@ class OwnerBusy(Event):
       held_buckets, num_buckets: of that table, those that it owns and all.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     host: int
     ratio: float
     rows: int
@@ -205,6 +207,7 @@ class IdsAltered(Event):
       invalid_ids: what happens to them: `drop`, `clip` or `hash`.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     table: str
     count: int
     invalid_ids: str
@@ -232,5 +235,6 @@ class RowsPutAside(Event):
       location: where they are listed.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     num_rows: int
     location: str

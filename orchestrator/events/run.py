@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from podembed.orchestrator.api.result import HostsChange, Recovery
-from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.event import Event, Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,7 @@ class CallbackFailed(Event):
       trace: of the exception, with its lines.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     callback: str
     method: str
     error: str
@@ -62,6 +63,7 @@ class CallbacksLeft(Event):
       untold: calls that no callback has heard.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     waited_s: float
     untold: int
 
@@ -75,6 +77,7 @@ class SinkFailed(Event):
       dropped: lines that it has missed for that.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     sink: str
     error: str
     dropped: int
@@ -146,6 +149,7 @@ class GenerationLost(Event):
       base_step: to which the next generation goes back.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     generation: int
     cause: str
     workers: tuple[str, ...]
@@ -186,6 +190,7 @@ class HostsChanged(Event):
 class SurvivorsDropped(Event):
     """The hosts that lived on are not used; all processes are started anew."""
 
+    level: ClassVar[Level] = Level.WARNING
     reason: str
 
 
@@ -193,6 +198,7 @@ class SurvivorsDropped(Event):
 class WorkersKilled(Event):
     """At the end of the run workers did not leave in order. All was committed by then."""
 
+    level: ClassVar[Level] = Level.WARNING
     reason: str
 
 
@@ -218,6 +224,7 @@ class VersionsDiffer(Event):
       versions: by package, that of the commit and that of now.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     commit: str
     versions: Mapping[str, tuple[str | None, str]]
 
@@ -243,6 +250,7 @@ class DataFilesChanged(Event):
       shown: the first of them, in words.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     step: int
     changes: tuple[str, ...]
     shown: str
@@ -252,6 +260,7 @@ class DataFilesChanged(Event):
 class InputRecordDamaged(Event):
     """A record of the run's data files is damaged and ignored."""
 
+    level: ClassVar[Level] = Level.WARNING
     file: str
     found: str
 
@@ -267,5 +276,6 @@ class InputRecordRewritten(Event):
 class PoliciesIgnored(Event):
     """The record of which commits stay is damaged; all stay, unless flags say otherwise."""
 
+    level: ClassVar[Level] = Level.WARNING
     file: str
     found: str

@@ -144,8 +144,15 @@ class MetricsHub:
             self._send(_line_of(point))
         # All that a window says is in its point.
         if event.kind != "window":
-            values = event.values()
-            self._send(Line(kind=event.kind, unix_s=self._wall_s(), values=values, text=sentence(event)))
+            self._send(
+                Line(
+                    kind=event.kind,
+                    unix_s=self._wall_s(),
+                    values=event.values(),
+                    text=sentence(event),
+                    level=str(event.level),
+                )
+            )
 
     def _send(self, line: Line) -> None:
         for thread in self._threads:

@@ -103,7 +103,7 @@ class Measurer:
             Measurement("loss", report.loss),
             Measurement("samples", self._samples),
             Measurement("samples_per_second", report.samples_per_s),
-            Measurement("step_seconds", event.seconds / (report.step - event.first_step)),
+            Measurement("step_seconds", event.seconds / max(1, report.step - event.first_step)),
             Measurement("goodput_ratio", min(1.0, useful_s / spent_s) if spent_s > 0 else 0.0),
             Measurement("slowest_host_ratio", report.slowest),
             Measurement("owner_imbalance_ratio", report.imbalance),
@@ -115,7 +115,7 @@ class Measurer:
         return self._at(report.step, measurements, first_step=event.first_step)
 
     def _host(self, host: HostMeasures, event: WindowTrained) -> Iterator[Measurement]:
-        by_host, num_steps = {"host": str(host.host)}, event.report.step - event.first_step
+        by_host, num_steps = {"host": str(host.host)}, max(1, event.report.step - event.first_step)
         for phase, seconds in host.phase_s.items():
             yield Measurement("phase_seconds", seconds / num_steps, by_host | {"phase": phase.value})
         for source, seconds in _waited(host).items():
@@ -163,7 +163,7 @@ class Measurer:
 
 
 def _rows(event: WindowTrained) -> list[Measurement]:
-    num_steps = event.report.step - event.first_step
+    num_steps = max(1, event.report.step - event.first_step)
     totals: Counter[str] = Counter()
     for host in event.hosts:
         totals.update(host.rows_asked)

@@ -87,6 +87,7 @@ class Line:
       unix_s: when.
       values: of the event; of a point as `Point.to_json`.
       text: the event's sentence, for people.
+      level: of the event.
       point: where it is one.
     """
 
@@ -94,6 +95,7 @@ class Line:
     unix_s: float
     values: Mapping[str, Any]
     text: str = ""
+    level: str = "info"
     point: Point | None = None
 
 

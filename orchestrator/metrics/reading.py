@@ -119,4 +119,13 @@ def _line(text: bytes) -> Iterator[tuple[int, Line]]:
         point = point_of(document, unix_s=unix_s)
         yield number, Line(kind=kind, unix_s=unix_s, values={}, point=point)
     else:
-        yield number, Line(kind=kind, unix_s=unix_s, values=dict(document["values"]), text=str(document["text"]))
+        yield (
+            number,
+            Line(
+                kind=kind,
+                unix_s=unix_s,
+                values=dict(document["values"]),
+                text=str(document["text"]),
+                level=str(document.get("level", "info")),
+            ),
+        )

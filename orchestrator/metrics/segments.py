@@ -83,7 +83,15 @@ class Segments:
     def write(self, line: Line) -> None:
         document = {"number": self._number, "kind": line.kind, "unix_s": round(line.unix_s, 3)}
         # The kind comes early, so that points are known without reading their lines.
-        document |= line.values if line.kind == POINT else {"values": dict(line.values), "text": line.text}
+        document |= (
+            line.values
+            if line.kind == POINT
+            else {
+                "level": line.level,
+                "values": dict(line.values),
+                "text": line.text,
+            }
+        )
         self._number += 1
         self._waiting.append(json.dumps(document, separators=(",", ":"), allow_nan=False))
 

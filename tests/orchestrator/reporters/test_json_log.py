@@ -1,0 +1,67 @@
+"""Lines of JSON for programs that gather logs."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from podembed.orchestrator.events.commits import CommitLost, Committed
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.reporter import tell
+from podembed.orchestrator.metrics.catalog import CATALOG
+from podembed.orchestrator.reporters.json_log import JsonReporter
+from tests.orchestrator.events.test_events import TYPES, example
+from tests.orchestrator.metrics.windows import recovery, window
+
+
+def lines_of(*events: Event) -> list[dict[str, Any]]:
+    out = io.StringIO()
+    reporter = JsonReporter(out, wall_s=lambda: 0.25)
+    for event in events:
+        tell(reporter, event)
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_every_event_is_one_line_with_its_level() -> None:
+    for kind in TYPES:
+        (line,) = lines_of(example(kind))
+        assert line["event"] == kind.kind
+        assert line["level"] == kind.level
+        assert line["time"] == "1970-01-01T00:00:00.250Z"
+        assert line["message"]
+
+
+def test_what_costs_steps_is_an_error_and_progress_is_none() -> None:
+    committed = Committed(name="c", step=1, size_bytes=1, seconds=0.1)
+    levels = [line["level"] for line in lines_of(committed, example(CommitLost), window(0, 10))]
+    assert levels == ["info", "error", "info"]
+
+
+def test_a_window_has_the_names_of_measurements() -> None:
+    first, again = lines_of(window(0, 10), recovery(base_step=0, generation=2, discarded_steps=10))
+    assert first["values"]["loss"] == 0.5
+    assert first["values"]["samples_per_second"] == 640
+    assert set(first["values"]) - {"first_step"} <= set(CATALOG)
+    assert again["values"]["generation"] == 2
+
+
+def test_words_that_are_no_event_are_lines_too() -> None:
+    out = io.StringIO()
+    reporter = JsonReporter(out)
+    reporter.activity("starting")
+    tell(reporter, window(0, 10))
+    reporter.notice("job synthetic: 10 samples")
+    kinds = [json.loads(line)["event"] for line in out.getvalue().splitlines()]
+    assert kinds == ["activity", "window", "notice"]
+
+
+class Unread(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_run_goes_on_when_no_process_reads() -> None:
+    reporter = JsonReporter(Unread())
+    tell(reporter, window(0, 10))
+    tell(reporter, window(10, 20))
