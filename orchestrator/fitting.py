@@ -17,6 +17,7 @@ from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.event_log import injecting
 from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.events.run import FilesInOrder, NothingLeft, RunOpened
+from podembed.orchestrator.health.watch import HealthWatch
 from podembed.orchestrator.metrics.sinks import measuring
 from podembed.orchestrator.planning.of_run import with_prediction
 from podembed.orchestrator.run.finished import finished, untrained
@@ -49,7 +50,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
 
     with contextlib.ExitStack() as stack:
         # Faults of a plan that count calls of the storage do not count those of a sink.
-        emit = stack.enter_context(measuring(config.metrics_config, run.store, emit))
+        emit = stack.enter_context(measuring(config.metrics_config, run.store, emit, watch=HealthWatch()))
         if config.fault_plan is not None:
             run, emit = stack.enter_context(injecting(config.fault_plan, run, emit))
         try:

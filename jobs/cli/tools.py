@@ -1,5 +1,5 @@
-"""The commands that look at a run's commits or tidy them: `podembed fsck | diff | export | import | extract | compact |
-prune`.
+"""The commands that look at a run or tidy its commits: `podembed fsck | health | diff | export | import | extract |
+compact | prune`.
 
 None of them trains, and those here need no JAX. `jobs.inference` has the ones that score data, `jobs.watching` those
 that show a run. Here are their flags.
@@ -32,6 +32,17 @@ class Fsck:
     """Also check commits that do not count."""
     values: bool = False
     """Also look for NaN and infinity in the newest commit, or in that of --commit. They are reported, but no damage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """Say what a run's measurements show to be wrong, with numbers and remedies. Also of one that trains.
+
+    Changes nothing. Exits with 1 if an alarm stands.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder or URL of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +145,11 @@ class Prune:
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
-Tool = Fsck | Diff | Export | Import | Extract | Compact | Prune | inference.Scoring | watching.Watching
+Tool = Fsck | Health | Diff | Export | Import | Extract | Compact | Prune | inference.Scoring | watching.Watching
 
 ToolCommand = (
     Annotated[Fsck, tyro.conf.subcommand("fsck")]
+    | Annotated[Health, tyro.conf.subcommand("health")]
     | Annotated[Diff, tyro.conf.subcommand("diff")]
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Import, tyro.conf.subcommand("import")]
@@ -161,6 +173,8 @@ def run(command: Tool) -> int:
     match command:
         case Fsck():
             return looking.fsck(command)
+        case Health():
+            return looking.health(command)
         case Diff():
             return looking.diff(command)
         case Export():

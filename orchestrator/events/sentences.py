@@ -12,7 +12,7 @@ from typing import Any
 from podembed.orchestrator.api.errors import listed
 from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.orchestrator.api.text import format_bytes, plural
-from podembed.orchestrator.events import commits, machines, plans, progress, run
+from podembed.orchestrator.events import commits, health, machines, plans, progress, run
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.templates import TEMPLATES
 from podembed.workers.job.ranking import Baseline
@@ -294,6 +294,17 @@ def _(event: machines.BucketsRefused) -> str:
         "have the digests of the commit. They were read from its files. Expected none. Look for a host with faulty "
         "memory or a faulty network, and report it if it comes again"
     )
+
+
+@sentence.register
+def _(event: health.AlarmBegan) -> str:
+    return f"{'NOTE' if event.is_note else 'ALARM'} {event.alarm} at step {event.step}: {event.finding}. {event.remedy}"
+
+
+@sentence.register
+def _(event: health.AlarmEnded) -> str:
+    subject = f" of {event.subject}" if event.subject else ""
+    return f"alarm {event.alarm}{subject} is over at step {event.step}"
 
 
 def _hosts(numbers: tuple[int, ...]) -> str:

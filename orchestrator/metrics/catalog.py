@@ -83,6 +83,7 @@ CATALOG: dict[str, Metric] = {
         _gauge("committed_step", "steps", "Step of the newest commit."),
         _gauge("commit_bytes", "bytes", "Bytes that the newest commit wrote."),
         _gauge("commit_seconds", "seconds", "Time from the newest commit's step to its acknowledgement."),
+        _counter("commit_delay_seconds", "seconds", "Time that training waited to begin a commit."),
         _counter("failed_saves", "", "Saves that did not become commits."),
         # Data.
         _gauge("malformed_rows", "rows", "Malformed rows that were left out, in the whole run."),

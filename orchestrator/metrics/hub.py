@@ -43,6 +43,12 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+class Watch(Protocol):
+    """Judges points as they come, in the driver's thread. It should take no time that anybody would notice."""
+
+    def take(self, point: Point) -> Sequence[Event]: ...
+
+
 class SinkThread:
     """One sink at work. Mutated: its queue."""
 
@@ -115,10 +121,19 @@ class MetricsHub:
     Args:
       emit: to which events are passed on.
       sinks: to begin with.
+      watch: what it says of the points goes where events go. If it fails, it is named and left out from then on.
     """
 
-    def __init__(self, emit: Emit, sinks: Sequence[Sink], *, measurer: Measurer, wall_s: Callable[[], float]) -> None:
-        self._emit, self._measurer, self._wall_s = emit, measurer, wall_s
+    def __init__(
+        self,
+        emit: Emit,
+        sinks: Sequence[Sink],
+        *,
+        measurer: Measurer,
+        wall_s: Callable[[], float],
+        watch: Watch | None = None,
+    ) -> None:
+        self._emit, self._measurer, self._wall_s, self._watch = emit, measurer, wall_s, watch
         self._failures: queue.SimpleQueue[SinkFailed] = queue.SimpleQueue()
         self._threads = [SinkThread(sink, self._failures) for sink in sinks]
 
@@ -134,11 +149,26 @@ class MetricsHub:
 
     def emit(self, event: Event) -> None:
         """Takes an event."""
-        self._put(event)
+        point = self._put(event)
         self._emit(event)
+        if point is not None:
+            for told in self._judged(point):
+                self._put(told)
+                self._emit(told)
         self._say()
 
-    def _put(self, event: Event) -> None:
+    def _judged(self, point: Point) -> Sequence[Event]:
+        if self._watch is None:
+            return ()
+        try:
+            return self._watch.take(point)
+        except Exception as error:
+            # Training never suffers from what only looks at it.
+            self._watch = None
+            self._failures.put(SinkFailed(sink="the run's health", error=f"{type(error).__name__}: {error}", dropped=0))
+            return ()
+
+    def _put(self, event: Event) -> Point | None:
         point = self._measurer.point(event)
         if point is not None:
             self._send(_line_of(point))
@@ -153,6 +183,7 @@ class MetricsHub:
                     level=str(event.level),
                 )
             )
+        return point
 
     def _send(self, line: Line) -> None:
         for thread in self._threads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from podembed.orchestrator.events.commits import Committed, SaveFailed
+from podembed.orchestrator.events.commits import CommitDelayed, Committed, SaveFailed
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import Evaluated, HostMeasures, RowsPutAside, WindowTrained
 from podembed.orchestrator.events.run import GenerationLost, Recovered
@@ -36,6 +36,7 @@ class Measurer:
         self._recoveries: Counter[str] = Counter()
         self._fault = "unknown"
         self._num_commits = self._num_failed_saves = 0
+        self._delayed_s = 0.0
 
     def point(self, event: Event) -> Point | None:
         """What an event says in numbers; None if it has none."""
@@ -59,6 +60,9 @@ class Measurer:
                         Measurement("commit_seconds", seconds),
                     ],
                 )
+            case CommitDelayed(waited_s=waited_s):
+                self._delayed_s += waited_s
+                return self._at(self._step, [Measurement("commit_delay_seconds", self._delayed_s)])
             case SaveFailed():
                 self._num_failed_saves += 1
                 return self._at(self._step, [Measurement("failed_saves", self._num_failed_saves)])

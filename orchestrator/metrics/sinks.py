@@ -11,7 +11,7 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.run import MetricsServed, SinkFailed
-from podembed.orchestrator.metrics.hub import MetricsHub, Sink
+from podembed.orchestrator.metrics.hub import MetricsHub, Sink, Watch
 from podembed.orchestrator.metrics.measurer import Measurer
 from podembed.orchestrator.metrics.segments import Segments
 from podembed.workers.storage.store import Store
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def measuring(config: MetricsConfig, store: Store, emit: Emit) -> Iterator[Emit]:
+def measuring(config: MetricsConfig, store: Store, emit: Emit, *, watch: Watch | None = None) -> Iterator[Emit]:
     """Where a driver's events go from now on: to the sinks, and then to `emit`.
 
     Args:
       store: of the run.
+      watch: as in `MetricsHub`.
     """
     clock = SYSTEM_CLOCK
     sinks: list[Sink] = []
@@ -39,7 +40,7 @@ def measuring(config: MetricsConfig, store: Store, emit: Emit) -> Iterator[Emit]
         served = PrometheusSink(config.port, run=store.location.rstrip("/").rsplit("/", 1)[-1])
         sinks.append(served)
     measurer = Measurer(monotonic_s=clock.monotonic_s, wall_s=clock.wall_s)
-    with MetricsHub(emit, sinks, measurer=measurer, wall_s=clock.wall_s) as hub:
+    with MetricsHub(emit, sinks, measurer=measurer, wall_s=clock.wall_s, watch=watch) as hub:
         if served is not None:
             hub.emit(_begun(served))
         yield hub.emit

@@ -1,0 +1,37 @@
+"""Events of a run's health: what detectors find in its measurements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from podembed.orchestrator.events.event import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmBegan(Event):
+    """Measurements show that something is wrong.
+
+    Attributes:
+      alarm: its name in the table of docs/observability.md.
+      subject: what it is about, such as `host 1`; empty for the run as a whole.
+      step: after which it was seen.
+      is_note: it is worth knowing, and nothing is wrong.
+      finding: what was found, with numbers, for people.
+      remedy: what to do, for people.
+    """
+
+    alarm: str
+    subject: str
+    step: int
+    is_note: bool
+    finding: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmEnded(Event):
+    """What an alarm was about is over."""
+
+    alarm: str
+    subject: str
+    step: int

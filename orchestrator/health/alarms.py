@@ -1,0 +1,101 @@
+"""`ALARMS`: everything that a detector may find, with when it begins and what to do. docs/observability.md has the same
+table. `Finding` is one of them in a run, with its numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """A kind of trouble.
+
+    Attributes:
+      name: for programs.
+      begins: when, as a part of a sentence.
+      remedy: what to do, as one or more sentences.
+      is_note: it is worth knowing, and nothing is wrong; it changes no exit code.
+      is_said: the driver has an event of its own for it, so it says it no second time.
+    """
+
+    name: str
+    begins: str
+    remedy: str
+    is_note: bool = False
+    is_said: bool = False
+
+
+ALARMS: dict[str, Alarm] = {
+    alarm.name: alarm
+    for alarm in (
+        Alarm(
+            name="input_bound",
+            begins="hosts waited for their input for 30 % of the last minute",
+            remedy="Give hosts more processors, use more hosts, put the data nearer, or prepare it as Parquet with "
+            "`podembed prepare`.",
+        ),
+        Alarm(
+            name="device_bound",
+            begins="hosts waited for their devices for 85 % of the last minute; a note, for nothing is wrong",
+            remedy="More or faster devices would speed the run up; more processors for the hosts would not.",
+            is_note=True,
+        ),
+        Alarm(
+            name="slow_host",
+            begins="a host worked twice as long as the others for the last minute, and by a tenth of it longer",
+            remedy="Look for other programs on its machine, or for a slow disk, and take the machine out if it stays.",
+            is_said=True,
+        ),
+        Alarm(
+            name="frequent_commits",
+            begins="training stood still for commits for 10 % of the last two minutes",
+            remedy="Commit less often with --checkpoint-every or --checkpoint-seconds, or write deltas with "
+            "--full-every.",
+        ),
+        Alarm(
+            name="slow_storage",
+            begins="the same, and a commit takes 5 s or more at less than 20 MB a second",
+            remedy="Give the run a faster storage, or commit less often with --checkpoint-every.",
+        ),
+        Alarm(
+            name="memory_grows",
+            begins="a host's memory has grown in each quarter of the last 10 minutes or more, by a tenth in all",
+            remedy="Look for what the job's own functions keep, and for caches without an end. A stop and "
+            "`podembed resume` begin with new processes.",
+        ),
+        Alarm(
+            name="loss_not_falling",
+            begins="after 200 steps of a new run the loss is not below that of its first steps",
+            remedy="Look whether labels belong to their rows, and whether a learning rate is near zero or too high.",
+        ),
+        Alarm(
+            name="loss_rises",
+            begins="the mean loss of 60 steps or more is a fifth above the best before",
+            remedy="Lower the learning rates, clip gradients, or look for data of another kind since then.",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An alarm that stands.
+
+    Attributes:
+      alarm: a name of `ALARMS`.
+      subject: what it is about where there are several, such as `host 1`; else empty.
+      text: what was found, with numbers; no full stop.
+    """
+
+    alarm: str
+    subject: str = ""
+    text: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.alarm, self.subject
+
+    @property
+    def kind(self) -> Alarm:
+        return ALARMS[self.alarm]

@@ -1,0 +1,101 @@
+"""A loss that does not fall, or rises."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from podembed.orchestrator.health.alarms import Finding
+from podembed.orchestrator.health.detector import Standing, is_window
+from podembed.orchestrator.metrics.point import Point
+
+CHUNK_STEPS = 20
+"""Means over fewer steps are mostly noise."""
+RISE_CHUNKS = 3
+LATE_CHUNKS = 8
+LEAST_STEPS = 200
+"""A model begins to learn in tens of steps."""
+LEAST_FALL = 0.01
+RISE_BEGINS, RISE_ENDS = 1.20, 1.10
+"""Losses of windows differ by a few per cent; seasons in the data bring ten."""
+LEARNS_AUC = 0.55
+"""An evaluation of so much says that the model learns, whatever the loss does."""
+
+
+class LossFalls:
+    """Follows the loss in chunks of steps."""
+
+    alarms = frozenset({"loss_not_falling", "loss_rises"})
+
+    def __init__(self) -> None:
+        self._is_new: bool | None = None
+        self._first = math.nan
+        self._open = (0.0, 0)  # sum of the losses, and steps, of the chunk that is not full
+        self._chunks: tuple[float, ...] = ()
+        self._first_chunk = (math.nan, 0)
+        self._best = (math.inf, 0)
+        self._learns = False
+
+    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+        """As `Detector.take`."""
+        auc = point.value("evaluation", metric="auc")
+        if auc is not None and auc >= LEARNS_AUC:
+            self._learns = True
+        loss = point.value("loss")
+        if loss is None or not is_window(point) or not math.isfinite(loss):
+            return None
+        if self._is_new is None:
+            # A run that goes on, or was thinned, may have learned long ago.
+            self._is_new, self._first = point.first_step == 0, loss
+        num_steps = point.step - point.first_step
+        total, steps = self._open[0] + loss * num_steps, self._open[1] + num_steps
+        if steps < CHUNK_STEPS:
+            self._open = (total, steps)
+            return None
+        self._open = (0.0, 0)
+        self._close(total / steps, point.step)
+        return [*self._rises(point, standing), *self._not_falling(point)]
+
+    def _close(self, mean: float, step: int) -> None:
+        if math.isnan(self._first_chunk[0]):
+            self._first_chunk = (mean, step)
+        self._chunks = (*self._chunks, mean)[-LATE_CHUNKS:]
+        if len(self._chunks) >= RISE_CHUNKS:
+            # The best of means of several, since the best of many single ones is luck.
+            self._best = min(self._best, (statistics.fmean(self._chunks[-RISE_CHUNKS:]), step))
+
+    def _rises(self, point: Point, standing: Standing) -> list[Finding]:
+        if len(self._chunks) < RISE_CHUNKS:
+            return []
+        now = statistics.fmean(self._chunks[-RISE_CHUNKS:])
+        # A first step that is far better than all that follow was spoilt by the first updates.
+        reference, step = min(self._best, (self._first if self._is_new else math.inf, 1))
+        factor = RISE_ENDS if ("loss_rises", "") in standing else RISE_BEGINS
+        # Losses below zero have no ratio.
+        if reference <= 0 or now < factor * reference:
+            return []
+        return [
+            Finding(
+                alarm="loss_rises",
+                text=f"the loss is {now:.4g} at step {point.step}, {now / reference - 1:.0%} above the {reference:.4g} "
+                f"of step {step}",
+            )
+        ]
+
+    def _not_falling(self, point: Point) -> list[Finding]:
+        first, first_step = self._first_chunk
+        if not self._is_new or self._learns or point.step < LEAST_STEPS or len(self._chunks) < LATE_CHUNKS:
+            return []
+        # What fell once and rose again is the other alarm's.
+        now, margin = min(statistics.fmean(self._chunks), self._best[0]), LEAST_FALL * abs(first)
+        # The first step alone is noisy, and the first chunk may have learned most already. Either may show a fall.
+        if now < self._first - margin or now < first - margin / 2:
+            return []
+        return [
+            Finding(
+                alarm="loss_not_falling",
+                text=f"the loss is {now:.4g} at step {point.step}, and was {first:.4g} in the first "
+                f"{first_step} steps and {self._first:.4g} in the first window",
+            )
+        ]

@@ -1,0 +1,1 @@
+"""Alarms: a planted fault for each detector, and none on clean runs."""
