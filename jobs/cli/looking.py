@@ -1,23 +1,20 @@
-"""`podembed fsck | health | diff | export | import | extract`: the commands that look at runs and change none."""
+"""`podembed fsck | diff | export | import | extract`: the commands that look at runs and change none."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-import time
 
-from podembed.jobs.cli.tools import Diff, Export, Extract, Fsck, Health, Import
+from podembed.jobs.cli.tools import Diff, Export, Extract, Fsck, Import
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import format_bytes, printable
 from podembed.orchestrator.fsck import report, saved
 from podembed.orchestrator.fsck.check import check_run
-from podembed.orchestrator.health.check import check_health
-from podembed.orchestrator.health.check import render as render_health
 from podembed.orchestrator.inspect import describe
 from podembed.orchestrator.inspect import diff as compare
 from podembed.orchestrator.inspect import extract as rows
 from podembed.orchestrator.inspect.scan_values import scan_values
-from podembed.orchestrator.run.reference import is_run, open_commit, open_run_store
+from podembed.orchestrator.run.reference import is_run, open_commit
 from podembed.workers.stepwise.checkpoint import saved_paths
 from podembed.workers.storage.store import Store
 
@@ -61,13 +58,6 @@ def _tell_values(run: str, commit: str | None) -> None:
     print(f"\nValues of {state.manifest.name}: {'all finite' if not findings else 'NOT ALL FINITE'}")
     for finding in findings:
         print(f"  {finding.describe()}")
-
-
-def health(command: Health) -> int:
-    """Carries out `podembed health`. Returns the exit code."""
-    found = check_health(open_run_store(command.run), now_unix_s=time.time())
-    print(printable(render_health(found)))
-    return 0 if found.is_healthy else EXIT_DIFFERENT
 
 
 def diff(command: Diff) -> int:

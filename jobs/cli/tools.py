@@ -8,6 +8,7 @@ that show a run. Here are their flags.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,6 +16,8 @@ import tyro
 
 from podembed.jobs.inference import command as inference
 from podembed.jobs.watching import command as watching
+
+EXIT_ALARM = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +177,7 @@ def run(command: Tool) -> int:
         case Fsck():
             return looking.fsck(command)
         case Health():
-            return looking.health(command)
+            return _health(command)
         case Diff():
             return looking.diff(command)
         case Export():
@@ -191,3 +194,13 @@ def run(command: Tool) -> int:
             return watching.run(command)
         case _:
             return inference.run(command)
+
+
+def _health(command: Health) -> int:
+    from podembed.orchestrator.api.text import printable
+    from podembed.orchestrator.health.check import check_health, render
+    from podembed.orchestrator.run.reference import open_run_store
+
+    found = check_health(open_run_store(command.run), now_unix_s=time.time())
+    print(printable(render(found)))
+    return 0 if found.is_healthy else EXIT_ALARM
