@@ -8,7 +8,6 @@ that show a run. Here are their flags.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -197,10 +196,11 @@ def run(command: Tool) -> int:
 
 
 def _health(command: Health) -> int:
+    from podembed.orchestrator.api.clock import SYSTEM_CLOCK
     from podembed.orchestrator.api.text import printable
     from podembed.orchestrator.health.check import check_health, render
     from podembed.orchestrator.run.reference import open_run_store
 
-    found = check_health(open_run_store(command.run), now_unix_s=time.time())
+    found = check_health(open_run_store(command.run), now_unix_s=SYSTEM_CLOCK.wall_s())
     print(printable(render(found)))
     return 0 if found.is_healthy else EXIT_ALARM
