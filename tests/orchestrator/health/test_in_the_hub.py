@@ -1,0 +1,74 @@
+"""The watch in the way of a driver's events: what it says reaches people, and a failure of it stops no run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.health import AlarmBegan
+from podembed.orchestrator.events.run import SinkFailed
+from podembed.orchestrator.events.sentences import sentence
+from podembed.orchestrator.metrics.hub import MetricsHub, Watch
+from podembed.orchestrator.metrics.measurer import Measurer
+from podembed.orchestrator.metrics.point import Line, Point
+from tests.clock import FakeClock
+from tests.orchestrator.metrics.windows import window
+
+BEGAN = AlarmBegan(
+    alarm="slow_storage", subject="", step=10, is_note=False, finding="commits take 9 s", remedy="Use another disk."
+)
+
+
+class Kept:
+    """A sink that keeps what it gets."""
+
+    name, flush_s = "kept", 0.01
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+
+    def write(self, line: Line) -> None:
+        self.lines.append(line)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Alarming:
+    """Says the same at each point."""
+
+    def take(self, point: Point) -> Sequence[Event]:
+        return [BEGAN]
+
+
+class Broken:
+    """Cannot judge anything."""
+
+    def take(self, point: Point) -> Sequence[Event]:
+        raise ZeroDivisionError("no windows")
+
+
+def heard(watch: Watch, windows: int) -> tuple[list[Event], list[Line]]:
+    clock, kept, emitted = FakeClock(), Kept(), list[Event]()
+    measurer = Measurer(monotonic_s=clock.monotonic_s, wall_s=clock.wall_s)
+    with MetricsHub(emitted.append, [kept], measurer=measurer, wall_s=clock.wall_s, watch=watch) as hub:
+        for at in range(windows):
+            hub.emit(window(10 * at, 10 * at + 10))
+    return emitted, kept.lines
+
+
+def test_alarms_follow_the_window_that_showed_them_to_people_and_sinks() -> None:
+    emitted, lines = heard(Alarming(), 1)
+    assert [event.kind for event in emitted] == ["window", "alarm_began"]
+    assert [line.kind for line in lines] == ["point", "alarm_began"]
+    assert sentence(emitted[1]) == "ALARM slow_storage at step 10: commits take 9 s. Use another disk."
+    assert lines[1].values["remedy"] == "Use another disk."
+
+
+def test_a_watch_that_fails_is_named_once_and_the_run_goes_on() -> None:
+    emitted, lines = heard(Broken(), 5)
+    assert [event.kind for event in emitted].count("window") == 5
+    (failure,) = [event for event in emitted if isinstance(event, SinkFailed)]
+    assert failure.error == "ZeroDivisionError: no windows"
+    assert sum(line.kind == "point" for line in lines) == 5
