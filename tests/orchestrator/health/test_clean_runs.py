@@ -1,5 +1,5 @@
-"""No alarm on clean runs, on whatever machine this is: small data and jobs that differ in seed, size and overlap. One in
-the default run, 24 as a long test; each looks at its run's stream with the driver's own thresholds.
+"""No alarm on clean runs, on whatever machine this is: small data and jobs that differ in seed, size and overlap. One
+in the default run, 24 as a long test; each looks at its run's stream with the driver's own thresholds.
 """
 
 from __future__ import annotations
