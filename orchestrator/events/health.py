@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.event import Event, Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class AlarmBegan(Event):
       remedy: what to do, for people.
     """
 
+    level: ClassVar[Level] = Level.WARNING
     alarm: str
     subject: str
     step: int
