@@ -111,9 +111,9 @@ def wide_job(folder: str, on_devices: bool = False) -> JobConfig:
         "mean": many(name="mean", combiner="mean", optimizer=limited),
         "sqrtn": many(name="sqrtn", combiner="sqrtn", optimizer=RowWiseAdagrad(lambda step: 0.1 / (1 + step))),
         "rounded": many(name="rounded", optimizer=FTRL(0.1), quantization_config=QuantizationConfig(255, -0.5, 0.5)),
-        "history": many(name="history", optimizer=Adam(0.01)),
+        "history": many(name="history", optimizer=Adam(0.01, epsilon=1e-3)),
         "read": many(name="read", initial_rows=first, trainable=False, combiner="sum"),
-        "all": few(name="all", combiner="sum", optimizer=Adam(0.01, lazy_adam=False)),
+        "all": few(name="all", combiner="sum", optimizer=Adam(0.01, epsilon=1e-3, lazy_adam=False)),
         "momentum": few(name="momentum", optimizer=AdagradMomentum(0.1, momentum=0.9)),
     }
     features = {name: FeatureConfig(table) for name, table in tables.items() if name != "history"}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.events.reporter import SilentReporter
+from tests.long_tests import is_long
+from tests.processes import actor_processes
 from tests.workers.device_tables.jobs import SIZES, assert_close, train, write_rows
 
 
@@ -41,6 +47,7 @@ def test_a_run_moves_a_table_when_it_resumes(folder: Path, tmp_path: Path, on_ho
     assert found == pytest.approx(on_hosts.losses, rel=2e-5)
 
 
+@pytest.mark.ray
 def test_two_hosts_hold_the_same_tables_on_their_devices(
     folder: Path, tmp_path: Path, on_hosts: Result, ray_cluster: None
 ) -> None:
@@ -54,3 +61,37 @@ def test_all_that_a_table_may_be_is_the_same_on_devices(folder: Path, tmp_path: 
     """Combiners, weights, each rule, limits, rates that change, rounded lookups, sequences, and rows that are read."""
     expected = train(folder, tmp_path, "hosts", job="wide_job")
     assert_close(train(folder, tmp_path, "devices", job="wide_job", on_devices=True), expected)
+
+
+class Killer(SilentReporter):
+    """Kills one actor of a kind after the first commit."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.has_commit = kind, False
+        self.killed: list[int] = []
+        self.recoveries: list[Any] = []
+
+    def commit(self, *arguments: Any, **named: Any) -> None:
+        self.has_commit = True
+
+    def recovery(self, recovery: Any, *arguments: Any, **named: Any) -> None:
+        self.recoveries.append(recovery)
+
+    def window(self, report: Any, *arguments: Any, **named: Any) -> None:
+        if self.has_commit and not self.killed:
+            self.killed.append(actor_processes(self.kind)[0])
+            os.kill(self.killed[0], signal.SIGKILL)
+
+
+@pytest.mark.ray
+@is_long
+@pytest.mark.parametrize("kind", ["HostActor", "DeviceActor"])
+def test_after_a_loss_devices_have_the_rows_of_the_last_commit(
+    folder: Path, tmp_path: Path, ray_cluster: None, kind: str
+) -> None:
+    """On two hosts with two devices each."""
+    expected, killer = train(folder, tmp_path, "hosts", job="wide_job"), Killer(kind)
+    placed = {"job": "wide_job", "on_devices": True, "num_hosts": 2, "devices_per_host": 2}
+    found = train(folder, tmp_path, "devices", reporter=killer, **placed)
+    assert len(killer.killed) == len(killer.recoveries) == 1
+    assert_close(found, expected)
