@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from podembed.orchestrator.inference.predict import predict
     from podembed.orchestrator.inference.rank import rank_all
     from podembed.orchestrator.inference.recommend import recommend
+    from podembed.orchestrator.metrics.point import Measurement, Point
     from podembed.orchestrator.pod import PodLost
     from podembed.orchestrator.reporters.console import ConsoleReporter
     from podembed.orchestrator.strategy import PodStrategy
@@ -88,7 +89,9 @@ _WHERE = {
     "EquinoxModel": "workers.model.equinox_model",
     "Evaluation": "orchestrator.api.result",
     "FailureConfig": "orchestrator.api.config",
+    "Measurement": "orchestrator.metrics.point",
     "MetricsConfig": "orchestrator.api.config",
+    "Point": "orchestrator.metrics.point",
     "FeatureConfig": "embedding.config",
     "Fenced": "orchestrator.commit.lease",
     "FlaxModel": "workers.model.flax_models",
@@ -199,6 +202,7 @@ __all__ = [
     "LogLoss",
     "Losses",
     "MeasuredTable",
+    "Measurement",
     "Metric",
     "MetricsConfig",
     "Model",
@@ -212,6 +216,7 @@ __all__ = [
     "ParquetData",
     "PodLost",
     "PodStrategy",
+    "Point",
     "Prediction",
     "ReadOrder",
     "RecallAt",

@@ -123,6 +123,8 @@ class Train:
     """json writes one object a line, for programs that gather logs."""
     metrics_port: int | None = None
     """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
+    tensorboard: str | None = None
+    """Folder of this machine for TensorBoard's event files of the run. Default: none."""
     fault_plan: str | None = None
     """Inject the faults of this file: see `podembed chaos`."""
 
@@ -201,6 +203,8 @@ class Resume:
     """json writes one object a line, for programs that gather logs."""
     metrics_port: int | None = None
     """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
+    tensorboard: str | None = None
+    """Folder of this machine for TensorBoard's event files of the run. Default: none."""
     fault_plan: str | None = None
     """Inject the faults of this file: see `podembed chaos`."""
 

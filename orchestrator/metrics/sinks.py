@@ -11,6 +11,7 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.run import MetricsServed, SinkFailed
+from podembed.orchestrator.metrics.callbacks import CallbackSink
 from podembed.orchestrator.metrics.hub import MetricsHub, Sink, Watch
 from podembed.orchestrator.metrics.measurer import Measurer
 from podembed.orchestrator.metrics.segments import Segments
@@ -39,6 +40,12 @@ def measuring(config: MetricsConfig, store: Store, emit: Emit, *, watch: Watch |
 
         served = PrometheusSink(config.port, run=store.location.rstrip("/").rsplit("/", 1)[-1])
         sinks.append(served)
+    if config.tensorboard is not None:
+        from podembed.orchestrator.metrics.tensorboard import TensorBoardSink
+
+        sinks.append(TensorBoardSink(config.tensorboard))
+    if config.on_point is not None:
+        sinks.append(CallbackSink(config.on_point))
     measurer = Measurer(monotonic_s=clock.monotonic_s, wall_s=clock.wall_s)
     with MetricsHub(emit, sinks, measurer=measurer, wall_s=clock.wall_s, watch=watch) as hub:
         if served is not None:
