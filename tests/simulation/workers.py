@@ -290,6 +290,8 @@ class SimulatedGeneration(Generation):
         self.spec, self.shard, self.store = spec, shard, store
         self.mesh: Any = mesh
         self.on_same_machine = frozenset()
+        # The simulated device has no tables.
+        self.take_rows = _nothing
 
     @property
     def ready(self) -> HostReady:
@@ -492,3 +494,7 @@ class SimulatedHost(HostWorker):
 
     def status(self) -> Progress:
         return self.tracker.progress()
+
+
+def _nothing() -> None:
+    """Done."""
