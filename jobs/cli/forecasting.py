@@ -11,7 +11,7 @@ from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.table_plan import Plan, render
 from podembed.orchestrator.planning.report import render_followed
 from podembed.orchestrator.prediction.dense_half import default_path, dense_half, hosts_together
-from podembed.orchestrator.prediction.forecast import forecast, setting_of
+from podembed.orchestrator.prediction.forecast import forecast, setting_of, unpredicted
 from podembed.orchestrator.prediction.report import render_forecast, render_profiles
 from podembed.orchestrator.prediction.slices import forecast_slices, render_slices
 from podembed.workers.calibration.record import read_calibration, this_machine
@@ -66,6 +66,9 @@ def _parts(
     topology: Topology | None,
 ) -> Iterator[str]:
     """The text behind the tables; only a remedy where there are no constants."""
+    if (reason := unpredicted(job)) is not None:
+        yield f"No time is predicted: {reason}."
+        return
     if problem is not None:
         yield _assumed(problem)
     path = Path(command.calibration).expanduser() if command.calibration else default_path()

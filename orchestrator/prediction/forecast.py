@@ -126,6 +126,16 @@ def setting_of(
     )
 
 
+def unpredicted(job: JobConfig) -> str | None:
+    """Why no step of a job is predicted; None where it is. Constants of a machine say nothing of lookups on devices,
+    and to count such tables for hosts would be wrong.
+    """
+    names = [name for name, table in zip(job.table_names, job.tables, strict=True) if table.is_on_devices]
+    if not names:
+        return None
+    return f"tables {', '.join(names)} have place='device', and no constant of this machine is about lookups there"
+
+
 def demands(job: JobConfig, plan: Plan, profiles: Sequence[TableProfile]) -> list[TableDemand]:
     """The tables of a job as a plan places them."""
     bindings = feature_bindings(job)

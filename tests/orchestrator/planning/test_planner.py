@@ -134,6 +134,21 @@ def test_constants_that_cannot_be_used_are_named(run: OpenRun, tmp_path: Path) -
     assert str(path) in event.reason
 
 
+def test_tables_on_devices_are_not_planned_and_named(
+    run: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrate(tmp_path, dedup_rows=SLOW_ROWS)
+    monkeypatch.setattr(run.job.tables[0], "place", "device")
+    heard: list[Event] = []
+    planner = Planner(run, TWO, emit=heard.append)
+    assert planner.begin(num_hosts=2, step=0) is None
+    assert planner.recorded(num_hosts=2, step=0) is None
+    (event,) = heard
+    assert isinstance(event, NotPlanned)
+    assert run.job.table_names[0] in event.reason
+    assert not run.store.exists(PLANNING_FILE)
+
+
 @pytest.mark.parametrize("name", [PLANNING_FILE, "plans/s000000000-h00002.json"])
 def test_a_damaged_record_ends_the_run_in_words_and_is_found(run: OpenRun, tmp_path: Path, name: str) -> None:
     calibrate(tmp_path, dedup_rows=SLOW_ROWS)

@@ -20,8 +20,8 @@ from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, A
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.fitting import fit
 from podembed.orchestrator.run.opening import create_run, open_run
-from podembed.orchestrator.trainer import fit
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig

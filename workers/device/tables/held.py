@@ -67,6 +67,8 @@ class HeldTables:
                     values[name][record.buffer :: record.levels[0]] = part
             else:
                 if record.step not in taken:
+                    # Hosts ask for one table after another, and the memory has room for the copy of one.
+                    taken.clear()
                     arrays = self.arrays[self._specs[record.step].name]
                     taken[record.step] = {name: whole(array) for name, array in arrays.items()}
                 values = taken[record.step]
