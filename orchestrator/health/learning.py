@@ -19,6 +19,8 @@ LEAST_STEPS = 200
 LEAST_FALL = 0.01
 RISE_BEGINS, RISE_ENDS = 1.20, 1.10
 """Losses of windows differ by a few per cent; seasons in the data bring ten."""
+FIRST_RISE = 2.0
+"""Above the loss of the first window, which is a single step as a rule, and may be a lucky one."""
 LEARNS_AUC = 0.55
 """An evaluation of so much says that the model learns, whatever the loss does."""
 
@@ -70,8 +72,10 @@ class LossFalls:
             return []
         now = statistics.fmean(self._chunks[-RISE_CHUNKS:])
         # A first step that is far better than all that follow was spoilt by the first updates.
-        reference, step = min(self._best, (self._first if self._is_new else math.inf, 1))
         factor = RISE_ENDS if ("loss_rises", "") in standing else RISE_BEGINS
+        reference, step = self._best
+        if self._is_new and now >= FIRST_RISE * self._first > 0:
+            reference, step = min(self._best, (self._first, 1))
         # Losses below zero have no ratio.
         if reference <= 0 or now < factor * reference:
             return []

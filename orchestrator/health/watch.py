@@ -46,7 +46,10 @@ class HealthWatch:
         before = self.standing
         if point.generation > self._generation and point.first_step < self._step:
             self._go_back(point.first_step)
-        self._generation, self._step = max(self._generation, point.generation), point.step
+        if point.generation > self._generation:
+            self._generation, self._step = point.generation, point.first_step
+        # A late commit's point has a step of long ago.
+        self._step = max(self._step, point.step)
         self.standing = self._judged(point)
         self.began_step = {key: self.began_step.get(key, point.step) for key in self.standing}
         self._remember(point)

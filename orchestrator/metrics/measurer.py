@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from podembed.orchestrator.events.commits import CommitDelayed, Committed, SaveFailed
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import Evaluated, HostMeasures, RowsPutAside, WindowTrained
-from podembed.orchestrator.events.run import GenerationLost, Recovered
+from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, Recovered
 from podembed.orchestrator.metrics.point import Measurement, Point
 from podembed.workers.liveness.progress import Phase
 
@@ -32,6 +32,7 @@ class Measurer:
         self._sent: Counter[str] = Counter()
         # Host and process → processor time that it had used before.
         self._cpu_s: dict[tuple[int, int], float] = {}
+        self._spent: defaultdict[str, float] = defaultdict(float)
         self._lost_steps: Counter[str] = Counter()
         self._recoveries: Counter[str] = Counter()
         self._fault = "unknown"
@@ -68,6 +69,10 @@ class Measurer:
                 return self._at(self._step, [Measurement("failed_saves", self._num_failed_saves)])
             case RowsPutAside(num_rows=num_rows):
                 return self._at(self._step, [Measurement("malformed_rows", num_rows)])
+            case GenerationStarted(generation=generation, base_step=base_step):
+                # A driver that goes on with a run says so before anything is counted.
+                self._generation, self._step = generation, base_step
+                return None
             case GenerationLost(fault=fault):
                 self._fault = fault
                 return None
@@ -136,11 +141,14 @@ class Measurer:
         """Of each host, and samples over that of all, where all processes were there a window ago."""
         spent_s, are_known, found = 0.0, bool(event.hosts), []
         for host in event.hosts:
-            found.append(Measurement("cpu_seconds", sum(usage.cpu_s for usage in host.usage), {"host": str(host.host)}))
             for usage in host.usage:
                 key = (host.host, usage.process)
                 are_known &= key in self._cpu_s
-                spent_s += usage.cpu_s - self._cpu_s.get(key, 0.0)
+                # Of a new process all counts: it began after the window before.
+                since_s = usage.cpu_s - self._cpu_s.get(key, 0.0)
+                spent_s += since_s
+                self._spent[str(host.host)] += since_s
+            found.append(Measurement("cpu_seconds", self._spent[str(host.host)], {"host": str(host.host)}))
         self._cpu_s = {(host.host, usage.process): usage.cpu_s for host in event.hosts for usage in host.usage}
         if are_known and spent_s > 0:
             found.append(Measurement("samples_per_cpu_second", event.num_samples / spent_s))

@@ -7,7 +7,7 @@ later one begins.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from podembed.orchestrator.metrics.point import POINT, Line, Point, point_of
@@ -76,7 +76,8 @@ class StreamReader:
         for name, (numbered, _) in sorted(self._read.items()):
             for number, line in numbered:
                 lines[name.driver, number] = line
-        ordered = [lines[key] for key in sorted(lines)]
+        places = _places(lines)
+        ordered = [lines[key] for key in sorted(lines, key=lambda key: (places[key[0]], key[1]))]
         points = [line.point for line in ordered if line.point is not None]
         counted, lost = without_lost(points)
         return Stream(
@@ -88,14 +89,31 @@ class StreamReader:
         )
 
 
+def _places(lines: Mapping[tuple[str, int], Line]) -> dict[str, int]:
+    """Of each driver, how many went before it. Clocks of machines differ, so generations decide; one that trained
+    nothing stays behind the one that its clock names.
+    """
+    firsts: dict[str, int] = {}
+    for (driver, _), line in lines.items():
+        if line.point is not None and line.point.step > line.point.first_step:
+            firsts[driver] = min(line.point.generation, firsts.get(driver, line.point.generation))
+    keys, newest = {}, 0
+    for driver in sorted({driver for driver, _ in lines}):
+        newest = firsts.get(driver, newest)
+        keys[driver] = (newest, driver)
+    return {driver: place for place, driver in enumerate(sorted(keys, key=lambda driver: keys[driver]))}
+
+
 def without_lost(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
     """Points that count, and those of steps that a later generation did again. Both keep their order."""
     counted: list[Point] = []
     lost: list[Point] = []
+    newest = -1
     for point in points:
-        if counted and point.generation > counted[-1].generation and point.first_step < counted[-1].step:
-            again = [one for one in counted if one.step > point.first_step]
-            lost += again
+        # Not compared with the point before: that of a late commit has a step of long ago.
+        if point.generation > newest:
+            newest = point.generation
+            lost += [one for one in counted if one.step > point.first_step]
             counted = [one for one in counted if one.step <= point.first_step]
         counted.append(point)
     return counted, lost

@@ -53,6 +53,7 @@ def test_a_new_process_begins_its_processor_time_anew(measurer: Measurer) -> Non
     told(measurer, window(0, 10, cpu_s=30.0))
     point = told(measurer, window(10, 20, cpu_s=1.0, process=8))
     assert point.value("samples_per_cpu_second") is None
+    assert point.value("cpu_seconds", host="0") == 31, "a counter never falls"
 
 
 def test_goodput_leaves_out_what_a_fault_took_back(measurer: Measurer, clock: FakeClock) -> None:
