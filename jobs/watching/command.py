@@ -81,7 +81,7 @@ def _report(command: Report) -> int:
         materials = [
             read_material(run, name=name, now_unix_s=now_unix_s) for run, name in zip(command.runs, names, strict=True)
         ]
-        file.write(render_report(materials, version=version(), now_unix_s=now_unix_s).encode())
+        file.write(render_report(materials, version=version(), now_unix_s=now_unix_s).encode(errors="replace"))
     size = format_bytes(os.stat(command.out).st_size)
     print(printable(f"{os.path.abspath(command.out)}: {', '.join(names)}, {size}"))
     for material in materials:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from podembed.orchestrator.events.event import Event, Level
 
@@ -21,13 +20,17 @@ class AlarmBegan(Event):
       remedy: what to do, for people.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     alarm: str
     subject: str
     step: int
     is_note: bool
     finding: str
     remedy: str
+
+    @property
+    def level(self) -> Level:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of a note it is that of progress."""
+        return Level.INFO if self.is_note else Level.WARNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

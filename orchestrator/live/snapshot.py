@@ -24,6 +24,7 @@ FAULTS = (
     "storage_awaited",
     "commit_lost",
     "host_slow",
+    "alarm_began",
     "machine_rests",
     "callback_failed",
     "sink_failed",

@@ -131,8 +131,8 @@ def _speed(seen: Snapshot, *, is_unicode: bool) -> Text:
 
 def _goodput(seen: Snapshot) -> Text:
     goodput = seen.last("goodput_ratio")
-    lost = sum(int(line.values.get("discarded_steps") or 0) for line in seen.faults if line.kind == "recovery")
-    num = sum(line.kind == "recovery" for line in seen.faults)
+    lost = sum(int(line.values.get("discarded_steps") or 0) for line in seen.stream.events if line.kind == "recovery")
+    num = sum(line.kind == "recovery" for line in seen.stream.events)
     told = f"{num} {'recovery' if num == 1 else 'recoveries'}, {plural(lost, 'step')} lost"
     words = f"goodput  {'-' if goodput is None else f'{goodput:.1%}'} of the driver's time"
     return Text.assemble(words, "  ", (told, "yellow" if num else "dim"))

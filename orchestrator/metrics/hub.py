@@ -6,6 +6,7 @@ that hangs loses the oldest lines of its queue. Neither delays the driver.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import deque
@@ -21,6 +22,9 @@ from podembed.orchestrator.metrics.point import POINT, Line, Point
 
 MOST_LINES = 4096
 """That wait for a sink."""
+TOLD_EVERY_S = 60.0
+"""A sink's failures are reported at most so often."""
+SLOW = "it was too slow"
 END_WAIT_S = 5.0
 """For a sink to take what waits for it, at the end of the run."""
 
@@ -52,14 +56,16 @@ class Watch(Protocol):
 class SinkThread:
     """One sink at work. Mutated: its queue."""
 
-    def __init__(self, sink: Sink, failures: queue.SimpleQueue[SinkFailed]) -> None:
+    def __init__(self, sink: Sink, failures: queue.SimpleQueue[SinkFailed], *, wall_s: Callable[[], float]) -> None:
         self.sink = sink
-        self._failures = failures
+        self._failures, self._wall_s = failures, wall_s
         self._lines: deque[Line] = deque()
-        self._num_dropped = 0
+        # All that it has missed, and how much of that was said.
+        self._num_dropped = self._num_told = 0
+        self._num_taken = 0
         self._changed = threading.Condition()
         self._is_over = False
-        self._said = ""
+        self._said, self._said_s = "", -math.inf
         self._thread = threading.Thread(target=self._run, name=f"sink {sink.name}", daemon=True)
         self._thread.start()
 
@@ -79,11 +85,10 @@ class SinkThread:
             self._changed.notify()
         self._thread.join(END_WAIT_S)
         if self._thread.is_alive():
-            self._failures.put(
-                SinkFailed(
-                    sink=self.sink.name, error=f"it has not answered for {END_WAIT_S:.0f} s", dropped=len(self._lines)
-                )
-            )
+            missed = self._num_dropped + len(self._lines) + self._num_taken
+            self._tell(f"it has not answered for {END_WAIT_S:.0f} s", missed)
+        elif self._num_dropped > self._num_told:
+            self._tell(SLOW, self._num_dropped)
 
     def _run(self) -> None:
         while True:
@@ -92,11 +97,12 @@ class SinkThread:
                     self._changed.wait(self.sink.flush_s)
                 lines, dropped, is_over = [*self._lines], self._num_dropped, self._is_over
                 self._lines.clear()
-                self._num_dropped = 0
-            if dropped:
-                self._fail("it was too slow", dropped=dropped)
+                self._num_taken = len(lines)
+            if dropped > self._num_told:
+                self._fail(SLOW)
             for line in lines:
                 self._try(lambda line=line: self.sink.write(line))
+                self._num_taken -= 1
             self._try(self.sink.flush)
             if is_over:
                 self._try(self.sink.close)
@@ -106,13 +112,16 @@ class SinkThread:
         try:
             call()
         except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}", dropped=0)
+            self._fail(f"{type(error).__name__}: {error}")
 
-    def _fail(self, error: str, *, dropped: int) -> None:
-        # The same trouble comes with every line.
-        if error != self._said:
-            self._said = error
-            self._failures.put(SinkFailed(sink=self.sink.name, error=error, dropped=dropped))
+    def _fail(self, error: str) -> None:
+        # The same trouble comes with every line, and its words may have a number of their own each time.
+        if error != self._said and self._wall_s() - self._said_s >= TOLD_EVERY_S:
+            self._tell(error, self._num_dropped)
+
+    def _tell(self, error: str, dropped: int) -> None:
+        self._said, self._said_s, self._num_told = error, self._wall_s(), dropped
+        self._failures.put(SinkFailed(sink=self.sink.name, error=error, dropped=dropped))
 
 
 class MetricsHub:
@@ -135,7 +144,8 @@ class MetricsHub:
     ) -> None:
         self._emit, self._measurer, self._wall_s, self._watch = emit, measurer, wall_s, watch
         self._failures: queue.SimpleQueue[SinkFailed] = queue.SimpleQueue()
-        self._threads = [SinkThread(sink, self._failures) for sink in sinks]
+        self._said = ""
+        self._threads = [SinkThread(sink, self._failures, wall_s=wall_s) for sink in sinks]
 
     def __enter__(self) -> MetricsHub:
         return self
@@ -169,6 +179,17 @@ class MetricsHub:
             return ()
 
     def _put(self, event: Event) -> Point | None:
+        """Hands an event and its point to the sinks. Training never suffers from what only measures it."""
+        try:
+            return self._measured(event)
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            if words != self._said:
+                self._said = words
+                self._failures.put(SinkFailed(sink="any sink", error=f"of {event.kind}: {words}", dropped=1))
+            return None
+
+    def _measured(self, event: Event) -> Point | None:
         point = self._measurer.point(event)
         if point is not None:
             self._send(_line_of(point))
@@ -190,7 +211,8 @@ class MetricsHub:
             thread.put(line)
 
     def _say(self) -> None:
-        while not self._failures.empty():
+        # Those that are there now: a sink may fail at what is said of it.
+        for _ in range(self._failures.qsize()):
             failure = self._failures.get()
             self._put(failure)
             self._emit(failure)

@@ -4,8 +4,10 @@ for a port, since the client library takes its time.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -14,6 +16,9 @@ from prometheus_client.registry import Collector
 
 from podembed.orchestrator.metrics.catalog import CATALOG, PREFIX
 from podembed.orchestrator.metrics.point import Line
+
+# Gauges that a window may leave out, such as before it has anything to compare with.
+_OF_WINDOWS = {"samples_per_cpu_second"}
 
 
 class PrometheusSink(Collector):
@@ -24,13 +29,14 @@ class PrometheusSink(Collector):
 
     Args:
       port: 0 takes a free one.
+      monotonic_s: a clock.
       address: to listen at.
       run: name of the run, a label of all series.
     """
 
     flush_s = 10.0
 
-    def __init__(self, port: int, *, run: str, address: str = "0.0.0.0") -> None:
+    def __init__(self, port: int, *, run: str, monotonic_s: Callable[[], float], address: str = "0.0.0.0") -> None:
         self.name = f"Prometheus at port {port}"
         self._asked, self._address, self._run = port, address, run
         self._lock = threading.Lock()
@@ -38,6 +44,7 @@ class PrometheusSink(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._server: Any = None
+        self._monotonic_s, self._tried_s = monotonic_s, -math.inf
 
     def listen(self) -> int:
         """Begins to answer, if it does not yet. Returns the port.
@@ -46,6 +53,7 @@ class PrometheusSink(Collector):
           OSError: another program listens there.
         """
         if self._server is None:
+            self._tried_s = self._monotonic_s()
             self._server, self._thread = start_http_server(self._asked, addr=self._address, registry=self._registry)
         return self._server.server_port
 
@@ -53,14 +61,17 @@ class PrometheusSink(Collector):
         if line.point is None:
             return
         fresh = {(one.name, tuple(sorted(one.labels.items()))): one.value for one in line.point.measurements}
-        # Hosts and tables that a window does not name any more are gone; counters stay what they were.
-        gone = {name for name, _ in fresh if CATALOG[name].kind == "gauge"}
+        # What a window does not name any more, such as a host that is gone, is not known; counters stay.
+        gone = {name for name, _ in fresh} | (_OF_WINDOWS if line.point.step > line.point.first_step else set())
+        gone = {name for name in gone if CATALOG[name].kind == "gauge"}
         with self._lock:
             self._values = {key: value for key, value in self._values.items() if key[0] not in gone} | fresh
 
     def flush(self) -> None:
-        """Nothing waits: Prometheus asks when it wants to know."""
-        self.listen()
+        """Nothing waits: Prometheus asks when it wants to know. A port that is still taken was reported before."""
+        if self._server is None and self._monotonic_s() - self._tried_s >= self.flush_s:
+            with contextlib.suppress(OSError):
+                self.listen()
 
     def close(self) -> None:
         if self._server is None:

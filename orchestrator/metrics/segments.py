@@ -3,14 +3,15 @@
 Storage may be an object store, where no file grows. So lines are gathered for some seconds and written as a segment,
 and 16 segments of a level are merged into one of the next. A reader drops lines that it meets twice, so a driver may be
 killed between a merge and the deletion of what was merged. When all segments together are too large, every second point
-of the oldest ones goes; events stay.
+of the largest goes. Events stay, and are not bounded.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from podembed.orchestrator.metrics.point import POINT, Line
@@ -24,8 +25,12 @@ MOST_SEGMENT_BYTES = 256 << 20
 MERGED = 16
 """Segments of a level become one of the next."""
 LOCAL_FLUSH_S, REMOTE_FLUSH_S = 2.0, 15.0
-_NAME = re.compile(r"metrics/(\d{13}-[0-9a-f]{4})/(\d)-(\d{9})-(\d{9})\.jsonl")
-_TOP_LEVEL = 9
+MOST_WAITING_BYTES = 8 << 20
+"""Of lines that cannot be written now."""
+LONGEST_PAUSE_S = 120.0
+"""Between two tries."""
+_NAME = re.compile(r"metrics/(\d{13}-[0-9a-f]{4})/(\d{1,2})-(\d{9})-(\d{9})\.jsonl")
+_TOP_LEVEL = 99
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -61,7 +66,7 @@ def list_segments(store: Store) -> dict[SegmentName, int]:
 
 
 class Segments:
-    """A `Sink`. Mutated: lines that wait to be written, and the names of this driver's segments.
+    """A `Sink`. Mutated: lines that wait to be written, and what is known of the run's segments.
 
     Args:
       driver: as in `SegmentName`.
@@ -75,10 +80,16 @@ class Segments:
         self.name = f"{store.location}/{FOLDER}"
         self.flush_s = LOCAL_FLUSH_S if store.is_local else REMOTE_FLUSH_S
         self._store, self._driver, self._monotonic_s, self._most_bytes = store, driver, monotonic_s, most_bytes
-        self._waiting: list[str] = []
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
         self._number = 0
-        self._written_s = monotonic_s()
+        self._pause_s = self.flush_s
+        self._tried_s = monotonic_s()
         self._sizes: dict[SegmentName, int] | None = None
+        # Segments whose lines are in others by now, and that the storage has not deleted yet.
+        self._merged: list[SegmentName] = []
+        # Segments that no point can be taken from.
+        self._events_alone: set[SegmentName] = set()
 
     def write(self, line: Line) -> None:
         document = {"number": self._number, "kind": line.kind, "unix_s": round(line.unix_s, 3)}
@@ -92,12 +103,17 @@ class Segments:
                 "text": line.text,
             }
         )
+        text = f"{json.dumps(document, separators=(',', ':'), allow_nan=False, default=float)}\n".encode()
         self._number += 1
-        self._waiting.append(json.dumps(document, separators=(",", ":"), allow_nan=False))
+        self._waiting.append(text)
+        self._waiting_bytes += len(text)
+        # What cannot be written waits; not for ever, though.
+        while self._waiting_bytes > MOST_WAITING_BYTES and len(self._waiting) > 1:
+            self._waiting_bytes -= len(self._waiting.popleft())
 
     def flush(self) -> None:
         """Writes a segment if it is time."""
-        if self._waiting and self._monotonic_s() - self._written_s >= self.flush_s:
+        if self._waiting and self._monotonic_s() - self._tried_s >= self._pause_s:
             self._write()
 
     def close(self) -> None:
@@ -105,53 +121,70 @@ class Segments:
             self._write()
 
     def _write(self) -> None:
-        # Whatever happens, the next try comes after the usual time.
-        self._written_s = self._monotonic_s()
-        first = self._number - len(self._waiting)
-        # What cannot be written waits; not for ever, though.
-        del self._waiting[: max(0, len(self._waiting) - 100_000)]
-        name = SegmentName(self._driver, first, self._number - 1, 0)
-        self._put(name, "".join(f"{line}\n" for line in self._waiting).encode())
-        self._waiting = []
+        self._tried_s = self._monotonic_s()
+        # Until it works again, tries become rare.
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        sizes = self._known()
+        if self._merged and sum(sizes.values()) > self._most_bytes:
+            self._delete_merged()
+        name = SegmentName(self._driver, self._number - len(self._waiting), self._number - 1, 0)
+        self._put(name, b"".join(self._waiting))
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._delete_merged()
         self._merge(0)
         self._shrink()
+        self._pause_s = self.flush_s
 
-    def _put(self, name: SegmentName, data: bytes) -> None:
+    def _known(self) -> dict[SegmentName, int]:
         if self._sizes is None:
             self._sizes = list_segments(self._store)
+        return self._sizes
+
+    def _put(self, name: SegmentName, data: bytes) -> None:
+        sizes = self._known()
         # A local file would be seen while it is written.
         if self._store.is_local:
             self._store.create_exclusive(name.path, data)
         else:
             self._store.write_new(name.path, [data])
-        self._sizes[name] = len(data)
+        sizes[name] = len(data)
 
     def _merge(self, level: int) -> None:
-        sizes = self._sizes or {}
+        sizes = self._known()
         own = sorted(name for name in sizes if name.driver == self._driver and name.level == level)
         if len(own) < MERGED or level + 1 >= _TOP_LEVEL:
             return
         merged = SegmentName(self._driver, own[0].first, own[-1].last, level + 1)
-        self._put(merged, b"".join(self._read(name) for name in own))
-        for name in own:
-            self._remove(name)
+        self._replace(own, merged, b"".join(self._read(name) for name in own))
         self._merge(level + 1)
 
     def _shrink(self) -> None:
-        """Thins the oldest segments until all of them together are small enough."""
-        sizes = self._sizes or {}
-        total = sum(sizes.values())
-        for name in sorted(sizes):
-            if total <= self._most_bytes:
-                return
+        """Thins the largest segments until all of them together are small enough, so that all times stay."""
+        sizes = self._known()
+        while sum(sizes.values()) > self._most_bytes and (able := sizes.keys() - self._events_alone):
+            name = max(able, key=lambda one: (sizes[one], -one.first))
             # A segment keeps its name only as long as its content.
-            thinner = SegmentName(name.driver, name.first, name.last, min(_TOP_LEVEL, name.level + 1))
-            if thinner in sizes:
-                continue
-            data, before = thinned(self._read(name)), sizes[name]
-            self._put(thinner, data)
-            self._remove(name)
-            total += len(data) - before
+            thinner = SegmentName(name.driver, name.first, name.last, name.level + 1)
+            data = self._read(name)
+            fewer = thinned(data)
+            if len(fewer) == len(data) or thinner in sizes or thinner.level > _TOP_LEVEL:
+                self._events_alone.add(name)
+            else:
+                self._replace([name], thinner, fewer)
+
+    def _replace(self, names: Sequence[SegmentName], new: SegmentName, data: bytes) -> None:
+        """Puts one segment in the place of others."""
+        if data:
+            self._put(new, data)
+        self._merged += names
+        self._delete_merged()
+
+    def _delete_merged(self) -> None:
+        # Where the storage does not delete, this raises, so that nothing is merged again and again.
+        while self._merged:
+            self._store.delete(self._merged[0].path)
+            self._known().pop(self._merged.pop(0), None)
 
     def _read(self, name: SegmentName) -> bytes:
         try:
@@ -160,19 +193,10 @@ class Segments:
             # Somebody tidied the folder.
             return b""
 
-    def _remove(self, name: SegmentName) -> None:
-        self._store.delete(name.path)
-        if self._sizes is not None:
-            self._sizes.pop(name, None)
-
 
 def thinned(data: bytes) -> bytes:
-    """Without every second point."""
-    kept, num_points = [], 0
-    for line in data.splitlines(keepends=True):
-        if f'"kind":"{POINT}"'.encode() in line[:60]:
-            num_points += 1
-            if num_points % 2 == 0:
-                continue
-        kept.append(line)
-    return b"".join(kept)
+    """Without every second point; a single one goes, too."""
+    lines = data.splitlines(keepends=True)
+    points = [at for at, line in enumerate(lines) if f'"kind":"{POINT}"'.encode() in line[:60]]
+    gone = set(points[1::2] if len(points) > 1 else points)
+    return b"".join(line for at, line in enumerate(lines) if at not in gone)

@@ -38,7 +38,9 @@ def measuring(config: MetricsConfig, store: Store, emit: Emit, *, watch: Watch |
     if config.port is not None:
         from podembed.orchestrator.metrics.prometheus import PrometheusSink
 
-        served = PrometheusSink(config.port, run=store.location.rstrip("/").rsplit("/", 1)[-1])
+        served = PrometheusSink(
+            config.port, run=store.location.rstrip("/").rsplit("/", 1)[-1], monotonic_s=clock.monotonic_s
+        )
         sinks.append(served)
     if config.tensorboard is not None:
         from podembed.orchestrator.metrics.tensorboard import TensorBoardSink

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from podembed.orchestrator.api.text import printable
 from podembed.orchestrator.metrics.catalog import CATALOG
 from podembed.orchestrator.report.material import Material
 
@@ -75,7 +76,8 @@ def curves_of(materials: Sequence[Material]) -> list[Curve]:
     for material in materials:
         for (name, labels), line in _series(material).items():
             figure = labels if name == _EVALUATION else ""
-            label = material.name if not labels or figure else f"{material.name}, {labels}"
+            labels = printable(labels)
+            label = printable(material.name if not labels or figure else f"{material.name}, {labels}")
             lines[name, figure][label if len(materials) > 1 or not labels or figure else labels] = line
     found = [_curve(name, figure, lines[name, figure]) for name, figure in sorted(lines, key=_order)]
     return [curve for curve in found if curve.lines]

@@ -17,7 +17,20 @@ from podembed.orchestrator.report.times import date, date_and_time
 
 MOST_ROWS = 200
 """Of a table; the report says how many it leaves out."""
-FAULTS = ("generation_lost", "recovery", "hosts_changed", "save_failed", "commit_lost", "host_slow", "machine_rests")
+FAULTS = (
+    "generation_lost",
+    "recovery",
+    "hosts_changed",
+    "hosts_awaited",
+    "save_failed",
+    "commit_unsettled",
+    "commit_lost",
+    "storage_awaited",
+    "host_slow",
+    "alarm_began",
+    "alarm_ended",
+    "machine_rests",
+)
 # Of which the report says enough elsewhere.
 _ORDINARY = {"commit", "evaluation", "tables_measured", "metrics_served", "begin", "end"}
 
@@ -118,17 +131,18 @@ def _number_of(host: str) -> tuple[int, str]:
 
 
 def waited_table(material: Material) -> Html:
-    """What each host waited for, as the mean of all windows by their length."""
+    """What each host waited for, as the mean of the windows that it was in, by their seconds."""
     sums: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    total = 0
+    totals: defaultdict[str, float] = defaultdict(float)
     for point in material.stream.windows:
-        total += point.step - point.first_step
+        seconds = (point.value("step_seconds") or 0.0) * (point.step - point.first_step)
+        for host in point.by_label("waited_ratio", "host"):
+            totals[host] += seconds
         for one in point.each("waited_ratio"):
-            share = one.value * (point.step - point.first_step)
-            sums[one.labels.get("host", "?")][one.labels.get("source", "?")] += share
+            sums[one.labels.get("host", "?")][one.labels.get("source", "?")] += one.value * seconds
     sources = sorted({source for counts in sums.values() for source in counts})
     rows = [
-        (f"host {host}", *(f"{counts[source] / max(1, total):.1%}" for source in sources))
+        (f"host {host}", *(f"{counts[source] / (totals[host] or 1.0):.1%}" for source in sources))
         for host, counts in sorted(sums.items(), key=lambda item: _number_of(item[0]))
     ]
     return table("Share of the time that a host waited, by what for", ["host", *sources], rows)

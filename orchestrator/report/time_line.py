@@ -19,6 +19,8 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "slow hosts": ("host_slow", "owner_busy"),
 }
 ROWS = tuple(_KINDS)
+# There may be many of them, and one more or less does not matter.
+_MANY = ("commits", "evaluations")
 # Events that come at the end of what they tell, and the value that says how long it took.
 _LENGTHS = {"recovery": "total_s", "commit_delayed": "waited_s", "commit": "seconds", "hosts_changed": "seconds"}
 
@@ -39,4 +41,6 @@ def marks_of(material: Material) -> list[dict[str, Any]]:
                     "text": line.text[:300],
                 }
             )
-    return found[-MOST_MARKS:]
+    many = [at for at, one in enumerate(found) if one["row"] in _MANY]
+    left_out = set(many[: max(0, len(found) - MOST_MARKS)])
+    return [one for at, one in enumerate(found) if at not in left_out]

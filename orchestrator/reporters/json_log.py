@@ -33,7 +33,7 @@ class JsonReporter:
     def __init__(self, out: TextIO | None = None, *, wall_s: Callable[[], float] = SYSTEM_CLOCK.wall_s) -> None:
         self._out, self._wall_s = out, wall_s
         self._measurer = Measurer(monotonic_s=SYSTEM_CLOCK.monotonic_s, wall_s=wall_s)
-        self._is_read = True
+        self._is_read, self._has_failed = True, False
         # Each event comes again, to the method that shows it to people.
         self._is_told = False
 
@@ -46,9 +46,14 @@ class JsonReporter:
         if not self._is_read:
             return
         try:
-            print(json.dumps(document, allow_nan=False), file=self._out or sys.stdout, flush=True)
+            print(json.dumps(document, allow_nan=False, default=float), file=self._out or sys.stdout, flush=True)
         except BrokenPipeError:
             self._is_read = False
+        except (OSError, TypeError, ValueError) as error:
+            # A full disk behind the log, say. Hours of training are worth more than a line of theirs.
+            if not self._has_failed:
+                self._has_failed = True
+                print(f"podembed: lines of the log are missing from here on: {error}", file=sys.stderr)
 
     def event(self, event: Event) -> None:
         point = self._measurer.point(event)

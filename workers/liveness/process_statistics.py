@@ -61,8 +61,15 @@ class ProcessUsage:
     num_sockets: int
 
 
-def own_usage() -> ProcessUsage:
-    """A look at this process."""
+def own_usage() -> ProcessUsage | None:
+    """A look at this process; None where the system does not let it look, which must not end training."""
+    try:
+        return _own_usage()
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _own_usage() -> ProcessUsage:
     used = resource.getrusage(resource.RUSAGE_SELF)
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1])

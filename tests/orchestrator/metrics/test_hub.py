@@ -6,6 +6,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -52,6 +53,14 @@ class Failing(Kept):
         raise OSError("disk full")
 
 
+class Chatty(Kept):
+    """Its error has another text each time, such as the id of a request."""
+
+    def write(self, line: Line) -> None:
+        self.lines.append(line)
+        raise OSError(f"request {len(self.lines)}")
+
+
 class Hanging(Kept):
     """Until it is told to go on."""
 
@@ -89,6 +98,23 @@ def test_a_sink_that_fails_is_named_once_and_others_get_all() -> None:
     assert sum(event.kind == "window" for event in emitted) == 20
     assert [line.point.step for line in kept.lines if line.point is not None] == list(range(1, 21))
     assert kept.is_closed
+
+
+def test_an_error_with_a_number_of_its_own_is_named_once_a_minute() -> None:
+    emitted: list[Event] = []
+    with a_hub(emitted, [Chatty()]) as running:
+        for at in range(20):
+            running.emit(window(at, at + 1))
+    assert len(failures(emitted)) == 1
+
+
+def test_an_event_that_cannot_be_measured_ends_nothing() -> None:
+    emitted: list[Event] = []
+    with a_hub(emitted, [Kept()]) as running:
+        running.emit(replace(window(0, 10), seconds="long"))  # type: ignore[arg-type]
+        running.emit(window(10, 20))
+    assert sum(event.kind == "window" for event in emitted) == 2
+    assert "of window" in failures(emitted)[0].error
 
 
 def test_a_sink_that_hangs_loses_its_oldest_lines_and_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +196,11 @@ def test_a_port_in_use_is_said_and_taken_when_it_is_free(tmp_path: Path, monkeyp
         with measuring(MetricsConfig(port=port, in_run=False), Store(str(tmp_path)), emitted.append) as emit:
             (failure,) = failures(emitted)
             assert "in use" in failure.error
+            for at in range(5):
+                emit(window(at, at + 1))
             assert str(port) in failure.sink
             taken.close()
-            emit(window(0, 10))
+            emit(window(5, 10))
             end = monotonic() + WAIT_S
             while True:
                 try:
@@ -180,6 +208,7 @@ def test_a_port_in_use_is_said_and_taken_when_it_is_free(tmp_path: Path, monkeyp
                     break
                 except OSError:
                     assert monotonic() < end, "the port is free, and nobody answers"
+    assert len(failures(emitted)) == 1, "a port that stays taken is named once"
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_the_run_goes_on(tmp_path: Path) -> None:

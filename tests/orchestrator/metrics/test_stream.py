@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from podembed.orchestrator.metrics import segments as segments_module
 from podembed.orchestrator.metrics.point import POINT, Line, Measurement, Point
 from podembed.orchestrator.metrics.reading import StreamReader, without_lost
 from podembed.orchestrator.metrics.segments import MERGED, Segments, list_segments
-from podembed.workers.storage.store import Store
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Files, Store
 from tests.clock import FakeClock
 
 
@@ -96,6 +100,65 @@ def test_the_size_is_bounded_and_events_stay(store: Store) -> None:
     assert stream.points[0].step < 100, "old points become fewer; they do not go altogether"
 
 
+class NoDeletes:
+    """A storage of which a role may write and not delete."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def delete(self, name: str) -> None:
+        raise PermissionError(f"DeleteObject of {name} is refused")
+
+
+def test_a_storage_that_deletes_nothing_is_not_filled(store: Store) -> None:
+    clock = FakeClock()
+    segments = Segments(
+        store.through(lambda files: cast("Files", NoDeletes(files))),
+        driver="0000000000001-aaaa",
+        monotonic_s=clock.monotonic_s,
+        most_bytes=20_000,
+    )
+    for at in range(1000):
+        clock.now_s += 600
+        segments.write(as_line(a_point(at, at + 1)))
+        with contextlib.suppress(StorageError, PermissionError):
+            segments.flush()
+    assert sum(list_segments(store).values()) <= 20_000 + 10_000
+    assert len(StreamReader(store).read().points) > 10
+
+
+def test_what_cannot_be_written_waits_within_bounds(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments_module, "MOST_WAITING_BYTES", 5000)
+    (tmp_path / "metrics").write_text("a file in the folder's place")
+    clock = FakeClock()
+    segments = Segments(store, driver="0000000000001-aaaa", monotonic_s=clock.monotonic_s)
+    tries = 0
+    for at in range(1000):
+        clock.now_s += 1
+        segments.write(as_line(a_point(at, at + 1)))
+        try:
+            segments.flush()
+        except Exception:
+            tries += 1
+    assert 5 < tries < 30, "tries become rare"
+    (tmp_path / "metrics").unlink()
+    segments.close()
+    points = StreamReader(store).read().points
+    assert points[-1].step == 1000
+    assert 10 < len(points) < 60
+
+
+def test_drivers_are_ordered_by_generation_and_not_by_their_clocks(store: Store) -> None:
+    written(store, [as_line(a_point(0, 10)), as_line(a_point(10, 20))], driver="0000000000009-aaaa")
+    written(store, [as_line(a_point(10, 30, generation=2))], driver="0000000000002-bbbb")
+    assert [(one.generation, one.step) for one in StreamReader(store).read().points] == [(1, 10), (2, 30)]
+
+
 def test_a_reader_beside_its_writer_reads_each_segment_once(store: Store, tmp_path: Path) -> None:
     clock = FakeClock()
     segments = Segments(store, driver="0000000000001-aaaa", monotonic_s=clock.monotonic_s)
@@ -139,6 +202,13 @@ def test_steps_that_a_fault_took_back_do_not_count_twice() -> None:
     counted, lost = without_lost(points)
     assert [(one.generation, one.step) for one in counted] == [(3, 10), (3, 20)]
     assert len(lost) == 4
+
+
+def test_a_late_commit_before_a_fault_hides_no_lost_step() -> None:
+    points = [a_point(0, 10), a_point(10, 20), a_point(20, 30), a_point(10, 10), a_point(10, 20, generation=2)]
+    counted, lost = without_lost(points)
+    assert [(one.generation, one.step) for one in counted] == [(1, 10), (1, 10), (2, 20)]
+    assert [one.step for one in lost] == [20, 30]
 
 
 def test_the_driver_of_a_resumed_run_takes_back_what_was_not_committed(store: Store) -> None:

@@ -6,6 +6,9 @@ import io
 import json
 from typing import Any
 
+import numpy as np
+import pytest
+
 from podembed.orchestrator.events.commits import CommitLost, Committed
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.reporter import tell
@@ -25,9 +28,10 @@ def lines_of(*events: Event) -> list[dict[str, Any]]:
 
 def test_every_event_is_one_line_with_its_level() -> None:
     for kind in TYPES:
-        (line,) = lines_of(example(kind))
+        event = example(kind)
+        (line,) = lines_of(event)
         assert line["event"] == kind.kind
-        assert line["level"] == kind.level
+        assert line["level"] == event.level
         assert line["time"] == "1970-01-01T00:00:00.250Z"
         assert line["message"]
 
@@ -57,11 +61,34 @@ def test_words_that_are_no_event_are_lines_too() -> None:
 
 
 class Unread(io.StringIO):
+    num_tries = 0
+
     def write(self, text: str) -> int:
+        self.num_tries += 1
         raise BrokenPipeError
 
 
 def test_a_run_goes_on_when_no_process_reads() -> None:
-    reporter = JsonReporter(Unread())
+    out = Unread()
+    reporter = JsonReporter(out)
     tell(reporter, window(0, 10))
     tell(reporter, window(10, 20))
+    assert out.num_tries == 1, "what no process reads is not written again"
+
+
+class Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_run_goes_on_when_the_disk_of_its_log_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = JsonReporter(Full())
+    tell(reporter, window(0, 10))
+    tell(reporter, window(10, 20))
+    assert capsys.readouterr().err.count("No space left on device") == 1
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    out = io.StringIO()
+    JsonReporter(out).line("evaluation", "words", {"auc": np.float32(0.5)})
+    assert json.loads(out.getvalue())["values"] == {"auc": 0.5}
