@@ -112,7 +112,7 @@ def unfinished(job: JobConfig, mesh: str) -> int:
     pair = pair_on(job, mesh, Transfers.AUTO)
     worker, batch, found = pair.worker, random_batch(job, 0), 0
     pair.put(batch)
-    arrays = worker._arrays_of(pair.device, 0, NO_LEVELS)
+    arrays = worker._batches.of(pair.device, 0, NO_LEVELS)
     for step in range(UNFINISHED_STEPS):
         worker.begin_training(arrays, weight_sum=float(batch["weights"].sum()), step=step).finish()
         shards = [shard.data for leaf in jax.tree.leaves(worker.params) for shard in leaf.addressable_shards]

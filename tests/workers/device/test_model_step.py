@@ -330,7 +330,7 @@ def test_a_step_without_gradients_for_the_host_is_over_once_it_is_computed(
     }
     pair = paired(replace(job, features=frozen, model=Slow()))
     pair.put(random_batch(job, 0))
-    begun = pair.worker.begin_training(pair.worker._arrays_of(pair.device, 0, NO_LEVELS), weight_sum=1.0)
+    begun = pair.worker.begin_training(pair.worker._batches.of(pair.device, 0, NO_LEVELS), weight_sum=1.0)
     assert begun.arrays.gradients == ()
     begun.finish()
     last: Any = begun.last
