@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from podembed.embedding.replicas.strategies import LocalStrategy
+from tests.long_tests import is_long
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-tpuembedding.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -35,6 +36,7 @@ def test_in_one_process(tmp_path):
     assert saved == ["ckpt-1", "ckpt-2", "ckpt-3"]
 
 
+@is_long
 @pytest.mark.ray
 def test_on_two_hosts_with_the_same_numbers(tmp_path, pod_strategy):
     alone = run_page(LocalStrategy(), tmp_path / "alone")

@@ -129,12 +129,11 @@ def test_a_killed_program_leaves_no_process_and_no_file(running: Running) -> Non
     wait_for("end of what was compiled", lambda: list(running.temporary.iterdir()) == [], seconds=300)
 
 
+@is_long
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [1], indirect=True)
-@pytest.mark.parametrize(
-    "daemon", ["gcs_server", pytest.param("raylet", marks=is_long), pytest.param("keeper", marks=is_long)]
-)
+@pytest.mark.parametrize("daemon", ["gcs_server", "raylet", "keeper"])
 def test_a_cluster_that_loses_a_daemon_is_started_again(daemon: str, running: Running) -> None:
     """Without its keeper the kernel ends its daemons."""
     (process,) = (one for one in running.processes if daemon in _names(one))

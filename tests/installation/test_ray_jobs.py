@@ -16,6 +16,7 @@ import pytest
 from tests.dashboard import cluster_for_jobs, ray_job
 from tests.installation.builds import copy_checkout, environment, install
 from tests.installation.project import NUM_STEPS, add_to_checkout, told, training, write_project
+from tests.long_tests import is_long
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 END_S = 1200
@@ -66,6 +67,7 @@ def test_from_a_project_with_the_wheel_as_a_module(machine: Machine, wheel: Path
     check(words, clicks, "/py_modules_files/")
 
 
+@is_long
 def test_from_a_project_with_the_package_installed(machine: Machine, wheel: Path, clicks: str, tmp_path: Path) -> None:
     install(machine.python, wheel)
     project = write_project(tmp_path / "project")

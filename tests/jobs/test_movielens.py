@@ -20,6 +20,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.workers.data.errors import InputError
 from podembed.workers.job.quality import area_under_curve
 from podembed.workers.job.reference import JobReference
+from tests.long_tests import is_long
 
 USERS, MOVIES, TASTES = 60, 120, 4
 SPEC = MovieLensSpec(history_length=5, train_negatives=2, eval_candidates=30, recall_k=3)
@@ -190,6 +191,7 @@ def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
         data_arguments("movielens", [str(tmp_path / "ratings.csv")], [], max_bad_lines=0, notice=print)
 
 
+@is_long
 @pytest.mark.ray
 def test_it_beats_popularity_on_two_hosts(source: Path, tmp_path: Path, ray_cluster: None) -> None:
     arguments = data_arguments("movielens", [str(source)], [], max_bad_lines=0, notice=print)

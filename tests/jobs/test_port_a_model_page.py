@@ -131,6 +131,7 @@ def test_jobs_that_need_a_label_say_so(names: dict[str, Any]) -> None:
         trained(replace(job, model=Reading()), max_steps=1)
 
 
+@is_long
 def test_each_tower_is_computed_from_its_own_columns(names: dict[str, Any]) -> None:
     random = np.random.default_rng(0)
     lists = [random.integers(0, 20, random.integers(0, 4)).tolist() for _ in range(640)]
@@ -193,6 +194,7 @@ def test_the_next_item_of_a_history_is_learnt(names: dict[str, Any]) -> None:
     assert evaluate("runs/run", job=job).evaluation.values == figures
 
 
+@is_long
 def test_a_step_of_dlrm_has_the_numbers_of_equinox_alone(names: dict[str, Any]) -> None:
     """Its loss, and the gradients of all rows and parameters, as the optimizers have them after the step."""
     random, count = np.random.default_rng(0), 128

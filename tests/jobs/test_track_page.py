@@ -12,6 +12,7 @@ import pytest
 
 from podembed import JobConfig, RunConfig, ScalingConfig, SilentReporter, Trainer
 from podembed.embedding.optimizers import Adagrad
+from tests.long_tests import is_long
 from tests.small_job import small_job
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "track.md"
@@ -93,6 +94,7 @@ def _records(data: bytes) -> list[bytes]:
     return found
 
 
+@is_long
 @pytest.mark.ray
 def test_a_search_finds_the_better_rate(ray_cluster: None, names: dict[str, Any], tmp_path: Path) -> None:
     results = names["search"](str(tmp_path))

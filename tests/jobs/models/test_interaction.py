@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from podembed.jobs.models import interaction, interaction_cpu
+from tests.long_tests import is_long
 
 
 @pytest.mark.parametrize(("num_samples", "num_vectors", "dim"), [(5, 2, 1), (33, 27, 64), (7, 4, 200), (16, 9, 12)])
@@ -76,6 +77,7 @@ print(found.hexdigest())
 """
 
 
+@is_long
 def test_any_number_of_threads_gives_the_same_bytes() -> None:
     if not interaction_cpu.is_available():
         pytest.skip("this jaxlib has another version of the foreign function interface")

@@ -14,6 +14,7 @@ from podembed import Jagged, ModelBatch, ModelSpec, StepContext
 from podembed.embedding.features.activations import Activations
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.jobs.models import DIN, HSTU, SASRec
+from tests.long_tests import is_long
 
 WIDTH, LONGEST, LENGTHS = 4, 5, [3, 0, 5, 1]
 SPEC = ModelSpec(
@@ -178,6 +179,7 @@ def test_hstu_has_the_states_of_the_paper(given: dict[str, Any]) -> None:
             assert judged[at] == 0
 
 
+@is_long
 def test_hstu_tells_the_next_item_of_every_position_from_its_negatives() -> None:
     model = HSTU(history="history", item="item", positives="next", negatives="other", dropout=0.0)
     batch, random = batch_of(histories()), np.random.default_rng(8)

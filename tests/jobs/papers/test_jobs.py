@@ -50,7 +50,7 @@ def trained(job: JobConfig, folder: Path, *, max_steps: int | None = None) -> Re
         pytest.param(bpr, {"epochs": 8, "learning_rate": 0.1}, marks=is_long),
         (two_tower, {"epochs": 8, "history_length": 10}),
         pytest.param(fism, {"epochs": 6, "history_length": 20}, marks=is_long),
-        (din, {"epochs": 6, "length": 6, "negatives": 4, "learning_rate": 0.02}),
+        pytest.param(din, {"epochs": 6, "length": 6, "negatives": 4, "learning_rate": 0.02}, marks=is_long),
     ],
 )
 def test_a_user_s_held_out_movie_is_found(ratings: str, tmp_path: Path, make: Any, arguments: dict[str, Any]) -> None:

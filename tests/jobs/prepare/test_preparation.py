@@ -28,6 +28,7 @@ from podembed.workers.storage.finished_folder import FolderError
 from tests.click_logs import click_lines
 from tests.jobs.prepare.prepare_process import run
 from tests.jobs.prepare.preparing import contents, criteo_settings
+from tests.long_tests import is_long
 from tests.processes import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -143,6 +144,7 @@ def test_other_text_takes_over_tables_and_vocabularies(tmp_path: Path) -> None:
     assert sum(field["unseen"] for field in second.report["fields"]) > 0
 
 
+@is_long
 def test_a_kill_does_not_show(tmp_path: Path) -> None:
     """kill -9 once in the middle of counting and once in the middle of writing."""
     lines = click_lines(1500)

@@ -326,6 +326,7 @@ def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, sma
     _check_survivors(killer, result)
 
 
+@is_long
 @pytest.mark.ray
 def test_a_killed_run_whose_owners_pool_a_cut_table_ends_with_the_same_bytes(
     ray_cluster: None, small_data: str, runs: Path

@@ -17,6 +17,7 @@ from podembed.orchestrator.health import machines, speed
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.faults.plan import Fault, FaultPlan
 from podembed.workers.job.reference import JobReference
+from tests.long_tests import is_long
 
 
 class Heard(SilentReporter):
@@ -85,6 +86,7 @@ def test_a_run_that_waits_for_its_input(small_data: str, tmp_path: Path, capsys:
     assert "Give hosts more processors" in out
 
 
+@is_long
 @pytest.mark.usefixtures("soon")
 def test_a_run_on_a_slow_disk(small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = Fault(point="save.file", action="delay", times=100_000, arguments={"seconds": 0.2})

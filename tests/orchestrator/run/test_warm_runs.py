@@ -25,6 +25,7 @@ from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, table_specs
 from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run as podembed
+from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import expected_audit
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
@@ -100,6 +101,7 @@ def test_where_a_run_began_is_written_down(source: str, warm: Result) -> None:
     assert read_run(Store(warm.path)).warm_start == expected
 
 
+@is_long
 @pytest.mark.ray
 def test_three_hosts_begin_with_the_state_of_one(
     ray_cluster: None, source: str, warm: Result, small_data: str, tmp_path: Path

@@ -13,10 +13,12 @@ from podembed.workers.calibration.pod_jobs import PROBES, ids_of, probe_job, ref
 from podembed.workers.data.config import ParquetData
 from podembed.workers.input.reader import build_index
 from podembed.workers.input.sources import job_plan, open_reader
+from tests.long_tests import is_long
 
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
+@is_long
 def test_two_hosts_train_one_job_after_another(tmp_path: Path) -> None:
     names = ["few", "sequence"]
     found = measure_pods(

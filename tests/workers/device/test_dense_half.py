@@ -21,6 +21,7 @@ from podembed.workers.device.transfers import HostArrays
 from podembed.workers.model import sample_keys
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import Shares, StepContext
+from tests.long_tests import is_long
 from tests.small_job import small_job
 from tests.workers.device.models import EveryPart
 
@@ -47,6 +48,7 @@ def test_a_step_over_devices_has_the_numbers_of_one_process_in_plain_jax(small_d
             np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-7)
 
 
+@is_long
 def test_corrected_softmaxes_over_devices_have_the_numbers_of_one_process_in_plain_jax() -> None:
     """`batch.log_q` and `batch.log_frequency` come to the losses of the samples that they belong to."""
     found = subprocess.run(
