@@ -10,26 +10,12 @@ from podembed.orchestrator.api.configuration_error import ConfigurationError
 from podembed.orchestrator.commit.holder import HEARTBEAT_FRESH_S, Heartbeat, read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_claims
 from podembed.orchestrator.metrics.point import Line, Point
-from podembed.orchestrator.metrics.reading import Stream, StreamReader
+from podembed.orchestrator.metrics.reading import FAULTS, Stream, StreamReader
 from podembed.orchestrator.run.reference import open_run_store
 
 MOST_FAULTS = 50
-# What people should know of; more than one kind of event says that something went wrong.
-FAULTS = (
-    "generation_lost",
-    "recovery",
-    "hosts_changed",
-    "hosts_awaited",
-    "save_failed",
-    "storage_awaited",
-    "commit_lost",
-    "host_slow",
-    "alarm_began",
-    "machine_rests",
-    "callback_failed",
-    "sink_failed",
-    "stopped_early",
-)
+# What people should know of.
+SHOWN = (*FAULTS, "callback_failed", "sink_failed", "stopped_early")
 _RATE_WINDOWS = 10
 
 
@@ -145,7 +131,7 @@ class Watcher:
             stream=stream,
             window=windows[-1] if windows else None,
             hosts=_hosts(windows[-1]) if windows else (),
-            faults=tuple(line for line in stream.events if line.kind in FAULTS)[-MOST_FAULTS:],
+            faults=tuple(line for line in stream.events if line.kind in SHOWN)[-MOST_FAULTS:],
         )
 
     def _heartbeat(self) -> Heartbeat | None:

@@ -17,6 +17,20 @@ from podembed.workers.storage.store import Store
 
 _READS = 5  # of a folder whose segments are merged meanwhile
 
+FAULTS = (
+    "generation_lost",
+    "recovery",
+    "hosts_changed",
+    "hosts_awaited",
+    "save_failed",
+    "commit_lost",
+    "storage_awaited",
+    "host_slow",
+    "alarm_began",
+    "machine_rests",
+)
+"""Kinds of events that say that something went wrong. Who shows faults may add to them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:

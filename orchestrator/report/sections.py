@@ -9,6 +9,7 @@ from podembed.orchestrator.api.text import format_bytes, format_duration, plural
 from podembed.orchestrator.commit.checkpoint import CommitInfo
 from podembed.orchestrator.commit.run_record import SHUFFLED
 from podembed.orchestrator.metrics.point import Line
+from podembed.orchestrator.metrics.reading import FAULTS
 from podembed.orchestrator.report.commands import commands_of
 from podembed.orchestrator.report.curves import worded
 from podembed.orchestrator.report.markup import Html, command, element, figure, folded, join, pairs, table
@@ -17,20 +18,8 @@ from podembed.orchestrator.report.times import date, date_and_time
 
 MOST_ROWS = 200
 """Of a table; the report says how many it leaves out."""
-FAULTS = (
-    "generation_lost",
-    "recovery",
-    "hosts_changed",
-    "hosts_awaited",
-    "save_failed",
-    "commit_unsettled",
-    "commit_lost",
-    "storage_awaited",
-    "host_slow",
-    "alarm_began",
-    "alarm_ended",
-    "machine_rests",
-)
+# Of the time when something was wrong, its end counts, too.
+_TROUBLES = (*FAULTS, "commit_unsettled", "alarm_ended")
 # Of which the report says enough elsewhere.
 _ORDINARY = {"commit", "evaluation", "tables_measured", "metrics_served", "begin", "end"}
 
@@ -150,7 +139,7 @@ def waited_table(material: Material) -> Html:
 
 def faults_table(material: Material) -> Html:
     """Faults, recoveries and other changes, in the order in which they happened."""
-    found = [line for line in material.stream.events if line.kind in FAULTS]
+    found = [line for line in material.stream.events if line.kind in _TROUBLES]
     if not found:
         words = "No fault is known." if material.num_measured else "Without measurements, faults are not known."
         return element("p", words)
@@ -162,7 +151,7 @@ def faults_table(material: Material) -> Html:
 
 def events_table(material: Material) -> Html:
     """All other events, folded."""
-    found = [line for line in material.stream.events if line.kind not in _ORDINARY and line.kind not in FAULTS]
+    found = [line for line in material.stream.events if line.kind not in _ORDINARY and line.kind not in _TROUBLES]
     if not found:
         return Html("")
     rows = [(date_and_time(line.unix_s), worded(line.kind), line.text[:500]) for line in found[-MOST_ROWS:]]
