@@ -125,6 +125,8 @@ class Train:
     """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
     tensorboard: str | None = None
     """Folder of this machine for TensorBoard's event files of the run. Default: none."""
+    trace: str | None = None
+    """Steps to trace, such as 20:25 for 20 to 24, for Perfetto: see docs/observability.md. Default: none."""
     fault_plan: str | None = None
     """Inject the faults of this file: see `podembed chaos`."""
 
@@ -205,6 +207,8 @@ class Resume:
     """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
     tensorboard: str | None = None
     """Folder of this machine for TensorBoard's event files of the run. Default: none."""
+    trace: str | None = None
+    """Steps to trace, such as 20:25 for 20 to 24, for Perfetto: see docs/observability.md. Default: none."""
     fault_plan: str | None = None
     """Inject the faults of this file: see `podembed chaos`."""
 

@@ -31,6 +31,7 @@ class ThreadCall:
 
     worker: Worker
     future: Future[Any]
+    method: str
 
 
 class ThreadHandle:
@@ -56,15 +57,15 @@ class ThreadHandle:
 
     def call(self, method: str, *arguments: Any) -> Call[Any]:
         arrived = [replace(one, bind_address=LOOPBACK) if isinstance(one, HostSpec) else one for one in arguments]
-        return ThreadCall(self.worker, self.pool.submit(getattr(self.target, method), *arrived))
+        return ThreadCall(self.worker, self.pool.submit(getattr(self.target, method), *arrived), method)
 
     def background(self, method: str, *arguments: Any) -> Call[Any]:
-        return ThreadCall(self.worker, self.background_pool.submit(getattr(self.target, method), *arguments))
+        return ThreadCall(self.worker, self.background_pool.submit(getattr(self.target, method), *arguments), method)
 
     def control(self, method: str, *arguments: Any) -> Call[Any]:
         done: Future[Any] = Future()
         done.set_result(getattr(self.target, method)(*arguments))
-        return ThreadCall(self.worker, done)
+        return ThreadCall(self.worker, done, method)
 
 
 class InProcessBackend:

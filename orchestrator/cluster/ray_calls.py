@@ -43,6 +43,7 @@ class RayCall:
     worker: Worker
     reference: Any
     handle: RayHandle
+    method: str
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +54,7 @@ class LineCall:
     ticket: Ticket
     end: DriverEnd
     handle: RayHandle
+    method: str
     inquiry: Any = None
 
     @property
@@ -91,11 +93,11 @@ class RayHandle(DirectHandle):
         own = [self._localized(argument) for argument in arguments]
         shared = self._shared.of_call(own) if self._shared is not None else None
         if shared is not None:
-            return RayCall(self.worker, self.actor.run_shared.remote(method, *shared), self)
+            return RayCall(self.worker, self.actor.run_shared.remote(method, *shared), self, method)
         pieces = in_pieces(own)
         if pieces is None:
-            return RayCall(self.worker, self.actor.run.remote(method, *own), self)
-        return RayCall(self.worker, self.actor.run_with_pieces.remote(method, *pieces), self)
+            return RayCall(self.worker, self.actor.run.remote(method, *own), self, method)
+        return RayCall(self.worker, self.actor.run_with_pieces.remote(method, *pieces), self, method)
 
     def connect(self, address: tuple[str, int], spec: DriverLineSpec) -> None:
         # Without a line calls go on by Ray.
@@ -107,7 +109,7 @@ class RayHandle(DirectHandle):
 
         if self._line is None:
             return self.call(method, *arguments)
-        return LineCall(self.worker, self._line.begin(RayPacking().pack((method, arguments))), self._line, self)
+        return LineCall(self.worker, self._line.begin(RayPacking().pack((method, arguments))), self._line, self, method)
 
     def hang_up(self) -> None:
         """Closes the line. Safe to call twice."""
@@ -115,10 +117,10 @@ class RayHandle(DirectHandle):
             self._line.close()
 
     def background(self, method: str, *arguments: Any) -> Call[Any]:
-        return RayCall(self.worker, self.actor.run_in_background.remote(method, *arguments), self)
+        return RayCall(self.worker, self.actor.run_in_background.remote(method, *arguments), self, method)
 
     def control(self, method: str, *arguments: Any) -> Call[Any]:
-        return RayCall(self.worker, self.actor.run_at_once.remote(method, *arguments), self)
+        return RayCall(self.worker, self.actor.run_at_once.remote(method, *arguments), self, method)
 
     def _localized(self, argument: Any) -> Any:
         """An argument of a call. A spec gets what only its place knows: where to listen, where programs lie."""

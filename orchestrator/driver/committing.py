@@ -67,7 +67,8 @@ class Committing:
         """
         clock, before = self._shared.clock, self.commits.begun_step
         started_s = clock.monotonic_s()
-        self.commits.begin(step, self._publication(step))
+        with self._shared.journal.tracing.driver.span("work", "begin commit", step=step):
+            self.commits.begin(step, self._publication(step))
         waited_s = clock.monotonic_s() - started_s
         if waited_s >= NOTABLE_WAIT_S:
             self._shared.emit(CommitDelayed(step=step, before_step=before, waited_s=waited_s))
@@ -111,6 +112,8 @@ class Committing:
         shared = self._shared
         self._group.acknowledge(manifest.name)
         shared.watch.committed(seconds)
+        if (trace := shared.journal.tracing.driver).is_on:
+            trace.add("commits", f"commit {manifest.name}", trace.now_s() - seconds, trace.now_s(), step=manifest.step)
         shared.emit(
             Committed(name=manifest.name, step=manifest.step, size_bytes=manifest.written_bytes, seconds=seconds)
         )

@@ -99,6 +99,7 @@ class Driver:
             shared.stop.reason = shared.stop.reason or stopped.reason
             return self._result(step)
         finally:
+            shared.journal.tracing.close()
             shared.groups.stop()
             # However the run ended, a user who mends the cause should not have to wait for the heartbeat to grow old.
             if shared.claims.lease is not None:

@@ -94,6 +94,7 @@ class Generation:
         shared.watch.began(group.handles, generation=lease.generation)
         committing = self._committing = Committing(shared, group, lease, self._base, placement)
         ending = self._train(group, windows, committing)
+        shared.journal.tracing.leave()
         if isinstance(ending, Finished):
             self._let_go(group)
         return ending
@@ -165,6 +166,8 @@ class Generation:
         """
         shared, commits = self._shared, committing.commits
         schedule, saves, run = shared.saves.schedule, shared.saves, shared.run
+        tracing = shared.journal.tracing
+        tracing.begin(self.base_step, schedule.total_steps, generation=self.lease.generation)
         step, step_s, evaluated_step = self.base_step, None, None
         if self._base is not None:
             shared.journal.early_stop.begin(self._base.counters, self._base.metrics)
@@ -172,15 +175,18 @@ class Generation:
         while step < schedule.total_steps and not shared.is_stopping:
             end = window_end(
                 step=step,
-                boundary=saves.next_boundary(step),
+                boundary=min(saves.next_boundary(step), tracing.boundary(step)),
                 step_s=step_s,
                 target_s=window_target_s(group.num_hosts),
             )
+            tracing.before(group, step)
             step_s = windows.train(group, step, end, head=commits.head, failed_saves=commits.failed_in_a_row)
             shared.groups.trained(group, run.job_for_workers, run.table_buckets)
             step = end
+            tracing.after(step)
             if schedule.evaluates_at(step):
-                windows.evaluate(group, step)
+                with tracing.driver.span("work", "evaluation", step=step):
+                    windows.evaluate(group, step)
                 evaluated_step = step
             is_scheduled = saves.is_scheduled(step)
             other_plan = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.policy_checks import early_stop_of
 from podembed.orchestrator.api.result import HostsChange, MeasuredTable, Result
+from podembed.orchestrator.api.traced_steps import TracedSteps
 from podembed.orchestrator.driver.upkeep import Upkeep
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.progress import RowsPutAside
@@ -14,6 +16,7 @@ from podembed.orchestrator.run.dead_letters import DeadLetters
 from podembed.orchestrator.run.history import History
 from podembed.orchestrator.run.history_record import HistoryKeeper
 from podembed.orchestrator.run.run import OpenRun
+from podembed.orchestrator.tracing.tracing import Tracing
 from podembed.workers.data.bad_rows import BadRow
 
 
@@ -22,12 +25,13 @@ class Journal:
 
     Args:
       emit: takes what happens.
-      unix_s: wall clock.
+      traced: steps of which a trace is asked.
 
     Attributes:
       history: what this driver saw; without what was done after the commit that a generation starts from.
       tables: what the first window asked of them.
       early_stop: follows the evaluations, for a job with `EarlyStopping`.
+      tracing: the trace that was asked for, or none.
       keeper, upkeep: used by the publishing thread, too; what they have to say is said by `tell`.
     """
 
@@ -37,13 +41,15 @@ class Journal:
         config: CheckpointConfig,
         *,
         emit: Emit,
-        unix_s: Callable[[], float],
+        clock: Clock,
+        traced: TracedSteps | None = None,
     ) -> None:
         self.history = History()
         self.tables: tuple[MeasuredTable, ...] = ()
         self.early_stop = early_stop_of(run.job, config)
         self.keeper = HistoryKeeper(run.store, emit=emit)
-        self.upkeep = Upkeep(run.store, run.record, config, unix_s=unix_s)
+        self.upkeep = Upkeep(run.store, run.record, config, unix_s=clock.wall_s)
+        self.tracing = Tracing(traced, run.store, emit=emit, clock=clock)
         self._run = run
         self._generation = 0
         self._emit = emit

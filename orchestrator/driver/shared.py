@@ -95,7 +95,7 @@ class Shared:
                 clock=clock,
                 stops_early=run.job.early_stopping is not None,
             ),
-            journal=Journal(run, config.checkpoint_config, emit=emit, unix_s=clock.wall_s),
+            journal=Journal(run, config.checkpoint_config, emit=emit, clock=clock, traced=config.metrics_config.traced),
             storage_wait=StorageWait(
                 limits.storage_timeout_s, stop=stop, emit=emit, clock=clock, meanwhile=groups.greet_at_times
             ),

@@ -12,7 +12,7 @@ from typing import Any
 from podembed.orchestrator.api.errors import listed
 from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.orchestrator.api.text import format_bytes, plural
-from podembed.orchestrator.events import commits, health, machines, plans, progress, run
+from podembed.orchestrator.events import commits, health, machines, plans, progress, run, tracing
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.templates import TEMPLATES
 from podembed.workers.job.ranking import Baseline
@@ -90,6 +90,20 @@ def _(event: commits.Committed) -> str:
 def commit_line(name: str, *, size_bytes: int, seconds: float) -> str:
     """What is said of a commit."""
     return f"committed {name}  {format_bytes(size_bytes)} in {seconds:.1f} s"
+
+
+@sentence.register
+def _(event: tracing.TraceWritten) -> str:
+    clocks = ", ".join(
+        f"{one.process} {one.offset_s * 1e3:+.3f} ± {one.uncertainty_s * 1e3:.3f} ms" for one in event.clocks
+    )
+    dropped = f" {event.num_dropped:,} spans found no room." if event.num_dropped else ""
+    missing = f" Without {listed(event.missing)}, which did not answer." if event.missing else ""
+    return (
+        f"traced steps {event.first_step} to {event.last_step - 1}: {event.location} "
+        f"({format_bytes(event.size_bytes)}, {event.num_spans:,} spans). Open it at https://ui.perfetto.dev. Clocks "
+        f"against the driver's: {clocks}.{dropped}{missing}"
+    )
 
 
 @sentence.register

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from podembed.orchestrator.events import commits, machines, plans, progress, run
+from podembed.orchestrator.events import commits, machines, plans, progress, run, tracing
 from podembed.orchestrator.events.event import Event
 
 TEMPLATES: dict[type[Event], str] = {
@@ -64,6 +64,10 @@ TEMPLATES: dict[type[Event], str] = {
         "not made"
     ),
     run.SinkFailed: "measurements do not reach {sink}: {error}. The run goes on without; {dropped} lines were dropped",
+    tracing.TraceCut: (
+        "the trace of steps {asked} begins at step {first_step} and ends before step {last_step}: {reason}"
+    ),
+    tracing.TraceLost: "NO TRACE of steps {asked}: {reason}. Training is as without it",
     run.MetricsServed: "measurements for Prometheus: http://localhost:{port}/metrics",
     run.NothingLeft: "nothing is left to do in {url}: step {step} is committed as {commit}",
     run.NotPredicted: "not compared with a prediction: {reason}",

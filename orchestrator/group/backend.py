@@ -27,6 +27,9 @@ class Call(Protocol[Answer]):
     @property
     def worker(self) -> Worker: ...
 
+    @property
+    def method(self) -> str: ...
+
 
 class Handle(Protocol):
     """One worker process."""

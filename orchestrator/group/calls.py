@@ -27,6 +27,7 @@ from podembed.workers.stepwise.driver_line import DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseSpec
 from podembed.workers.stepwise.saved_embedding import HostReceipt
 from podembed.workers.stepwise.shared_values import EnginePlace
+from podembed.workers.tracing.recorder import Recorded
 
 LOOK_S = 0.2
 
@@ -78,6 +79,20 @@ class WorkerCalls:
 
     def close(self) -> Call[None]:
         return self.handle.call("close")
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCalls(WorkerCalls):
+    """What both processes of a host answer while they work, for a trace."""
+
+    def trace_clock_s(self) -> Call[float]:
+        return self.handle.control("trace_clock_s")
+
+    def begin_trace(self) -> Call[None]:
+        return self.handle.control("begin_trace")
+
+    def end_trace(self) -> Call[Recorded]:
+        return self.handle.control("end_trace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from podembed.orchestrator.group.waiting import charged
 from podembed.orchestrator.group.watch import Deadlines, Silence, Watch
 from podembed.workers.liveness.progress import Progress
 from podembed.workers.liveness.worker import Worker
+from podembed.workers.tracing.recorder import Recorder
 
 DEATH_GRACE_S = 0.2
 GRACE_LOOK_S = 0.05
@@ -32,6 +33,7 @@ class ProcessGroup:
     Attributes:
       handles: one entry a host.
       on_poll: called while calls are waited for, several times a second.
+      trace: takes the calls that are waited for while a trace is on.
     """
 
     backend: Backend
@@ -42,6 +44,7 @@ class ProcessGroup:
     silences: dict[Worker, Silence] = field(default_factory=dict)
     is_stopped: bool = False
     clock: Clock = SYSTEM_CLOCK
+    trace: Recorder = field(default_factory=Recorder)
 
     @property
     def num_hosts(self) -> int:
@@ -77,11 +80,15 @@ class ProcessGroup:
         watch = Watch(self, timeout_s=timeout_s, counts_marks=counts_marks, patient_with=patient)
         longest_grace_s = self.deadlines.grace_s if grace_s is None else grace_s
         failed_at: float | None = None
+        began_s = self.trace.now_s() if self.trace.is_on else 0.0
         for ended, running in looks(
             self.backend, calls, clock=self.clock, look_s=lambda: GRACE_LOOK_S if failures else LOOK_S
         ):
             for call in ended:
                 result = self.backend.result(call)
+                if self.trace.is_on:
+                    # Its answer may have come a moment before it was looked for.
+                    self.trace.add(f"calls to {call.worker}", call.method, began_s, self.trace.now_s())
                 if isinstance(result, Failure):
                     (borne if bears_storage and result.is_storage else failures).append(result)
                 else:

@@ -42,8 +42,9 @@ from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS
 from podembed.workers.liveness.process_statistics import ProcessUsage, own_usage
-from podembed.workers.liveness.progress import Laps
+from podembed.workers.liveness.progress import WORK, Laps
 from podembed.workers.model.context import Shares
+from podembed.workers.tracing.recorder import Recorder
 
 _LOOK_S = 1e-4
 
@@ -106,6 +107,7 @@ class DeviceWorker:
       crew: copies results to the host.
       compiling: entered while a step is compiled that was not at the start.
       build_s: seconds of the parts of `build`.
+      trace: takes steps while a trace is on.
     """
 
     job: JobConfig
@@ -124,6 +126,7 @@ class DeviceWorker:
     crew: Crew = ONE_THREAD
     compiling: Callable[[], AbstractContextManager[None]] = nullcontext
     build_s: dict[str, float] = field(default_factory=dict)
+    trace: Recorder = field(default_factory=Recorder)
     _batches: HostBatches = field(init=False)
     _compiled_s: float = 0.0
 
@@ -241,7 +244,10 @@ class DeviceWorker:
             if self.faults is not None:
                 spoil(self.faults, "device.gradients", step=record.step, arrays=begun.arrays.gradients)
             num_steps += 1
-            seconds += time.perf_counter() - started
+            ended = time.perf_counter()
+            seconds += ended - started
+            if self.trace.is_on:
+                self.trace.add(WORK, f"device step {record.step}", started, ended)
             end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
             record, begun = following or wait(), ahead
         return DeviceWindow(

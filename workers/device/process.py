@@ -34,6 +34,7 @@ from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.progress import Laps, Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
+from podembed.workers.tracing.recorder import Recorded
 
 _LOOK_S = 0.1
 # Most leaves are small: what making and syncing the two files of one costs, as bytes that take as long to write.
@@ -169,6 +170,7 @@ class DeviceProcess:
             faults=faults,
             crew=self._crew,
             compiling=self._compiling,
+            trace=self._tracker.trace,
         )
         with self._compiling():
             compile_s = self._worker.build(is_restored_later=spec.is_restored_later)
@@ -320,6 +322,18 @@ class DeviceProcess:
         if end is None or not end.is_waiting:
             return progress
         return replace(progress, phase=Phase.WAIT_FOR_HOST, waits_for=(Worker("host", self._spec.host),))
+
+    def trace_clock_s(self) -> float:
+        """The clock of a trace. From any thread."""
+        return self._tracker.trace.now_s()
+
+    def begin_trace(self) -> None:
+        """Records from now on what this process does. From any thread."""
+        self._tracker.trace.begin()
+
+    def end_trace(self) -> Recorded:
+        """What was recorded. From any thread."""
+        return self._tracker.trace.end()
 
     def abort(self, reason: str) -> None:
         """Ends a wait for the host within 100 ms. From any thread."""

@@ -22,6 +22,7 @@ from podembed.workers.host.warm_start import TableStart, begin_tables
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
+from podembed.workers.tracing.recorder import Recorded
 
 
 class HostWorker:
@@ -189,6 +190,18 @@ class HostWorker:
         elif progress.phase.waits_for_hosts:
             waits_for = tuple(Worker("host", rank) for rank in mesh.waiting_for)
         return replace(progress, waits_for=waits_for, unheard_s=mesh.unheard_s)
+
+    def trace_clock_s(self) -> float:
+        """The clock of a trace. From any thread."""
+        return self._tracker.trace.now_s()
+
+    def begin_trace(self) -> None:
+        """Records from now on what this process does. From any thread."""
+        self._tracker.trace.begin()
+
+    def end_trace(self) -> Recorded:
+        """What was recorded. From any thread."""
+        return self._tracker.trace.end()
 
     def acknowledge(self, commit: str) -> None:
         """The commit stands: what the undo log kept of the one before may go. From any thread."""

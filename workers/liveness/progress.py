@@ -16,6 +16,10 @@ from enum import Enum, StrEnum, auto
 
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.liveness.worker import Worker
+from podembed.workers.tracing.recorder import Recorder
+
+WORK = "work"
+"""The track of a process's working thread."""
 
 
 class _Is(Enum):
@@ -132,13 +136,16 @@ class Tracker:
 
     Attributes:
       faults: where a plan injects faults, the points of this process; each phase is one, its `fault_point`.
+      trace: takes phases and steps while a trace is on.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] | None = None) -> None:
         self.faults: FaultPoints | None = None
         # Looked up at each call: simulated time takes the module's place.
         self._monotonic_s = monotonic_s or (lambda: time.perf_counter())
+        self.trace = Recorder(self._monotonic_s)
         self._step = 0
+        self._step_began_s = 0.0
         # Name and beginning in one value, so that no reader pairs one with the other of another phase.
         self._phase = (Phase.IDLE, self._monotonic_s())
         self._marks = 0
@@ -174,7 +181,10 @@ class Tracker:
             # After an exception the phase stays, so that a report can name it.
             self._phase = (around or Phase.BETWEEN, self._monotonic_s())
         finally:
-            spent_s = self._monotonic_s() - started
+            ended_s = self._monotonic_s()
+            spent_s = ended_s - started
+            if self.trace.is_on:
+                self.trace.add(WORK, phase.value, started, ended_s, step=self._step)
             self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent_s - self._nested_s
             self._around, self._nested_s = around, nested_before_s + spent_s
 
@@ -185,6 +195,8 @@ class Tracker:
 
     def begin_step(self, step: int) -> None:
         self._step = step
+        if self.trace.is_on:
+            self._step_began_s = self._monotonic_s()
 
     def mark(self) -> None:
         """Something other than a step got done."""
@@ -200,6 +212,8 @@ class Tracker:
     def finish_step(self) -> None:
         self._marks += 1
         self._step_unix_s = time.time()
+        if self.trace.is_on:
+            self.trace.add(WORK, f"step {self._step}", self._step_began_s, self._monotonic_s())
         self.point("step.done")
 
     def take_phase_s(self) -> dict[Phase, float]:

@@ -1,0 +1,74 @@
+"""Events of the trace of some steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from podembed.orchestrator.events.event import Event, Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessClock:
+    """A process's clock against the driver's.
+
+    Attributes:
+      offset_s: what it shows when the driver's shows 0.
+      uncertainty_s: the true offset differs by at most so much.
+    """
+
+    process: str
+    offset_s: float
+    uncertainty_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceWritten(Event):
+    """A trace is in the run's folder.
+
+    Attributes:
+      location: its path or URL.
+      first_step, last_step: the last one is not in it.
+      num_spans: that it holds.
+      num_dropped: that found no room in a process.
+      clocks: of all processes in it but the driver.
+      missing: processes that did not answer when the trace was gathered.
+    """
+
+    location: str
+    first_step: int
+    last_step: int
+    size_bytes: int
+    num_spans: int
+    num_dropped: int
+    clocks: tuple[ProcessClock, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCut(Event):
+    """Fewer steps will be traced than were asked.
+
+    Attributes:
+      asked: the steps that were asked, such as `20:25`.
+      first_step, last_step: that will be traced; the last one will not.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    asked: str
+    first_step: int
+    last_step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceLost(Event):
+    """There is no trace of steps that were to be traced. Training is as without it.
+
+    Attributes:
+      asked: the steps that were asked, such as `20:25`.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    asked: str
+    reason: str

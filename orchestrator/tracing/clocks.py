@@ -1,0 +1,80 @@
+"""The clocks of processes against the driver's.
+
+The driver notes its clock, asks for a process's, and notes its own again. The process answered in between, most likely
+in the middle. The answer that came back soonest says the most: half of its round trip bounds the error, since nobody
+answers before being asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from podembed.orchestrator.api.errors import Failure
+from podembed.orchestrator.group.calls import TracedCalls, answers_within
+from podembed.orchestrator.group.process_group import ProcessGroup
+from podembed.workers.liveness.worker import Worker
+
+ROUNDS = 5
+ANSWER_S = 2.0
+"""A process that is asked for its clock between two windows answers within milliseconds."""
+BUDGET_S = 4.0
+"""For the questions to all processes; the first round is always finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """A process's clock against the driver's.
+
+    Attributes:
+      offset_s: what it shows when the driver's shows 0.
+      uncertainty_s: the true offset differs by at most so much.
+    """
+
+    offset_s: float
+    uncertainty_s: float
+
+    @staticmethod
+    def of(asked_s: float, found_s: float, answered_s: float) -> ClockOffset:
+        """Of one question.
+
+        Args:
+          asked_s, answered_s: the driver's clock before and after.
+          found_s: the process's clock.
+        """
+        return ClockOffset(
+            offset_s=found_s - (asked_s + answered_s) / 2, uncertainty_s=max(0.0, answered_s - asked_s) / 2
+        )
+
+
+def best(offsets: Iterable[ClockOffset]) -> ClockOffset | None:
+    """The surest; None of none."""
+    return min(offsets, key=lambda one: one.uncertainty_s, default=None)
+
+
+def asked(group: ProcessGroup, processes: Sequence[TracedCalls]) -> dict[Worker, list[ClockOffset]]:
+    """Asks every process for its clock, several times. Those that do not answer are missing.
+
+    One is asked at a time, so that no answer waits for another one.
+    """
+    found: dict[Worker, list[ClockOffset]] = {}
+    began_s = group.clock.monotonic_s()
+    left = list(processes)
+    for round_number in range(ROUNDS):
+        for process in [*left]:
+            if round_number and group.clock.monotonic_s() - began_s > BUDGET_S:
+                return found
+            offset = _asked(group, process.trace_clock_s, group.clock.monotonic_s)
+            if offset is None:
+                left.remove(process)
+            else:
+                found.setdefault(process.handle.worker, []).append(offset)
+    return found
+
+
+def _asked(group: ProcessGroup, ask: Callable, now_s: Callable[[], float]) -> ClockOffset | None:
+    asked_s = now_s()
+    answers = answers_within(group.backend, [ask()], timeout_s=ANSWER_S, clock=group.clock)
+    answered_s = now_s()
+    found_s = answers.get(0)
+    return None if found_s is None or isinstance(found_s, Failure) else ClockOffset.of(asked_s, found_s, answered_s)

@@ -1,0 +1,285 @@
+"""`Tracing`: the trace that a driver was asked for. Before its first step all processes begin to record, after its last
+one the driver gathers what they have, and a thread writes the file.
+
+Nothing here may harm the run. What fails is told as an event, with the reason, and the run goes on without the trace. A
+fault of a worker is noticed by the calls that train, as without a trace. What was recorded before it is given up, and
+the next generation traces what it does of these steps. Where hosts change in order, each generation writes a part.
+
+Threads: the driver's thread calls everything. The writing thread lives from a trace's end until the file is there, and
+answers with an event. It is a daemon, since a storage may hang.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from podembed.orchestrator.api.clock import Clock
+from podembed.orchestrator.api.errors import Failure
+from podembed.orchestrator.api.traced_steps import TracedSteps
+from podembed.orchestrator.events.event import Emit, Event
+from podembed.orchestrator.events.tracing import ProcessClock, TraceCut, TraceLost, TraceWritten
+from podembed.orchestrator.group.calls import TracedCalls, answers_within
+from podembed.orchestrator.group.process_group import ProcessGroup
+from podembed.orchestrator.tracing.clocks import ClockOffset, asked, best
+from podembed.orchestrator.tracing.perfetto import TracedProcess, trace_bytes
+from podembed.workers.liveness.worker import Worker
+from podembed.workers.storage.store import Store
+from podembed.workers.tracing.recorder import Recorded, Recorder
+
+FOLDER = "traces"
+BEGIN_S = 5.0
+GATHER_S = 15.0
+"""For the spans of all processes."""
+END_WAIT_S = 30.0
+"""For the file, at the end of the run."""
+_NEVER = 1 << 62
+
+
+@dataclass(slots=True, kw_only=True)
+class _Recording:
+    """A trace under way. Mutated: `reached`, the step up to which was trained.
+
+    Attributes:
+      calls: of the processes that record.
+      offsets: of their clocks, as found at its beginning.
+    """
+
+    group: ProcessGroup
+    generation: int
+    first: int
+    reached: int
+    calls: Sequence[TracedCalls]
+    offsets: dict[Worker, list[ClockOffset]]
+
+
+class Tracing:
+    """See the module.
+
+    Args:
+      asked: the steps; None traces nothing.
+      store: of the run.
+
+    Attributes:
+      driver: what the driver does, while a trace is under way.
+    """
+
+    def __init__(self, asked: TracedSteps | None, store: Store, *, emit: Emit, clock: Clock) -> None:
+        self.driver = Recorder(clock.monotonic_s)
+        self._asked, self._store, self._emit = asked, store, emit
+        self._generation = 0
+        # What is still to be traced; none without a trace, and when it is done.
+        self._left: TracedSteps | None = asked
+        self._recording: _Recording | None = None
+        self._written: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._window_began_s = 0.0
+
+    def begin(self, step: int, total_steps: int, *, generation: int) -> None:
+        """A generation trains from `step` on."""
+        self._generation = generation
+        is_interrupted = self._give_up()
+        if self._left is None:
+            return
+        first, last = max(self._left.first, step), min(self._left.last, total_steps)
+        if first >= last:
+            is_beyond = self._left.first >= total_steps
+            self._lose(f"the run ends before step {total_steps}" if is_beyond else f"training goes on from step {step}")
+            return
+        reasons = [
+            *(["a fault came in the middle of it"] if is_interrupted else []),
+            *([f"training goes on from step {step}"] if first > self._left.first else []),
+            *([f"the run ends before step {last}"] if last < self._left.last else []),
+        ]
+        if reasons:
+            reason = ", and ".join(reasons)
+            self._emit(TraceCut(asked=str(self._left), first_step=first, last_step=last, reason=reason))
+        self._left = TracedSteps(first=first, last=last)
+
+    def boundary(self, step: int) -> int:
+        """A step after `step` that no window passes: steps that are traced have windows of their own."""
+        if self._left is None:
+            return _NEVER
+        return self._left.first if step < self._left.first else self._left.last
+
+    def before(self, group: ProcessGroup, step: int) -> None:
+        """The group is about to train `step`."""
+        if self._left is None or step < self._left.first:
+            return
+        if self._recording is None:
+            self._safely(lambda: self._record(group, step))
+            group.on_poll()
+        self._window_began_s = self.driver.now_s()
+
+    def after(self, step: int) -> None:
+        """Everything before `step` has been trained."""
+        self._tell()
+        if self._recording is None or self._left is None:
+            return
+        name = f"steps {self._recording.reached}:{step}"
+        self.driver.add("work", name, self._window_began_s, self.driver.now_s())
+        self._recording.reached = step
+        if step >= self._left.last:
+            self._end()
+            self._left = None
+
+    def leave(self) -> None:
+        """The generation has ended in order; its processes are still there."""
+        recording = self._recording
+        if recording is not None:
+            self._end()
+            if self._left is not None:
+                self._left = TracedSteps(first=recording.reached, last=self._left.last)
+
+    def close(self) -> None:
+        """The driver ends. Waits for the file, though not for ever."""
+        is_interrupted = self._give_up()
+        if self._left is not None:
+            where = "in the middle of them" if is_interrupted else f"before step {self._left.first}"
+            self._lose(f"training ended {where}")
+        if self._thread is not None:
+            self._thread.join(END_WAIT_S)
+            if self._thread.is_alive():
+                self._lose(f"the storage has not taken it for {END_WAIT_S:.0f} s")
+        self._tell()
+
+    # ------------------------------------------------------------------ one trace
+
+    def _record(self, group: ProcessGroup, step: int) -> None:
+        calls = [TracedCalls(handle) for pair in group.handles for handle in (pair.host, pair.device)]
+        begun = answers_within(
+            group.backend, [one.begin_trace() for one in calls], timeout_s=BEGIN_S, clock=group.clock
+        )
+        able = [one for at, one in enumerate(calls) if at in begun and not isinstance(begun[at], Failure)]
+        offsets = asked(group, able)
+        self._recording = _Recording(
+            group=group, generation=self._generation, first=step, reached=step, calls=calls, offsets=offsets
+        )
+        group.trace = self.driver
+        self.driver.begin()
+
+    def _give_up(self) -> bool:
+        """Forgets what is recorded, if anything is."""
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.group.trace = Recorder()
+            self.driver.end()
+        return recording is not None
+
+    def _end(self) -> None:
+        recording = self._recording
+        if recording is not None:
+            own = self.driver.end()
+            self._give_up()
+            self._safely(lambda: self._gather(recording, own))
+
+    def _gather(self, recording: _Recording, own: Recorded) -> None:
+        group = recording.group
+        found = answers_within(
+            group.backend, [one.end_trace() for one in recording.calls], timeout_s=GATHER_S, clock=group.clock
+        )
+        recorded: dict[Worker, Recorded] = {
+            recording.calls[at].handle.worker: answer for at, answer in found.items() if not isinstance(answer, Failure)
+        }
+        after = asked(group, [one for one in recording.calls if one.handle.worker in recorded])
+        offsets = {
+            worker: offset
+            for worker in recorded
+            if (offset := best([*recording.offsets.get(worker, ()), *after.get(worker, ())])) is not None
+        }
+        missing = tuple(str(one.handle.worker) for one in recording.calls if one.handle.worker not in offsets)
+        trace = _Trace(recording.first, recording.reached, recording.generation, own, recorded, offsets, missing)
+        self._thread = threading.Thread(target=self._write, args=(trace,), name="write trace", daemon=True)
+        self._thread.start()
+
+    def _write(self, trace: _Trace) -> None:
+        try:
+            data = trace_bytes(trace.processes(self._store.location))
+            self._store.write_new(trace.file, [data])
+            self._written.put(trace.written(self._store.locate(trace.file), len(data)))
+        except Exception as error:
+            self._written.put(TraceLost(asked=str(self._asked), reason=_in_words(error)))
+
+    # ------------------------------------------------------------------ what is told
+
+    def _safely(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self._give_up()
+            self._lose(_in_words(error))
+
+    def _lose(self, reason: str) -> None:
+        lost, self._left = self._left or self._asked, None
+        self._emit(TraceLost(asked=str(lost), reason=reason))
+
+    def _tell(self) -> None:
+        while not self._written.empty():
+            self._emit(self._written.get())
+
+
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """All that a file is made of. `offsets`: of the processes whose spans are in it."""
+
+    first: int
+    last: int
+    generation: int
+    driver: Recorded
+    recorded: dict[Worker, Recorded]
+    offsets: dict[Worker, ClockOffset]
+    missing: tuple[str, ...]
+
+    @property
+    def file(self) -> str:
+        return f"{FOLDER}/steps-{self.first}-{self.last}-generation-{self.generation}.pftrace"
+
+    def processes(self, run: str) -> list[TracedProcess]:
+        facts = {
+            "run": run,
+            "first step": self.first,
+            "last step, not traced": self.last,
+            "generation": self.generation,
+            "processes that did not answer": ", ".join(self.missing) or "none",
+        }
+        found = [TracedProcess(name="driver", spans=self.driver.spans, facts=facts | _machine(self.driver))]
+        for worker, offset in self.offsets.items():
+            own = self.recorded[worker]
+            clock = {
+                "clock, ms ahead of the driver's": offset.offset_s * 1e3,
+                "clock, uncertain by ms": offset.uncertainty_s * 1e3,
+            }
+            found.append(
+                TracedProcess(name=str(worker), spans=own.spans, offset_s=offset.offset_s, facts=_machine(own) | clock)
+            )
+        return found
+
+    def written(self, location: str, size_bytes: int) -> TraceWritten:
+        parts = [self.driver, *(self.recorded[worker] for worker in self.offsets)]
+        return TraceWritten(
+            location=location,
+            first_step=self.first,
+            last_step=self.last,
+            size_bytes=size_bytes,
+            num_spans=sum(len(part.spans) for part in parts),
+            num_dropped=sum(part.num_dropped for part in parts),
+            clocks=tuple(
+                ProcessClock(process=str(worker), offset_s=offset.offset_s, uncertainty_s=offset.uncertainty_s)
+                for worker, offset in self.offsets.items()
+            ),
+            missing=self.missing,
+        )
+
+
+def _machine(recorded: Recorded) -> dict[str, int | float | str]:
+    return {
+        "machine": recorded.hostname,
+        "process id": recorded.process,
+        "spans without room": recorded.num_dropped,
+    }
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(".")
