@@ -1,17 +1,48 @@
-"""`MetricsConfig`: where a run's measurements go."""
+"""`MetricsConfig`: where a run's measurements go, and `TracedSteps`: the steps of which a trace is requested."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from podembed.orchestrator.api.configuration_error import ConfigurationError
-from podembed.orchestrator.api.traced_steps import TracedSteps
 from podembed.workers.declared_types import check_plain_fields
 
 _LAST_PORT = 65535
+_TEXT = re.compile(r"(\d{1,15}):(\d{1,15})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSteps:
+    """The steps `first` to `last - 1` of a trace, counted from 0, as text `first:last`."""
+
+    first: int
+    last: int
+
+    @staticmethod
+    def parse(text: str) -> TracedSteps:
+        """Raises:
+        ConfigurationError: it is no range of steps, or an empty one.
+        """
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            raise ConfigurationError(
+                f"Found trace={text!r}. Expected two steps, FIRST:LAST, of which the last is not traced any more. "
+                "20:25 traces the five steps 20, 21, 22, 23 and 24."
+            )
+        first, last = int(found[1]), int(found[2])
+        if first >= last:
+            raise ConfigurationError(
+                f"Found trace={text!r}, which holds no step. Expected a first step below the last one, which is not "
+                f"traced any more. {first}:{first + 5} traces the five steps from {first} on."
+            )
+        return TracedSteps(first=first, last=last)
+
+    def __str__(self) -> str:
+        return f"{self.first}:{self.last}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ How a commit comes about beside training is in `background_commit`, how it is pu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import Manifest
@@ -44,6 +44,8 @@ class Committing:
         self._group = group
         self._lease = lease
         self._placement = placement
+        # Of a commit that is written while a trace is on.
+        self._end_span: Callable[[], None] = lambda: None
         limits = shared.config.failure_config
         self.commits = BackgroundCommits(
             group,
@@ -67,8 +69,11 @@ class Committing:
         """
         clock, before = self._shared.clock, self.commits.begun_step
         started_s = clock.monotonic_s()
-        with self._shared.journal.tracing.driver.span("work", "begin commit", step=step):
+        trace = self._shared.journal.tracing.driver
+        with trace.span("work", "begin commit", step=step):
             self.commits.begin(step, self._publication(step))
+        self._end_span()
+        self._end_span = trace.begin_span("commits", f"commit of step {step}")
         waited_s = clock.monotonic_s() - started_s
         if waited_s >= NOTABLE_WAIT_S:
             self._shared.emit(CommitDelayed(step=step, before_step=before, waited_s=waited_s))
@@ -112,8 +117,7 @@ class Committing:
         shared = self._shared
         self._group.acknowledge(manifest.name)
         shared.watch.committed(seconds)
-        if (trace := shared.journal.tracing.driver).is_on:
-            trace.add("commits", f"commit {manifest.name}", trace.now_s() - seconds, trace.now_s(), step=manifest.step)
+        self._end_span()
         shared.emit(
             Committed(name=manifest.name, step=manifest.step, size_bytes=manifest.written_bytes, seconds=seconds)
         )
@@ -121,6 +125,7 @@ class Committing:
 
     def _failed(self, save: SaveFailed) -> None:
         shared = self._shared
+        self._end_span()
         shared.journal.tell()
         shared.journal.history.failed_saves += 1
         shared.saves.failed(save.step)

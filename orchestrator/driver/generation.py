@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.errors import WorkerFailure, is_host_fault
+from podembed.orchestrator.api.errors import FailureKind, WorkerFailure, is_host_fault
 from podembed.orchestrator.api.signals import NOW_S, StoppedAtStart
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.commit.lease import Lease
@@ -259,6 +259,10 @@ class Generation:
           JobFailed, WorkerRefused, ConfigurationError, CrashLoop: another generation would not help.
         """
         shared, is_starting = self._shared, self._committing is None
+        gone = (FailureKind.DIED, FailureKind.HUNG)
+        shared.journal.tracing.cut(
+            str(failure), [one.worker for one in failure.failures if one.worker and one.kind in gone]
+        )
         if is_starting and self._kept and not is_host_fault(failure.failures):
             # Nothing has been trained yet, so an error of the job would come again with new processes.
             shared.groups.give_up_survivors(str(failure))
@@ -274,6 +278,7 @@ class Generation:
 
     def close(self) -> None:
         """Ends all of it that lives and was not kept for the next one."""
+        self._shared.journal.tracing.cut("training ended")
         if self._committing is not None:
             self._committing.commits.close(timeout_s=NOW_S if self._shared.stop.is_now else None)
         if self.group is not None:

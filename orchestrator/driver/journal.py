@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.api.metrics_config import TracedSteps
 from podembed.orchestrator.api.policy_checks import early_stop_of
 from podembed.orchestrator.api.result import HostsChange, MeasuredTable, Result
-from podembed.orchestrator.api.traced_steps import TracedSteps
 from podembed.orchestrator.driver.upkeep import Upkeep
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.progress import RowsPutAside
@@ -25,13 +25,13 @@ class Journal:
 
     Args:
       emit: takes what happens.
-      traced: steps of which a trace is asked.
+      traced: the steps of which a trace is requested.
 
     Attributes:
       history: what this driver saw; without what was done after the commit that a generation starts from.
       tables: what the first window asked of them.
       early_stop: follows the evaluations, for a job with `EarlyStopping`.
-      tracing: the trace that was asked for, or none.
+      tracing: of the steps of which a trace is requested.
       keeper, upkeep: used by the publishing thread, too; what they have to say is said by `tell`.
     """
 

@@ -98,11 +98,12 @@ def _(event: tracing.TraceWritten) -> str:
         f"{one.process} {one.offset_s * 1e3:+.3f} ± {one.uncertainty_s * 1e3:.3f} ms" for one in event.clocks
     )
     dropped = f" {event.num_dropped:,} spans found no room." if event.num_dropped else ""
-    missing = f" Without {listed(event.missing)}, which did not answer." if event.missing else ""
+    fault = f" A fault ended it: {event.fault.rstrip('.')}." if event.fault else ""
+    missing = f" Without {', '.join(event.missing)}, which did not answer." if event.missing else ""
     return (
         f"traced steps {event.first_step} to {event.last_step - 1}: {event.location} "
         f"({format_bytes(event.size_bytes)}, {event.num_spans:,} spans). Open it at https://ui.perfetto.dev. Clocks "
-        f"against the driver's: {clocks}.{dropped}{missing}"
+        f"against the driver's: {clocks or 'of none'}.{fault}{dropped}{missing}"
     )
 
 

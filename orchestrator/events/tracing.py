@@ -33,6 +33,7 @@ class TraceWritten(Event):
       num_dropped: that found no room in a process.
       clocks: of all processes in it but the driver.
       missing: processes that did not answer when the trace was gathered.
+      fault: that ended the trace before the last step was done, in words; empty if none did.
     """
 
     location: str
@@ -43,6 +44,7 @@ class TraceWritten(Event):
     num_dropped: int
     clocks: tuple[ProcessClock, ...]
     missing: tuple[str, ...]
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

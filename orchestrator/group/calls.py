@@ -21,13 +21,12 @@ from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFile
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.surviving_shard import Restored
-from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.progress import Progress, Recorded
 from podembed.workers.stepwise.device import Ran
 from podembed.workers.stepwise.driver_line import DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseSpec
 from podembed.workers.stepwise.saved_embedding import HostReceipt
 from podembed.workers.stepwise.shared_values import EnginePlace
-from podembed.workers.tracing.recorder import Recorded
 
 LOOK_S = 0.2
 

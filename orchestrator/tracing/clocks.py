@@ -1,8 +1,8 @@
 """The clocks of processes against the driver's.
 
 The driver notes its clock, asks for a process's, and notes its own again. The process answered in between, most likely
-in the middle. The answer that came back soonest says the most: half of its round trip bounds the error, since nobody
-answers before being asked.
+in the middle. The answer that came back soonest says the most: half of its round trip bounds the error, since no
+process answers before the question.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from podembed.workers.liveness.worker import Worker
 
 ROUNDS = 5
 ANSWER_S = 2.0
-"""A process that is asked for its clock between two windows answers within milliseconds."""
+"""Between two windows a process says its clock within milliseconds."""
 BUDGET_S = 4.0
 """For the questions to all processes; the first round is always finished."""
 

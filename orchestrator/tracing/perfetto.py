@@ -80,16 +80,16 @@ def _lanes(spans: Iterable[Span]) -> list[tuple[str, list[Span]]]:
     lanes: dict[str, list[tuple[list[Span], list[float]]]] = {}
     for span in sorted(spans, key=lambda one: (one.began_s, -one.ended_s)):
         of_track = lanes.setdefault(span.track, [])
-        for own, ends in of_track:
+        for lane in of_track:
+            ends = lane[1]
             while ends and ends[-1] <= span.began_s:
                 ends.pop()
             if not ends or span.ended_s <= ends[-1]:
                 break
         else:
-            own, ends = [], []
-            of_track.append((own, ends))
-        own.append(span)
-        ends.append(span.ended_s)
+            of_track.append(lane := ([], []))
+        lane[0].append(span)
+        lane[1].append(span.ended_s)
     return [
         (f"{track} ({number})" if number else track, own)
         for track, of_track in lanes.items()

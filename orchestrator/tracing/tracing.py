@@ -1,9 +1,10 @@
-"""`Tracing`: the trace that a driver was asked for. Before its first step all processes begin to record, after its last
-one the driver gathers what they have, and a thread writes the file.
+"""`Tracing`: the trace of the steps that were requested. Before the first of them all processes begin to record. After
+the last one the driver gathers what they have, and a thread writes the file.
 
-Nothing here may harm the run. What fails is told as an event, with the reason, and the run goes on without the trace. A
-fault of a worker is noticed by the calls that train, as without a trace. What was recorded before it is given up, and
-the next generation traces what it does of these steps. Where hosts change in order, each generation writes a part.
+Nothing here may harm the run. A failure becomes an event with the reason, and the run goes on without the trace. A
+fault of a worker is noticed by the calls that train, as without a trace. What the processes that live have recorded up
+to it becomes a file, too, and the next generation traces what it does of these steps. Where hosts change in order, each
+generation writes a part.
 
 Threads: the driver's thread calls everything. The writing thread lives from a trace's end until the file is there, and
 answers with an event. It is a daemon, since a storage may hang.
@@ -13,12 +14,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.errors import Failure
-from podembed.orchestrator.api.traced_steps import TracedSteps
+from podembed.orchestrator.api.metrics_config import TracedSteps
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.tracing import ProcessClock, TraceCut, TraceLost, TraceWritten
 from podembed.orchestrator.group.calls import TracedCalls, answers_within
@@ -33,6 +34,8 @@ FOLDER = "traces"
 BEGIN_S = 5.0
 GATHER_S = 15.0
 """For the spans of all processes."""
+FAULT_S = 2.0
+"""The same after a fault: the recovery waits so long at most."""
 END_WAIT_S = 30.0
 """For the file, at the end of the run."""
 _NEVER = 1 << 62
@@ -69,29 +72,27 @@ class Tracing:
     def __init__(self, asked: TracedSteps | None, store: Store, *, emit: Emit, clock: Clock) -> None:
         self.driver = Recorder(clock.monotonic_s)
         self._asked, self._store, self._emit = asked, store, emit
-        self._generation = 0
+        self._generation, self._is_cut = 0, False
         # What is still to be traced; none without a trace, and when it is done.
         self._left: TracedSteps | None = asked
         self._recording: _Recording | None = None
         self._written: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._writing: list[threading.Thread] = []
         self._window_began_s = 0.0
 
     def begin(self, step: int, total_steps: int, *, generation: int) -> None:
         """A generation trains from `step` on."""
-        self._generation = generation
-        is_interrupted = self._give_up()
+        self._generation, self._is_cut = generation, False
         if self._left is None:
             return
         first, last = max(self._left.first, step), min(self._left.last, total_steps)
         if first >= last:
             is_beyond = self._left.first >= total_steps
-            self._lose(f"the run ends before step {total_steps}" if is_beyond else f"training goes on from step {step}")
+            self._lose(f"the run has {total_steps} steps" if is_beyond else f"training goes on from step {step}")
             return
         reasons = [
-            *(["a fault came in the middle of it"] if is_interrupted else []),
             *([f"training goes on from step {step}"] if first > self._left.first else []),
-            *([f"the run ends before step {last}"] if last < self._left.last else []),
+            *([f"the run has {total_steps} steps"] if last < self._left.last else []),
         ]
         if reasons:
             reason = ", and ".join(reasons)
@@ -133,15 +134,25 @@ class Tracing:
             if self._left is not None:
                 self._left = TracedSteps(first=recording.reached, last=self._left.last)
 
+    def cut(self, reason: str, lost: Collection[Worker] = ()) -> None:
+        """The generation ends out of order, in the middle of a trace or elsewhere. What was recorded is written.
+
+        Args:
+          lost: processes that will not answer any more.
+        """
+        if self._recording is not None and self._left is not None:
+            # The driver knows of whole windows alone; the workers were in the middle of one.
+            self._recording.reached, self._is_cut = self._left.last, True
+            self._end(lost, reason)
+
     def close(self) -> None:
-        """The driver ends. Waits for the file, though not for ever."""
-        is_interrupted = self._give_up()
-        if self._left is not None:
-            where = "in the middle of them" if is_interrupted else f"before step {self._left.first}"
-            self._lose(f"training ended {where}")
-        if self._thread is not None:
-            self._thread.join(END_WAIT_S)
-            if self._thread.is_alive():
+        """The driver ends. Waits for the files, though not for ever."""
+        self._give_up()
+        if self._left is not None and not self._is_cut:
+            self._lose(f"training ended before step {self._left.last}")
+        for thread in self._writing:
+            thread.join(END_WAIT_S)
+            if thread.is_alive():
                 self._lose(f"the storage has not taken it for {END_WAIT_S:.0f} s")
         self._tell()
 
@@ -160,39 +171,42 @@ class Tracing:
         group.trace = self.driver
         self.driver.begin()
 
-    def _give_up(self) -> bool:
+    def _give_up(self) -> None:
         """Forgets what is recorded, if anything is."""
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.group.trace = Recorder()
             self.driver.end()
-        return recording is not None
 
-    def _end(self) -> None:
+    def _end(self, lost: Collection[Worker] = (), fault: str = "") -> None:
         recording = self._recording
         if recording is not None:
             own = self.driver.end()
             self._give_up()
-            self._safely(lambda: self._gather(recording, own))
+            self._safely(lambda: self._gather(recording, own, lost, fault))
 
-    def _gather(self, recording: _Recording, own: Recorded) -> None:
+    def _gather(self, recording: _Recording, own: Recorded, lost: Collection[Worker], fault: str) -> None:
         group = recording.group
+        calls = [one for one in recording.calls if one.handle.worker not in lost]
+        timeout_s = FAULT_S if fault else GATHER_S
         found = answers_within(
-            group.backend, [one.end_trace() for one in recording.calls], timeout_s=GATHER_S, clock=group.clock
+            group.backend, [one.end_trace() for one in calls], timeout_s=timeout_s, clock=group.clock
         )
         recorded: dict[Worker, Recorded] = {
-            recording.calls[at].handle.worker: answer for at, answer in found.items() if not isinstance(answer, Failure)
+            calls[at].handle.worker: answer for at, answer in found.items() if not isinstance(answer, Failure)
         }
-        after = asked(group, [one for one in recording.calls if one.handle.worker in recorded])
+        # After a fault nothing waits for more than it must: the clocks at the beginning will do.
+        after = {} if fault else asked(group, [one for one in calls if one.handle.worker in recorded])
         offsets = {
             worker: offset
             for worker in recorded
             if (offset := best([*recording.offsets.get(worker, ()), *after.get(worker, ())])) is not None
         }
         missing = tuple(str(one.handle.worker) for one in recording.calls if one.handle.worker not in offsets)
-        trace = _Trace(recording.first, recording.reached, recording.generation, own, recorded, offsets, missing)
-        self._thread = threading.Thread(target=self._write, args=(trace,), name="write trace", daemon=True)
-        self._thread.start()
+        trace = _Trace(recording.first, recording.reached, recording.generation, own, recorded, offsets, missing, fault)
+        thread = threading.Thread(target=self._write, args=(trace,), name="write trace", daemon=True)
+        self._writing.append(thread)
+        thread.start()
 
     def _write(self, trace: _Trace) -> None:
         try:
@@ -202,7 +216,7 @@ class Tracing:
         except Exception as error:
             self._written.put(TraceLost(asked=str(self._asked), reason=_in_words(error)))
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ what is reported
 
     def _safely(self, act: Callable[[], None]) -> None:
         try:
@@ -222,7 +236,12 @@ class Tracing:
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """All that a file is made of. `offsets`: of the processes whose spans are in it."""
+    """All that a file is made of.
+
+    Attributes:
+      offsets: of the processes whose spans are in it.
+      fault: that ended it before its last step, in words; empty if none did.
+    """
 
     first: int
     last: int
@@ -231,10 +250,12 @@ class _Trace:
     recorded: dict[Worker, Recorded]
     offsets: dict[Worker, ClockOffset]
     missing: tuple[str, ...]
+    fault: str
 
     @property
     def file(self) -> str:
-        return f"{FOLDER}/steps-{self.first}-{self.last}-generation-{self.generation}.pftrace"
+        ending = "-cut" if self.fault else ""
+        return f"{FOLDER}/steps-{self.first}-{self.last}-generation-{self.generation}{ending}.pftrace"
 
     def processes(self, run: str) -> list[TracedProcess]:
         facts = {
@@ -243,6 +264,7 @@ class _Trace:
             "last step, not traced": self.last,
             "generation": self.generation,
             "processes that did not answer": ", ".join(self.missing) or "none",
+            "ended by": self.fault or "its last step",
         }
         found = [TracedProcess(name="driver", spans=self.driver.spans, facts=facts | _machine(self.driver))]
         for worker, offset in self.offsets.items():
@@ -270,6 +292,7 @@ class _Trace:
                 for worker, offset in self.offsets.items()
             ),
             missing=self.missing,
+            fault=self.fault,
         )
 
 

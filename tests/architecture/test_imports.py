@@ -77,6 +77,7 @@ READS_CLOCK = {
     "orchestrator/run/input_record.py",
     "orchestrator/run/job_settings.py",
     "orchestrator/supervise/ray_jobs.py",
+    "workers/tracing/recorder.py",
     "workers/calibration/device.py",
     "workers/calibration/exchange.py",
     "workers/calibration/lookups.py",

@@ -33,6 +33,7 @@ class SimulatedCall:
     """A call under way. Mutated: how it ended, and who waits for it."""
 
     worker: Worker
+    method: str
     answer: Any = None
     is_done: bool = False
     waiter: Fiber | None = None
@@ -118,15 +119,15 @@ class SimulatedHandle:
 
     def _queue(self, lane: int, method: str, arguments: Sequence[Any]) -> SimulatedCall:
         work = partial(getattr(self.target, method), *arguments)
-        return self._send(lambda call: self._lanes[lane].put(partial(self._work, call, work)))
+        return self._send(method, lambda call: self._lanes[lane].put(partial(self._work, call, work)))
 
     def control(self, method: str, *arguments: Any) -> SimulatedCall:
         answer = partial(getattr(self.target, method), *arguments)
-        return self._send(lambda call: self.process.when_thawed(lambda: self._finish(call, answer())))
+        return self._send(method, lambda call: self.process.when_thawed(lambda: self._finish(call, answer())))
 
-    def _send(self, deliver: Callable[[SimulatedCall], Any]) -> SimulatedCall:
+    def _send(self, method: str, deliver: Callable[[SimulatedCall], Any]) -> SimulatedCall:
         self._around.world.touch()
-        call = SimulatedCall(self.worker)
+        call = SimulatedCall(self.worker, method)
         self._open.append(call)
 
         def arrive() -> None:

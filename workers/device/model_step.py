@@ -42,9 +42,8 @@ from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS
 from podembed.workers.liveness.process_statistics import ProcessUsage, own_usage
-from podembed.workers.liveness.progress import WORK, Laps
+from podembed.workers.liveness.progress import WORK, Laps, Recorder
 from podembed.workers.model.context import Shares
-from podembed.workers.tracing.recorder import Recorder
 
 _LOOK_S = 1e-4
 

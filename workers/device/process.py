@@ -31,10 +31,9 @@ from podembed.workers.device.shared_memory import ChannelEnd, Invitation
 from podembed.workers.faults.inject import FaultPlan, FaultPoints
 from podembed.workers.faults.storage import with_faults
 from podembed.workers.job.reference import AnyJob, JobReference
-from podembed.workers.liveness.progress import Laps, Phase, Progress, Tracker
+from podembed.workers.liveness.progress import Laps, Phase, Progress, Recorded, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
-from podembed.workers.tracing.recorder import Recorded
 
 _LOOK_S = 0.1
 # Most leaves are small: what making and syncing the two files of one costs, as bytes that take as long to write.

@@ -19,10 +19,9 @@ from podembed.workers.host.shard import Survivor
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.surviving_shard import Restored
 from podembed.workers.host.warm_start import TableStart, begin_tables
-from podembed.workers.liveness.progress import Phase, Progress, Tracker
+from podembed.workers.liveness.progress import Phase, Progress, Recorded, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
-from podembed.workers.tracing.recorder import Recorded
 
 
 class HostWorker:

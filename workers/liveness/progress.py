@@ -16,7 +16,9 @@ from enum import Enum, StrEnum, auto
 
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.tracing.recorder import Recorder
+from podembed.workers.tracing.recorder import Recorded, Recorder
+
+__all__ = ["WORK", "Laps", "Phase", "Progress", "Recorded", "Recorder", "Tracker"]
 
 WORK = "work"
 """The track of a process's working thread."""

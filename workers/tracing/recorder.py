@@ -51,6 +51,9 @@ class Recorded:
     hostname: str
 
 
+def _nothing() -> None: ...
+
+
 class Recorder:
     """See the module. Mutated: whether it is on, and its spans.
 
@@ -95,18 +98,29 @@ class Recorder:
         """Records what is done inside, also if it raises. If it is still being done at the end of the trace, that part
         is recorded.
         """
-        return self._recorded(Span(track, name, self.now_s(), 0.0, values)) if self.is_on else _OFF
+        return self._recorded(track, name, values) if self.is_on else _OFF
 
-    @contextmanager
-    def _recorded(self, begun: Span) -> Iterator[None]:
-        key = object()
+    def begin_span(self, track: str, name: str, **values: int | float | str) -> Callable[[], None]:
+        """Something begins whose end is elsewhere: as `span`. Returns what ends it; a second call does nothing."""
+        if not self.is_on:
+            return _nothing
+        key, begun = object(), Span(track, name, self.now_s(), 0.0, values)
         self._open[key] = begun
-        try:
-            yield
-        finally:
+
+        def end() -> None:
             # Not there any more if the trace ended before it.
             if self._open.pop(key, None) is not None:
                 self._put(begun._replace(ended_s=self.now_s()))
+
+        return end
+
+    @contextmanager
+    def _recorded(self, track: str, name: str, values: dict[str, int | float | str]) -> Iterator[None]:
+        end = self.begin_span(track, name, **values)
+        try:
+            yield
+        finally:
+            end()
 
     def _put(self, span: Span) -> None:
         if not self.is_on:

@@ -43,7 +43,7 @@ def test_calls_to_a_cluster_that_ended_fail_at_once_and_ray_is_not_asked() -> No
         ScalingConfig(num_hosts=1), lambda text: None, lost=lambda: "gcs_server of Ray ended on this machine"
     )
     # Neither reference nor actor is one of Ray's: to give them to it would be an error.
-    call = RayCall(Worker("host", 0), object(), RayHandle(Worker("host", 0), object()))
+    call = RayCall(Worker("host", 0), object(), RayHandle(Worker("host", 0), object()), "train")
     assert backend.settled([call], timeout_s=60.0) == ([call], [])
     failure = backend.result(call)
     assert isinstance(failure, Failure)

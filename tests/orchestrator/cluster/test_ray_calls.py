@@ -134,7 +134,7 @@ class Unreadable:
 def test_an_answer_that_the_driver_cannot_read_fails_the_call_and_says_why() -> None:
     ticket = Ticket()
     ticket.answer = bytearray(RayPacking().pack(Unreadable()))
-    call = LineCall(Worker("device", 1), ticket, end=None, handle=None)  # type: ignore[arg-type]
+    call = LineCall(Worker("device", 1), ticket, end=None, handle=None, method="train")  # type: ignore[arg-type]
     failure = outcome(call)
     assert isinstance(failure, Failure)
     assert (failure.worker, failure.kind) == (Worker("device", 1), FailureKind.ERROR)

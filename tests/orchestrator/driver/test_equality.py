@@ -20,13 +20,15 @@ import pytest
 
 from podembed.embedding.initializers import initial_rows
 from podembed.embedding.kernels import crew as crew_rules
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, MetricsConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.cluster import ray_calls
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.run_record import RunMismatch, read_run
+from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.events.tracing import TraceWritten
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.input.reader import InputReader, build_index, training_plan
@@ -34,8 +36,10 @@ from podembed.workers.input.sources import job_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, cut_ways, table_specs
+from podembed.workers.liveness.progress import Phase
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
+from tests.orchestrator.tracing.reading import read_trace
 from tests.processes import actor_processes
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import BATCH_SIZE, NUM_ROWS, small_job
@@ -56,6 +60,7 @@ def train_small(
     max_steps: int = NUM_STEPS,
     full_every: int = 1,
     reporter: SilentReporter | None = None,
+    trace: str | None = None,
     **options: Any,
 ) -> Result:
     """`options` are arguments of the small job."""
@@ -67,6 +72,7 @@ def train_small(
             storage_path=str(tmp_path),
             max_steps=max_steps,
             checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY, full_every=full_every),
+            metrics_config=MetricsConfig(trace=trace),
         ),
         reporter=reporter or SilentReporter(),
     )
@@ -254,6 +260,7 @@ class Killer(SilentReporter):
 
     Attributes:
       hosts_before, hosts_after: the host processes of the generations before and after.
+      traces: that were written.
     """
 
     def __init__(self, kind: str, after_step: int, seed: int) -> None:
@@ -264,6 +271,12 @@ class Killer(SilentReporter):
         self.hosts_before: set[int] = set()
         self.hosts_after: set[int] = set()
         self.has_commit = False
+        self.traces: list[TraceWritten] = []
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, TraceWritten):
+            self.traces.append(event)
+        super().event(event)
 
     def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
         self.has_commit = True
@@ -315,7 +328,7 @@ def test_a_killed_run_whose_hosts_share_their_arguments_ends_with_the_same_bytes
 def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, small_data: str, runs: Path) -> None:
     seed = int(time.time())
     killer = Killer(kind, after_step=random.Random(seed).randrange(12, 35), seed=seed)
-    result = train_small(small_data, runs, f"killed-{kind}", num_hosts=2, reporter=killer)
+    result = train_small(small_data, runs, f"killed-{kind}", num_hosts=2, reporter=killer, trace="5:48")
     print(f"killed a {kind} {killer.delay_s:.2f} s after step {killer.after_step} (seed {seed})")
     assert killer.killed
     assert len(result.recoveries) == 1
@@ -324,6 +337,30 @@ def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, sma
     assert (_losses(result) == _losses(two_hosts)).all()
     assert_same_bytes(committed_state(result.path), committed_state(two_hosts.path))
     _check_survivors(killer, result)
+    _check_traces(killer, result)
+
+
+def _check_traces(killer: Killer, result: Result) -> None:
+    """The fault cuts the first trace, which tells of it. The next generation traces what it trains of the steps."""
+    base_step = result.recoveries[0].base_step
+    cut, whole = killer.traces
+    assert (cut.first_step, cut.last_step, whole.first_step, whole.last_step) == (5, 48, base_step, 48)
+    assert Path(cut.location).name == "steps-5-48-generation-1-cut.pftrace"
+    assert "died" in cut.fault
+    assert whole.fault == ""
+    assert (cut.missing != (), whole.missing) == (True, ())
+    everybody = {f"{kind} {number}" for kind in ("host", "device") for number in (0, 1)}
+    for written in killer.traces:
+        processes = read_trace(Path(written.location).read_bytes())
+        assert {*processes} == {"driver", *everybody - {*written.missing}}
+        assert processes["driver"].facts["ended by"] == (written.fault or "its last step")
+        assert 0.0 < max(clock.uncertainty_s for clock in written.clocks) < 1.0
+        for number in range(2):
+            if (host := processes.get(f"host {number}")) is not None:
+                assert {Phase.ID_EXCHANGE, Phase.ACTIVATION_EXCHANGE} <= {one.name for one in host.tracks["work"]}
+    steps = {f"step {number}" for number in range(base_step, 48)}
+    for name in ("host 0", "host 1"):
+        assert {one.name for one in processes[name].tracks["work"] if one.name.startswith("step ")} == steps
 
 
 @is_long

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from podembed.orchestrator.api.result import Evaluation, HostsChange, Recovery
-from podembed.orchestrator.events import commits, health, machines, plans, progress, run
+from podembed.orchestrator.events import commits, health, machines, plans, progress, run, tracing
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.reporter import SilentReporter, tell
 from podembed.orchestrator.events.sentences import sentence
@@ -26,7 +26,7 @@ from tests.architecture.test_prose import MOST_WORDS, num_words, sentences
 ROOT = Path(__file__).parents[3]
 TYPES = [
     kind
-    for module in (run, progress, commits, machines, plans, health)
+    for module in (run, progress, commits, machines, plans, health, tracing)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
 ]

@@ -27,6 +27,7 @@ QUICK = Deadlines(start_s=20.0, step_s=20.0, silence_s=20.0, grace_s=0.1, close_
 @dataclass(frozen=True, eq=False)
 class ScriptedCall:
     worker: Worker
+    method: str
     answer: Callable[[], Any]
 
     @property
@@ -44,13 +45,13 @@ class ScriptedHandle:
 
     def call(self, method: str, *arguments: Any) -> Call:
         self.backend.asked.append((self.worker, method, arguments))
-        return ScriptedCall(self.worker, self.backend.answer_of(self.worker, method, arguments))
+        return ScriptedCall(self.worker, method, self.backend.answer_of(self.worker, method, arguments))
 
     def background(self, method: str, *arguments: Any) -> Call:
         return self.call(method, *arguments)
 
     def control(self, method: str, *arguments: Any) -> Call:
-        return ScriptedCall(self.worker, self.backend.answer_of(self.worker, f"control {method}", arguments))
+        return ScriptedCall(self.worker, method, self.backend.answer_of(self.worker, f"control {method}", arguments))
 
 
 @dataclass
