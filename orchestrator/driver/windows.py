@@ -27,6 +27,9 @@ from podembed.orchestrator.prediction.forecast import setting_of
 from podembed.workers.device.process import DeviceWindow
 from podembed.workers.host.spec import HostWindow
 
+LOOK_EVERY_S, LOOK_SHARE, LOOK_AT_LEAST_EVERY_S = 1.0, 0.01, 30.0
+"""How often hosts look at samples: often at first, later each time that a generation has grown older by a hundredth."""
+
 
 class Windows:
     """See the module.
@@ -50,6 +53,8 @@ class Windows:
         self._owners: Mapping[str, Sequence[int]] | None = None
         self._relayed: tuple[str, ...] = ()
         self._num_compiled, self._compiled_s = 0, 0.0
+        self._began_s = shared.clock.monotonic_s()
+        self._looked_s = -math.inf
 
     def placed(self, owners: Mapping[str, Sequence[int]]) -> None:
         """Takes in who owns each bucket of each table."""
@@ -73,7 +78,11 @@ class Windows:
         is_first = not shared.journal.tables
         is_profiled = is_first or (shared.planner.is_active and shared.saves.is_scheduled(last))
         hosts, devices = group.train(
-            first, last, is_followed=not shared.saves.may_follow(last), is_profiled=is_profiled
+            first,
+            last,
+            is_followed=not shared.saves.may_follow(last),
+            is_profiled=is_profiled,
+            is_sampled=self._is_look_due(began_s),
         )
         self.profiles = profiles_of_hosts(hosts)
         ended_s = shared.clock.monotonic_s()
@@ -124,6 +133,13 @@ class Windows:
             )
         )
         return done.seconds / num_steps
+
+    def _is_look_due(self, now_s: float) -> bool:
+        every_s = min(LOOK_AT_LEAST_EVERY_S, max(LOOK_EVERY_S, LOOK_SHARE * (now_s - self._began_s)))
+        if now_s - self._looked_s < every_s:
+            return False
+        self._looked_s = now_s
+        return True
 
     def _tell_compiled(self, step: int, devices: Sequence[DeviceWindow]) -> None:
         total, seconds = devices[0].num_compiled, max(device.compiled_s for device in devices)
@@ -182,6 +198,7 @@ def _measures(number: int, host: HostWindow, device: DeviceWindow, tables: Seque
         bytes_sent=host.bytes_sent,
         rows_asked=dict(zip(tables, host.rows_asked, strict=False)),
         usage=tuple(by_process.values()),
+        data=host.data,
     )
 
 

@@ -50,7 +50,8 @@ Emit = Callable[[Event], None]
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
-    return [(field.name, getattr(value, field.name)) for field in fields(value)]
+    """Those that are shown; arrays are not."""
+    return [(field.name, getattr(value, field.name)) for field in fields(value) if field.repr]
 
 
 def _plain(value: Any) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from podembed.orchestrator.api.result import Evaluation, MeasuredTable
 from podembed.orchestrator.events.event import Event, Level
+from podembed.workers.input.data_sample import DataSample
 from podembed.workers.job.ranking import Baseline
 from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
@@ -54,6 +55,7 @@ class HostMeasures:
       bytes_sent: to other hosts.
       rows_asked: per table, rows that all hosts asked of this one.
       usage: of the host process and of its device process; one where both are the same.
+      data: histograms of some of its samples, where it looked. Only measurements are made of them.
     """
 
     host: int
@@ -62,6 +64,7 @@ class HostMeasures:
     bytes_sent: int
     rows_asked: Mapping[str, int]
     usage: tuple[ProcessUsage, ...]
+    data: DataSample | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

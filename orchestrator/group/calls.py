@@ -113,8 +113,15 @@ class HostCalls(WorkerCalls):
     def warm_start(self, location: str, starts: Sequence[Any]) -> Call[None]:
         return self.handle.call("warm_start", location, starts)
 
-    def train(self, first_step: int, last_step: int, is_followed: bool, is_profiled: bool = False) -> Call[HostWindow]:
-        return self.handle.call("train", first_step, last_step, is_followed, is_profiled)
+    def train(
+        self,
+        first_step: int,
+        last_step: int,
+        is_followed: bool,
+        is_profiled: bool = False,
+        is_sampled: bool = False,
+    ) -> Call[HostWindow]:
+        return self.handle.call("train", first_step, last_step, is_followed, is_profiled, is_sampled)
 
     def evaluate(self) -> Call[ScoredSamples]:
         return self.handle.call("evaluate")

@@ -167,10 +167,18 @@ class WorkerGroup(ProcessGroup):
         self.spent_s["restore"] = self.clock.monotonic_s() - started
 
     def train(
-        self, first_step: int, last_step: int, *, is_followed: bool = False, is_profiled: bool = False
+        self,
+        first_step: int,
+        last_step: int,
+        *,
+        is_followed: bool = False,
+        is_profiled: bool = False,
+        is_sampled: bool = False,
     ) -> tuple[list[HostWindow], list[DeviceWindow]]:
         """Runs steps `first_step` to `last_step - 1` on all hosts; the rest as in `HostWorker.train`."""
-        calls: list[Call[Any]] = [host.train(first_step, last_step, is_followed, is_profiled) for host in self._hosts]
+        calls: list[Call[Any]] = [
+            host.train(first_step, last_step, is_followed, is_profiled, is_sampled) for host in self._hosts
+        ]
         calls += [device.serve_window() for device in self._devices]
         answers = self.gather(calls, self.deadlines.step_s, counts_marks=True)
         return answers[: self.num_hosts], answers[self.num_hosts :]

@@ -74,6 +74,49 @@ ALARMS: dict[str, Alarm] = {
             begins="the mean loss of 60 steps or more is a fifth above the best before",
             remedy="Lower the learning rates, clip gradients, or look for data of another kind since then.",
         ),
+        Alarm(
+            name="feature_empty",
+            begins="an input that had ids has none any more, in two readings of 4,096 samples each",
+            remedy="Look at its column in the files that were read since then, and at what writes them. Then go back "
+            "to a commit from before.",
+        ),
+        Alarm(
+            name="feature_constant",
+            begins="an input that had several ids or numbers has the same one in all samples, in two readings",
+            remedy="Look at its column in the files that were read since then. A default value in the place of a "
+            "missing one looks like this.",
+        ),
+        Alarm(
+            name="columns_swapped",
+            begins="an input differs from before in 30 % of its samples beyond what is usual, and looks as another "
+            "one did",
+            remedy="Compare the order and the names of columns in the files that were read since then with those "
+            "before.",
+        ),
+        Alarm(
+            name="id_takes_over",
+            begins="one id or number has a quarter of the samples more than usual, in three readings",
+            remedy="Look where its rows come from: a default value, a robot, or one source that is repeated. Leave "
+            "them out, or weigh them less.",
+        ),
+        Alarm(
+            name="column_shifted",
+            begins="an input differs from before in half of its samples beyond what is usual, within few readings",
+            remedy="Look at its column in the files that were read since then: another unit, another vocabulary or "
+            "hash, a shifted column.",
+        ),
+        Alarm(
+            name="data_drifts",
+            begins="inputs differ from the first part of the run in a fifth of their samples beyond what is usual",
+            remedy="If the data is in the order of time, this may be right. Else compare the files that are read now "
+            "with those before.",
+        ),
+        Alarm(
+            name="feature_idle",
+            begins="an input has had no ids, or one and the same, in all samples since the beginning; a note",
+            remedy="Look whether its column is the right one. If so, the model does as well without it.",
+            is_note=True,
+        ),
     )
 }
 

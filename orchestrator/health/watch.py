@@ -12,13 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
 from podembed.orchestrator.health.alarms import ALARMS, Finding
+from podembed.orchestrator.health.data import DataChanges
 from podembed.orchestrator.health.detector import Detector, is_window
 from podembed.orchestrator.health.learning import LossFalls
 from podembed.orchestrator.health.machines import Commits, MemoryGrows
 from podembed.orchestrator.health.speed import SlowHost, device_bound, input_bound
 from podembed.orchestrator.metrics.point import Point
 
-DETECTORS: Sequence[Callable[[], Detector]] = (input_bound, device_bound, SlowHost, Commits, MemoryGrows, LossFalls)
+DETECTORS: Sequence[Callable[[], Detector]] = (
+    input_bound,
+    device_bound,
+    SlowHost,
+    Commits,
+    MemoryGrows,
+    LossFalls,
+    DataChanges,
+)
 MOST_SNAPSHOTS = 512
 """A run that commits more seldom begins anew after a fault."""
 

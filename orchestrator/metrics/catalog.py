@@ -87,6 +87,37 @@ CATALOG: dict[str, Metric] = {
         _counter("failed_saves", "", "Saves that did not become commits."),
         # Data.
         _gauge("malformed_rows", "rows", "Malformed rows that were left out, in the whole run."),
+        _gauge(
+            "data_reference_samples",
+            "samples",
+            "Samples of the first part of the driver's time, with which later ones are compared.",
+        ),
+        _gauge("feature_empty_ratio", "ratio", "Share of the samples without an id of a feature.", "feature"),
+        _gauge(
+            "feature_top_ratio",
+            "ratio",
+            "Share of the most frequent id or number of an input, among samples that have one.",
+            "feature",
+        ),
+        _gauge(
+            "feature_distance_ratio",
+            "ratio",
+            "Share of an input's samples that differ from those of the reference, beyond chance.",
+            "feature",
+        ),
+        _gauge(
+            "feature_spread_ratio",
+            "ratio",
+            "The same between samples from different places in the data.",
+            "feature",
+        ),
+        _gauge(
+            "feature_other_distance_ratio",
+            "ratio",
+            "The same as the distance, to the reference of another input, where that is much nearer.",
+            "feature",
+            "other",
+        ),
         # Machines.
         _gauge("memory_bytes", "bytes", "Memory of a host's processes.", "host"),
         _gauge("peak_memory_bytes", "bytes", "Most memory that a host's processes have had.", "host"),

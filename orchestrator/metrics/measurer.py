@@ -9,6 +9,7 @@ from podembed.orchestrator.events.commits import CommitDelayed, Committed, SaveF
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import Evaluated, HostMeasures, RowsPutAside, WindowTrained
 from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, Recovered
+from podembed.orchestrator.metrics.data import DataSeries
 from podembed.orchestrator.metrics.point import Measurement, Point
 from podembed.workers.liveness.progress import Phase
 
@@ -38,6 +39,7 @@ class Measurer:
         self._fault = "unknown"
         self._num_commits = self._num_failed_saves = 0
         self._delayed_s = 0.0
+        self._data = DataSeries()
 
     def point(self, event: Event) -> Point | None:
         """What an event says in numbers; None if it has none."""
@@ -121,6 +123,7 @@ class Measurer:
         for host in event.hosts:
             measurements += self._host(host, event)
         measurements += _rows(event)
+        measurements += self._data.take([host.data for host in event.hosts if host.data is not None])
         return self._at(report.step, measurements, first_step=event.first_step)
 
     def _host(self, host: HostMeasures, event: WindowTrained) -> Iterator[Measurement]:

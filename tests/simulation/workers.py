@@ -427,7 +427,12 @@ class SimulatedHost(HostWorker):
         return restored
 
     def train(
-        self, first_step: int, last_step: int, is_followed: bool = False, is_profiled: bool = False
+        self,
+        first_step: int,
+        last_step: int,
+        is_followed: bool = False,
+        is_profiled: bool = False,
+        is_sampled: bool = False,
     ) -> HostWindow:
         lanes = tuple(self._present.spec.lanes[self._present.spec.host])
         num_samples = 0

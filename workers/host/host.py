@@ -125,7 +125,12 @@ class HostWorker:
             shard.take_memory()
 
     def train(
-        self, first_step: int, last_step: int, is_followed: bool = False, is_profiled: bool = False
+        self,
+        first_step: int,
+        last_step: int,
+        is_followed: bool = False,
+        is_profiled: bool = False,
+        is_sampled: bool = False,
     ) -> HostWindow:
         """Runs steps `first_step` to `last_step - 1`.
 
@@ -134,12 +139,15 @@ class HostWorker:
             is then looked up before the last update of this window, as within a window. Numbers therefore do not depend
             on where windows end.
           is_profiled: whether the answer says what the last step's batch asked of each table.
+          is_sampled: whether it has histograms of some of the samples.
 
         Raises:
           MeshError, ChannelError: a peer or the device process is gone or silent.
           InputError: the data cannot be read, or holds a value that its declaration refuses.
         """
-        return self._present.windows.train(first_step, last_step, is_followed=is_followed, is_profiled=is_profiled)
+        return self._present.windows.train(
+            first_step, last_step, is_followed=is_followed, is_profiled=is_profiled, is_sampled=is_sampled
+        )
 
     def evaluate(self) -> ScoredSamples:
         """Scores this host's lanes of the evaluation data, each sample once. Changes no row.

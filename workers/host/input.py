@@ -5,6 +5,7 @@ from __future__ import annotations
 from podembed.workers.data.bad_rows import BadRow, BadRowLog
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.candidates import Known
+from podembed.workers.input.data_sample import MOST_HOSTS, Sampler
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.input.sources import job_plan, open_evaluation, open_reader
 from podembed.workers.job.job import JobConfig
@@ -18,6 +19,7 @@ class HostInput:
     Attributes:
       num_samples: rows of every array that goes to the device. It is the same on all hosts: the largest share of a
         batch, up to a multiple of the devices that share it. Smaller ones are padded with weight 0.
+      sampler: takes samples of batches of training; None where other hosts do.
     """
 
     def __init__(self, spec: HostSpec, job: JobConfig) -> None:
@@ -25,6 +27,7 @@ class HostInput:
         InputError, OSError: the data cannot be read.
         """
         self._spec, self._job = spec, job
+        self.sampler = Sampler(job, num_hosts=spec.num_hosts) if spec.host < MOST_HOSTS else None
         self._bad_rows = BadRowLog(job.data.max_bad_rows)
         plan = job_plan(job, spec.train_index)
         largest = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step

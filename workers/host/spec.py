@@ -13,6 +13,7 @@ from podembed.embedding.costs.profile import TableProfile
 from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.device.shared_memory import Invitation
 from podembed.workers.faults.plan import FaultPlan
+from podembed.workers.input.data_sample import DataSample
 from podembed.workers.input.index import InputIndex
 from podembed.workers.job.candidates import Ranks
 from podembed.workers.job.job import JobConfig
@@ -111,6 +112,7 @@ class HostWindow:
       profiles: per table, what the last step's batch asked of it; empty where the driver does not want to know, and of
         hosts above `MOST_PROFILED`.
       usage: of the process, at its end.
+      data: histograms of some of the samples, where the driver wants them.
     """
 
     num_samples: int
@@ -123,6 +125,7 @@ class HostWindow:
     relayed: tuple[str, ...] = ()
     profiles: tuple[TableProfile, ...] = ()
     usage: ProcessUsage | None = None
+    data: DataSample | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -53,12 +53,15 @@ class Windows:
         self._host = host
         self._looked_up: Step | None = None
 
-    def train(self, first_step: int, last_step: int, *, is_followed: bool, is_profiled: bool = False) -> HostWindow:
+    def train(
+        self, first_step: int, last_step: int, *, is_followed: bool, is_profiled: bool = False, is_sampled: bool = False
+    ) -> HostWindow:
         """As `HostWorker.train`."""
         reader = self._input.training(first_step)
         steps, staleness = self.steps, self._job.staleness
         sent_before = self._mesh.statistics.bytes_sent
         num_samples = 0
+        sampler = self._input.sampler if is_sampled else None
         steps.take_rows_asked()
         self._tracker.take_phase_s()
         looks_ahead = is_followed and staleness > 0
@@ -80,6 +83,8 @@ class Windows:
                 steps.forward(upcoming)
                 steps.announce(upcoming, RecordKind.TRAIN)
             num_samples += int(np.count_nonzero(~step.batch.is_padding))
+            if sampler is not None:
+                sampler.take(step.batch)
             self._tracker.finish_step()
         self._looked_up = upcoming if looks_ahead else None
         steps.end_window(last_step)
@@ -96,6 +101,7 @@ class Windows:
             bad_rows=self._input.take_bad_rows(),
             profiles=tuple(profiles_of(self._job, [step.batch])) if is_profiled else (),
             usage=own_usage(),
+            data=None if sampler is None else sampler.finish(),
         )
 
     def _first_lookup(self, reader: ReadAhead, number: int) -> Step:

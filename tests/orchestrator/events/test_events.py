@@ -49,7 +49,8 @@ def example(declared: Any) -> Any:
         return example(next(choice for choice in get_args(declared) if choice is not NoneType))
     if dataclasses.is_dataclass(declared):
         hints = get_type_hints(declared)
-        return declared(**{field.name: example(hints[field.name]) for field in dataclasses.fields(declared)})
+        shown = [field.name for field in dataclasses.fields(declared) if field.repr]
+        return declared(**{name: example(hints[name]) for name in shown})
     if declared is Phase:
         return Phase.GATHER
     origin = get_origin(declared) or declared

@@ -18,7 +18,7 @@ from tests.long_tests import is_long
 from tests.orchestrator.health.test_real_runs import Heard
 from tests.small_job import write_small_data
 
-OPTIONS = ({"staleness": 0}, {"staleness": 1}, {"overlap": False, "cut_bags": True})
+OPTIONS: tuple[dict[str, object], ...] = ({"staleness": 0}, {"staleness": 1}, {"overlap": False, "cut_bags": True})
 
 
 def check_clean(where: Path, *, seed: int, epochs: int, options: dict[str, object]) -> None:

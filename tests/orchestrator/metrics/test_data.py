@@ -1,0 +1,60 @@
+"""Distances of histograms: what is chance is taken off, and what differs is measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from podembed.orchestrator.metrics import data
+from podembed.orchestrator.metrics.data import DataSeries, distance_beyond_chance
+from podembed.workers.input.data_sample import NUM_BINS, DataSample
+
+
+def drawn(chances: np.ndarray, count: int, *, inputs: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).multinomial(count, chances, size=inputs)
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.8, 1.3, 3.0])
+def test_chance_is_no_distance(skew: float) -> None:
+    chances = np.arange(1, NUM_BINS + 2) ** -skew
+    chances /= chances.sum()
+    for few, many in ((4096, 32_768), (2048, 2048)):
+        new, old = (drawn(chances, count, inputs=2000, seed=count) for count in (few, many))
+        found = distance_beyond_chance(new, old)
+        assert found.max() < 0.06
+        assert found.mean() < 0.01
+
+
+def test_a_part_that_differs_is_measured() -> None:
+    even = np.full(NUM_BINS, 1 / NUM_BINS)
+    for share in (0.3, 0.6, 1.0):
+        chances = (1 - share) * even
+        chances[7] += share
+        new, old = drawn(chances, 4096, inputs=50, seed=1), drawn(even, 32_768, inputs=50, seed=2)
+        found = distance_beyond_chance(new, old)
+        # What is taken off for chance is at most 0.11 of even bins; a distance is never made larger.
+        assert share - 0.13 < found.min() <= found.max() < share + 0.02
+
+
+def sample(count: int, columns: int, *, seed: int) -> DataSample:
+    chances = np.full(NUM_BINS + 1, 1 / (NUM_BINS + 1))
+    halves = [drawn(chances, count // 2, inputs=columns, seed=seed + half) for half in range(2)]
+    names = tuple(f"f{at}" for at in range(columns))
+    return DataSample(names=names, num_features=columns, counts=np.array(halves, np.uint16))
+
+
+def test_of_many_inputs_the_worst_are_measured() -> None:
+    series, odd = DataSeries(), np.zeros((2, 100, NUM_BINS + 1), np.uint16)
+    for at in range(data.REFERENCE_CHUNKS * 4):
+        found = series.take([sample(512, 100, seed=2 * at), sample(512, 100, seed=9000 + 2 * at)])
+        assert bool(found) == (at % 4 == 3)
+    by_name = [one for one in found if one.name == "feature_spread_ratio"]
+    assert len(by_name) == 100
+    odd[:, :, 5] = data.CHUNK_SAMPLES // 2
+    usual = sample(data.CHUNK_SAMPLES, 100, seed=1)
+    counts = np.where(np.arange(100)[:, None] % 10 == 0, odd, usual.counts)
+    found = series.take([DataSample(names=usual.names, num_features=100, counts=counts)])
+    distances = {one.labels["feature"]: one.value for one in found if one.name == "feature_distance_ratio"}
+    assert len(distances) == data.MOST_FEATURES
+    far = {name for name, distance in distances.items() if distance > 0.5}
+    assert far == {f"f{at}" for at in range(0, 100, 10)}
