@@ -26,6 +26,7 @@ from podembed.orchestrator.planning.measured import measured_tables, profiles_of
 from podembed.orchestrator.prediction.forecast import setting_of
 from podembed.workers.device.process import DeviceWindow
 from podembed.workers.host.spec import HostWindow
+from podembed.workers.job.window_figures import figures_of
 
 LOOK_EVERY_S, LOOK_SHARE, LOOK_AT_LEAST_EVERY_S = 1.0, 0.01, 30.0
 """How often hosts look at samples: often at first, later each time that a generation has grown older by a hundredth."""
@@ -87,7 +88,7 @@ class Windows:
         self.profiles = profiles_of_hosts(hosts)
         ended_s = shared.clock.monotonic_s()
         shared.journal.put_aside([row for host in hosts for row in host.bad_rows])
-        num_steps = last - first
+        num_steps, names = last - first, shared.run.job.table_names
         group.deadlines = self._health.take(hosts, seconds=ended_s - began_s, num_steps=num_steps)
         _require_finite(first, devices[0].losses)
         if hosts[0].relayed != self._relayed:
@@ -126,8 +127,11 @@ class Windows:
                 first_step=first,
                 num_samples=done.num_samples,
                 seconds=done.seconds,
+                figures=figures_of([device.quality for device in devices]),
+                norms=devices[0].norms,
+                rates={table: rate for table, rate in zip(names, hosts[0].rates, strict=False) if rate},
                 hosts=tuple(
-                    _measures(number, host, device, shared.run.job.table_names)
+                    _measures(number, host, device, names)
                     for number, (host, device) in enumerate(zip(hosts, devices, strict=True))
                 ),
             )

@@ -10,6 +10,7 @@ from podembed.orchestrator.api.result import Evaluation, MeasuredTable
 from podembed.orchestrator.events.event import Event, Level
 from podembed.workers.input.data_sample import DataSample
 from podembed.workers.job.ranking import Baseline
+from podembed.workers.job.window_figures import DenseNorms, LabelFigures
 from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
 
@@ -76,6 +77,9 @@ class WindowTrained(Event):
       num_samples: of all hosts, without padding.
       seconds: wall time.
       hosts: in their order.
+      figures: of each label whose scores are log odds, before its samples were trained on.
+      norms: of the dense half; None where they are not known.
+      rates: learning rate of each trained table in the last step.
     """
 
     kind: ClassVar[str] = "window"
@@ -85,6 +89,9 @@ class WindowTrained(Event):
     num_samples: int
     seconds: float
     hosts: tuple[HostMeasures, ...]
+    figures: tuple[LabelFigures, ...] = ()
+    norms: DenseNorms | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

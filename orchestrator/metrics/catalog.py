@@ -55,6 +55,21 @@ CATALOG: dict[str, Metric] = {
         # Learning.
         _gauge("loss", "", "Mean loss of the window's steps, each before its update."),
         _gauge("evaluation", "", "A figure of the last evaluation.", "metric"),
+        _gauge("window_auc", "", "AUC of the window's samples, each scored before it is trained on.", "task"),
+        _gauge("window_auc_error", "", "The exact AUC is at most so far from `window_auc`.", "task"),
+        _gauge(
+            "window_normalized_entropy",
+            "",
+            "Log loss of the same scores over that of the window's share of positives.",
+            "task",
+        ),
+        _gauge("window_calibration", "", "Positives that the same scores predict over those that came.", "task"),
+        _gauge("window_positives", "samples", "Positives of the window, by their weight.", "task"),
+        _gauge("learning_rate", "", "Learning rate of a table, where it changed.", "table"),
+        _gauge("dense_gradient_norm", "", "Euclidean norm of all dense gradients, mean of the window."),
+        _gauge("dense_largest_gradient_norm", "", "The largest of one step in the window."),
+        _gauge("dense_update_norm", "", "Euclidean norm of the change of all dense parameters, mean of the window."),
+        _gauge("dense_parameter_norm", "", "Euclidean norm of all dense parameters before the window's last step."),
         # Speed.
         _counter("samples", "samples", "Samples trained by this driver, also those of steps that a fault took back."),
         _gauge("samples_per_second", "", "Samples over the window's wall time."),

@@ -10,6 +10,7 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import Evaluated, HostMeasures, RowsPutAside, WindowTrained
 from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, Recovered
 from podembed.orchestrator.metrics.data import DataSeries
+from podembed.orchestrator.metrics.learning import learning, rates_changed
 from podembed.orchestrator.metrics.point import Measurement, Point
 from podembed.workers.liveness.progress import Phase
 
@@ -34,6 +35,8 @@ class Measurer:
         # Host and process → processor time that it had used before.
         self._cpu_s: dict[tuple[int, int], float] = {}
         self._spent: defaultdict[str, float] = defaultdict(float)
+        # As they were measured last in this generation.
+        self._rates: dict[str, float] = {}
         self._lost_steps: Counter[str] = Counter()
         self._recoveries: Counter[str] = Counter()
         self._fault = "unknown"
@@ -74,6 +77,7 @@ class Measurer:
             case GenerationStarted(generation=generation, base_step=base_step):
                 # A driver that goes on with a run says so before anything is counted.
                 self._generation, self._step = generation, base_step
+                self._rates = {}
                 return None
             case GenerationLost(fault=fault):
                 self._fault = fault
@@ -88,6 +92,7 @@ class Measurer:
         self._lost_steps[cause] += recovery.discarded_steps
         self._recoveries[cause] += 1
         self._generation = recovery.generation
+        self._rates = {}
         self._cut(recovery.base_step)
         return self._at(
             recovery.base_step,
@@ -118,6 +123,8 @@ class Measurer:
             Measurement("goodput_ratio", min(1.0, useful_s / spent_s) if spent_s > 0 else 0.0),
             Measurement("slowest_host_ratio", report.slowest),
             Measurement("owner_imbalance_ratio", report.imbalance),
+            *learning(event),
+            *self._learning_rates(event),
             *self._processor_time(event),
         ]
         for host in event.hosts:
@@ -139,6 +146,11 @@ class Measurer:
         yield Measurement("peak_memory_bytes", sum(usage.peak_memory_bytes for usage in host.usage), by_host)
         yield Measurement("open_files", sum(usage.num_files for usage in host.usage), by_host)
         yield Measurement("open_sockets", sum(usage.num_sockets for usage in host.usage), by_host)
+
+    def _learning_rates(self, event: WindowTrained) -> list[Measurement]:
+        changed = rates_changed(self._rates, event)
+        self._rates |= changed
+        return [Measurement("learning_rate", rate, {"table": table}) for table, rate in changed.items()]
 
     def _processor_time(self, event: WindowTrained) -> list[Measurement]:
         """Of each host, and samples over that of all, where all processes were there a window ago."""

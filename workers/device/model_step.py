@@ -25,6 +25,7 @@ from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.workers.device.dense_half import DenseStateError, initial
 from podembed.workers.device.dense_leaves import by_key, numbers_of, replaced, specs_of
 from podembed.workers.device.device_mesh import GangMesh, whole
+from podembed.workers.device.measures.window import DenseNorms, LabelCounts, Measured, WindowMeasures
 from podembed.workers.device.options import AXIS, DeviceOptions
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.device.step_programs import StepPrograms
@@ -57,6 +58,8 @@ class DeviceWindow:
       num_compiled: programs that were compiled since the worker's start, for sequences of other lengths.
       compiled_s: seconds that this took.
       usage: of the process, at the window's end.
+      quality: of each label whose scores are log odds, this host's samples.
+      norms: of the dense half; None without steps.
     """
 
     losses: tuple[float, ...]
@@ -65,6 +68,8 @@ class DeviceWindow:
     num_compiled: int = 0
     compiled_s: float = 0.0
     usage: ProcessUsage | None = None
+    quality: tuple[LabelCounts, ...] = ()
+    norms: DenseNorms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +80,19 @@ class Begun:
       calls: wait for its results and write them for the host.
       crew: makes these calls.
       last: of the results, on every device; of a training step the loss. Still being computed.
-      is_training: whether it changes parameters.
+      measured: by a training step.
     """
 
     arrays: HostArrays
     calls: list[Callable[[], None]]
     crew: Crew
     last: jax.Array
-    is_training: bool = False
+    measured: Measured | None = None
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it changes parameters."""
+        return self.measured is not None
 
     def finish(self) -> None:
         """Returns when the host may read the results, and write the memory of the batch again."""
@@ -128,6 +138,7 @@ class DeviceWorker:
     trace: Recorder = field(default_factory=Recorder)
     _batches: HostBatches = field(init=False)
     _compiled_s: float = 0.0
+    _measures: WindowMeasures = field(init=False)
 
     def build(self, *, is_restored_later: bool = False, is_rehearsal: bool = False) -> float:
         """Initialises parameters and compiles both steps. Returns the seconds that compiling took.
@@ -174,6 +185,7 @@ class DeviceWorker:
             tables=self.tables.arrays,
             compiling=self._counted,
         )
+        self._measures = WindowMeasures(self.job, self.mesh)
         self._batches = HostBatches(self.job, self._programs.rooms, num_parts=self.mesh.num_parts)
         compile_s = self._compile(laps, is_rehearsal=is_rehearsal)
         self.build_s = laps.seconds
@@ -238,8 +250,9 @@ class DeviceWorker:
             # Of a job with staleness: its batch is on its way while the devices work on this one.
             ahead = self._begin(end, following) if following and following.kind is not RecordKind.END else None
             begun.finish()
-            if begun.is_training:
+            if begun.measured is not None:
                 losses.append(begun.last)
+                self._measures.add(begun.measured, np.asarray(begun.arrays.inputs.weights))
             if self.faults is not None:
                 spoil(self.faults, "device.gradients", step=record.step, arrays=begun.arrays.gradients)
             num_steps += 1
@@ -249,6 +262,7 @@ class DeviceWorker:
                 self.trace.add(WORK, f"device step {record.step}", started, ended)
             end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
             record, begun = following or wait(), ahead
+        quality, norms = self._measures.take()
         return DeviceWindow(
             losses=tuple(float(loss) for loss in jax.device_get(losses)),
             num_steps=num_steps,
@@ -256,6 +270,8 @@ class DeviceWorker:
             num_compiled=self._programs.num_late,
             compiled_s=self._compiled_s,
             usage=own_usage(),
+            quality=quality,
+            norms=norms,
         )
 
     def give_tables(self, end: ChannelEnd, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> None:
@@ -311,10 +327,10 @@ class DeviceWorker:
         """
         scale = np.float32(1.0 / weight_sum if weight_sum else 0.0)
         held, sent = self.tables, self._way.send(arrays, Numbers(step, scale))
-        self.params, self.optimizer_state, self.state, held.arrays, gradients, loss = self._programs.train(
-            arrays.levels
-        )(self.params, self.optimizer_state, self.state, held.arrays, held.rates(rates), *sent)
-        return Begun(arrays, self._way.fetch(gradients, arrays, scale), self.crew, loss, is_training=True)
+        states = self.params, self.optimizer_state, self.state, held.arrays
+        *states, gradients, loss, measured = self._programs.train(arrays.levels)(*states, held.rates(rates), *sent)
+        self.params, self.optimizer_state, self.state, held.arrays = states
+        return Begun(arrays, self._way.fetch(gradients, arrays, scale), self.crew, loss, measured)
 
     def begin_evaluation(self, arrays: HostArrays, *, step: int = 0) -> Begun:
         """Forward pass on this host's share; `finish` writes its scores."""

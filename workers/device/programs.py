@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from podembed.embedding.features.activations import Activations
 from podembed.workers.device.dense_half import losses_of, outputs_of, scheduled, scores_of
+from podembed.workers.device.measures.step import Measured, norms, scored
 from podembed.workers.device.options import AXIS
 from podembed.workers.job.candidates import chance_columns
 from podembed.workers.job.job import JobConfig
@@ -84,9 +85,9 @@ def training_step(
     scale: jax.Array,
     *,
     cut: Sequence[bool] = (),
-) -> tuple[Any, Any, Any, Blocks, jax.Array]:
+) -> tuple[Any, Any, Any, Blocks, jax.Array, Measured]:
     """One device's part of a step; `scale` is 1 / the global batch's weight. The gradients of activations come back
-    without it, for the features whose tables are trained.
+    without it, for the features whose tables are trained. Last comes what the step measured.
 
     Args:
       longest: by sequence feature, at least the longest sample of all hosts.
@@ -94,7 +95,7 @@ def training_step(
     """
     num_devices = jax.lax.axis_size(AXIS)
 
-    def weighted_loss(params: Any, activations: Blocks) -> tuple[jax.Array, Any]:
+    def weighted_loss(params: Any, activations: Blocks) -> tuple[jax.Array, tuple[Any, Any]]:
         batch = _batch(job, replace(inputs, activations=activations), longest)
         context = _context(job, shares, params, state, inputs.weights, step, training=True)
         outputs, after = outputs_of(job, params, batch, context)
@@ -103,11 +104,10 @@ def training_step(
         if isinstance(losses.batch, jax.Array) or losses.batch != 0:
             # It is there once on every device, and is divided by the weight with all else.
             total += losses.batch / (num_devices * jnp.where(scale > 0, scale, 1.0))
-        return total, after
+        return total, (after, scored(job, outputs, batch))
 
-    (loss, after), (dense_gradients, gradients) = jax.value_and_grad(weighted_loss, argnums=(0, 1), has_aux=True)(
-        params, inputs.activations
-    )
+    differentiated = jax.value_and_grad(weighted_loss, argnums=(0, 1), has_aux=True)
+    (loss, (after, found)), (dense_gradients, gradients) = differentiated(params, inputs.activations)
     # One all-reduce a step: the loss travels with the gradients. It comes after the activations' gradients,
     # which need no other host and can be handed back while it runs.
     gradients = tuple(compress(gradients, job.trained_features))
@@ -125,7 +125,9 @@ def training_step(
     if job.schedule is not None:
         factor = scheduled(job.schedule, step)
         updates = jax.tree.map(lambda update: (factor * update).astype(update.dtype), updates)
-    return optax.apply_updates(params, updates), optimizer_state, _of_first_device(after), gradients, total[-1]
+    measured = Measured(found, norms(summed, updates, params))
+    after = _of_first_device(after)
+    return optax.apply_updates(params, updates), optimizer_state, after, gradients, total[-1], measured
 
 
 def _batch(job: JobConfig, inputs: Inputs, longest: Mapping[str, int]) -> ModelBatch:

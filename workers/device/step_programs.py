@@ -19,6 +19,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from podembed.workers.device.device_mesh import GangMesh
+from podembed.workers.device.measures.step import Measured
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, scores_of_batch, training_step
 from podembed.workers.device.tables.pooling import BagIds
@@ -141,20 +142,21 @@ class StepPrograms:
             own, step, scale = way.unpacked(inputs, arguments)
             bags = self._bags(own)
             full = replace(own, activations=on_tables.looked_up(tables, bags, own.activations))
-            *states, gradients, loss = training_step(
+            *states, gradients, loss, measured = training_step(
                 job, self._optimizer, shares, longest, params, optimizer_state, state, full, step, scale, cut=cut
             )
             gradients, after = on_tables.updated(tables, bags, gradients, scale=scale, rates=rates)
-            return *states, after, way.packed(gradients), loss
+            return *states, after, way.packed(gradients), loss, measured
 
         on_tables = self._table_step
         arguments = way.shapes(inputs)
-        out_specs = (P(), P(), P(), P(), P(AXIS), P())
+        out_specs = (P(), P(), P(), P(), P(AXIS), P(), Measured.lying(P(AXIS), P()))
         on_devices = self._on_devices(train, num_states=5, arguments=arguments, out_specs=out_specs)
         # Each state stays where it is, so that it is given away for the next.
         given = (*self._values, self._tables)
         states = (jax.tree.map(lambda leaf: leaf.sharding, value) for value in given)
-        out_shardings = (*states, self._mesh.by_sample, self._mesh.replicated)
+        by_sample, replicated = self._mesh.by_sample, self._mesh.replicated
+        out_shardings = (*states, by_sample, replicated, Measured.lying(by_sample, replicated))
         step = jax.jit(on_devices, donate_argnums=(0, 1, 2, 3), out_shardings=out_shardings)
         return step.trace(*given, self._rates, *arguments)
 

@@ -113,6 +113,7 @@ class HostWindow:
         hosts above `MOST_PROFILED`.
       usage: of the process, at its end.
       data: histograms of some of the samples, where the driver wants them.
+      rates: per table, its learning rate in the last step.
     """
 
     num_samples: int
@@ -126,6 +127,7 @@ class HostWindow:
     profiles: tuple[TableProfile, ...] = ()
     usage: ProcessUsage | None = None
     data: DataSample | None = None
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

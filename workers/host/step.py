@@ -164,7 +164,7 @@ class Steps:
     def announce(self, step: Step, kind: RecordKind) -> None:
         """Tells the device that its input is complete."""
         if kind is RecordKind.TRAIN:
-            self._ids.say_rates(step.buffer, self._rates(step))
+            self._ids.say_rates(step.buffer, self.rates(step))
         self._device.send(
             Record(
                 kind=kind,
@@ -200,8 +200,8 @@ class Steps:
 
     def backward(self, step: Step) -> None:
         """Gradients of this host's samples to the owners of the rows, then one update of each touched row."""
-        self._steps.backward(step.lookup, self._gradients[step.buffer], self._rates(step))
+        self._steps.backward(step.lookup, self._gradients[step.buffer], self.rates(step))
 
-    def _rates(self, step: Step) -> list[float]:
-        """Of all tables."""
-        return learning_rates(self._lookups.both.specs, step.number, self._schedule)
+    def rates(self, step: Step) -> tuple[float, ...]:
+        """Learning rates of all tables in a step; 0 where one is not trained."""
+        return tuple(learning_rates(self._lookups.both.specs, step.number, self._schedule))

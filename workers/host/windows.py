@@ -102,6 +102,7 @@ class Windows:
             profiles=tuple(profiles_of(self._job, [step.batch])) if is_profiled else (),
             usage=own_usage(),
             data=None if sampler is None else sampler.finish(),
+            rates=steps.rates(step),
         )
 
     def _first_lookup(self, reader: ReadAhead, number: int) -> Step:

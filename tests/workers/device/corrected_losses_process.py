@@ -25,6 +25,7 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.workers.data.columns import IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.device.dense_half import initial
+from podembed.workers.device.measures.step import Measured
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, training_step
 from podembed.workers.job.job import JobConfig
@@ -100,7 +101,7 @@ def over_devices(
             partial(training_step, declared, optimizer, shares, {"item": C}),
             mesh=Mesh(np.asarray(jax.devices()[: len(real)]), (AXIS,)),
             in_specs=(P(), P(), P(), P(AXIS), P(), P()),
-            out_specs=(P(), P(), P(), P(AXIS), P()),
+            out_specs=(P(), P(), P(), P(AXIS), P(), Measured.lying(P(AXIS), P())),
             check_vma=False,
         )
     )
@@ -114,7 +115,9 @@ def over_devices(
         columns={key: spread(values, shares) for key, values in chances.items()},
     )
     scale = np.float32(1 / weights.sum())
-    after, _, _, (of_users, of_items), loss = step(params, optimizer.init(params), state, inputs, np.uint32(0), scale)
+    after, _, _, (of_users, of_items), loss, _ = step(
+        params, optimizer.init(params), state, inputs, np.uint32(0), scale
+    )
     of_items = np.asarray(of_items).reshape(-1, C, WIDTH)
     return results(loss, after["w"], np.asarray(of_users)[shares.order] * scale, of_items[shares.order] * scale)
 

@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from podembed.workers.device.dense_half import initial
+from podembed.workers.device.measures.step import Measured
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, training_step
 from podembed.workers.job.job import JobConfig
@@ -60,7 +61,7 @@ def main(folder: str) -> None:
                 partial(training_step, job, optimizer, shares, {}),
                 mesh=mesh,
                 in_specs=(P(), P(), P(), P(AXIS), P(), P()),
-                out_specs=(P(), P(), P(), P(AXIS), P()),
+                out_specs=(P(), P(), P(), P(AXIS), P(), Measured.lying(P(AXIS), P())),
                 check_vma=False,
             )
         )
@@ -71,7 +72,9 @@ def main(folder: str) -> None:
             weights=spread(weights, shares),
         )
         scale = np.float32(1 / weights.sum())
-        after, _, state, gradients, loss = step(params, optimizer.init(params), state, inputs, np.uint32(STEP), scale)
+        after, _, state, gradients, loss, _ = step(
+            params, optimizer.init(params), state, inputs, np.uint32(STEP), scale
+        )
         found.append(results(loss, after, state, [np.asarray(one)[shares.order] * scale for one in gradients]))
     json.dump({"shares": found, "plain": plain(job, dense, activations, labels, weights)}, sys.stdout)
 

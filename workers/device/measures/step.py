@@ -1,0 +1,97 @@
+"""`Measured`: what a compiled training step says of its samples and of the dense half. Pure functions of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podembed.workers.device.dense_half import scores_of, task_scores
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.quality import has_logits
+from podembed.workers.job.window_figures import LARGEST_LOGIT, NOT_BINARY, NOT_COUNTED, NUM_BINS
+from podembed.workers.model.batch import ModelBatch
+
+NUM_SUMS = 2
+NUM_NORMS = 3
+
+
+class Scored(NamedTuple):
+    """Of one device. Both are empty where a job has no scores that are log odds.
+
+    Attributes:
+      codes: int16 `[labels, n]`, as of `LabelCounts`.
+      sums: float32 `[labels, 2]`: of weight × predicted probability, and of weight × cross entropy.
+    """
+
+    codes: tuple[jax.Array, ...]
+    sums: tuple[jax.Array, ...]
+
+
+class Measured(NamedTuple):
+    """Of one step.
+
+    Attributes:
+      scored: by label, of all samples.
+      norms: float32 `[3]`, Euclidean: of the dense gradients, of their update, and of the parameters before it.
+    """
+
+    scored: Scored
+    norms: jax.Array
+
+    @staticmethod
+    def lying(by_sample: Any, replicated: Any) -> Any:
+        """How its arrays lie on the devices, of the same structure."""
+        where: Any = Measured
+        return where(by_sample, replicated)
+
+
+def measured_labels(job: JobConfig) -> tuple[str, ...]:
+    """Labels whose scores are log odds, one a sample."""
+    if job.has_own_loss or job.candidates is not None:
+        return ()
+    if job.tasks:
+        return tuple(task.label for task in job.tasks if task.kind == "binary" and has_logits(task.loss))
+    return (job.data.label,) if job.has_logits and job.data.label else ()
+
+
+def scored(job: JobConfig, outputs: Any, batch: ModelBatch) -> Scored:
+    """What a model's outputs say of the samples before they are trained on."""
+    names, num_samples = measured_labels(job), batch.weights.shape[0]
+    if not names:
+        return Scored((), ())
+    by_label: Mapping[str, jax.Array] = (
+        dict(zip((task.label for task in job.tasks), task_scores(job, outputs, num_samples), strict=True))
+        if job.tasks
+        else {names[0]: scores_of(job, outputs, num_samples)}
+    )
+    found = [
+        _of_label(
+            jax.lax.stop_gradient(by_label[name]).astype(jnp.float32),
+            batch.labels[name],
+            jnp.where(batch.label_masks[name], batch.weights, 0.0),
+        )
+        for name in names
+    ]
+    return Scored(tuple(codes for codes, _ in found), tuple(sums for _, sums in found))
+
+
+def _of_label(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    bins = jnp.clip((logits + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT)), 0, NUM_BINS - 1).astype(jnp.int16)
+    is_binary = (labels == 0) | (labels == 1)
+    codes = jnp.where(is_binary, 2 * bins + (labels == 1), NOT_BINARY)
+    losses = jnp.logaddexp(0.0, logits) - labels * logits
+    sums = [jnp.sum(weights * values) for values in (jax.nn.sigmoid(logits), losses)]
+    return jnp.where(weights > 0, codes, NOT_COUNTED).astype(jnp.int16), jnp.stack(sums)[None]
+
+
+def norms(gradients: Any, updates: Any, params: Any) -> jax.Array:
+    """As `Measured` has them."""
+    return jnp.stack([_norm(tree) for tree in (gradients, updates, params)])
+
+
+def _norm(tree: Any) -> jax.Array:
+    squares = (jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree))
+    return jnp.sqrt(sum(squares, jnp.float32(0)))

@@ -1,0 +1,96 @@
+"""`WindowMeasures`: counts what the training steps of a window measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from podembed.workers.device.device_mesh import GangMesh
+from podembed.workers.device.measures.step import NUM_NORMS, NUM_SUMS, Measured, measured_labels
+from podembed.workers.device.transfers import own_parts
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.window_figures import NOT_BINARY, NOT_COUNTED, NUM_CODES, DenseNorms, LabelCounts
+
+_MOST_KEPT = 64
+"""Steps whose codes wait. Counting many at once costs less than each by itself."""
+
+
+class WindowMeasures:
+    """Of one host's steps. Mutated: what was counted, and the steps that wait.
+
+    Args:
+      job: the declared job.
+      mesh: of the devices.
+    """
+
+    def __init__(self, job: JobConfig, mesh: GangMesh) -> None:
+        self._labels, self._mesh = measured_labels(job), mesh
+        self._has_weights = job.data.sample_weight is not None
+        self._waiting: list[tuple[Measured, np.ndarray | None]] = []
+        self._norms: list[np.ndarray] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._counts = np.zeros((len(self._labels), NUM_CODES))
+        self._sums = np.zeros((len(self._labels), NUM_SUMS))
+        self._norms = []
+
+    def add(self, measured: Measured, weights: np.ndarray) -> None:
+        """Takes a step that is done.
+
+        Args:
+          weights: float32 `[n]`, of this host's samples; copied where they are not all 0 or 1.
+        """
+        self._waiting.append((measured, weights.copy() if self._has_weights else None))
+        if len(self._waiting) >= _MOST_KEPT:
+            self._count()
+
+    def take(self) -> tuple[tuple[LabelCounts, ...], DenseNorms | None]:
+        """What was counted since the last call; no norms without steps, or without dense parameters."""
+        self._count()
+        counts, norms = tuple(self._counts_of(at) for at in range(len(self._labels))), _means(self._norms)
+        self._clear()
+        return counts, norms
+
+    def _count(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        self._norms += jax.device_get([measured.norms for measured, _ in waiting])
+        weights = np.concatenate([given for _, given in waiting if given is not None]) if self._has_weights else None
+        for at in range(len(self._labels)):
+            codes = np.concatenate([self._own(measured.scored.codes[at]) for measured, _ in waiting])
+            self._counts[at] += np.bincount(codes, weights, NUM_CODES)
+            sums = np.concatenate([self._own(measured.scored.sums[at]) for measured, _ in waiting])
+            self._sums[at] += sums.sum(axis=0, dtype=np.float64)
+
+    def _own(self, array: jax.Array) -> np.ndarray:
+        """This host's part, one device after another."""
+        return np.concatenate([np.asarray(part) for part in own_parts(self._mesh, array)])
+
+    def _counts_of(self, at: int) -> LabelCounts:
+        counts, (predicted, loss) = self._counts[at], self._sums[at]
+        codes = np.flatnonzero(counts[:NOT_COUNTED])
+        return LabelCounts(
+            label=self._labels[at],
+            codes=codes.astype(np.int32),
+            weights=counts[codes],
+            predicted=float(predicted),
+            loss=float(loss),
+            is_binary=not counts[NOT_BINARY],
+        )
+
+
+def _means(norms: Sequence[np.ndarray]) -> DenseNorms | None:
+    if not norms:
+        return None
+    by_step = np.asarray(norms, np.float64).reshape(-1, NUM_NORMS)
+    gradient, update, _ = by_step.mean(axis=0)
+    return DenseNorms(
+        gradient=float(gradient),
+        update=float(update),
+        params=float(by_step[-1, 2]),
+        largest_gradient=float(by_step[:, 0].max()),
+    )
