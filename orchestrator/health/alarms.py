@@ -75,6 +75,18 @@ ALARMS: dict[str, Alarm] = {
             remedy="Lower the learning rates, clip gradients, or look for data of another kind since then.",
         ),
         Alarm(
+            name="calibration_off",
+            begins="after 200 steps scores predict 10 % more or fewer positives than come, in three chunks of 50 steps "
+            "or more, and it does not get better",
+            remedy="Look for labels that mean something else now, for sample weights, and for a learning rate near "
+            "zero.",
+        ),
+        Alarm(
+            name="learning_rate_too_high",
+            begins="after 200 steps each step changes the dense parameters by a tenth of their norm",
+            remedy="Lower the learning rate of the dense optimizer, or warm it up.",
+        ),
+        Alarm(
             name="feature_empty",
             begins="an input that had ids has none any more, in two readings of 4,096 samples each",
             remedy="Look at its column in the files that were read since then, and at what writes them. Then go back "

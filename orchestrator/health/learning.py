@@ -22,7 +22,9 @@ RISE_BEGINS, RISE_ENDS = 1.20, 1.10
 FIRST_RISE = 2.0
 """Above the loss of the first window, which is a single step as a rule, and may be a lucky one."""
 LEARNS_AUC = 0.55
-"""An evaluation of so much says that the model learns, whatever the loss does."""
+"""So much says that the model learns, whatever the loss does."""
+LEARNS_POSITIVES = 1000.0
+"""The AUC of a window with fewer may be luck."""
 
 
 class LossFalls:
@@ -41,8 +43,11 @@ class LossFalls:
 
     def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
         """As `Detector.take`."""
-        auc = point.value("evaluation", metric="auc")
-        if auc is not None and auc >= LEARNS_AUC:
+        aucs = [point.value("evaluation", metric="auc") or 0.0]
+        positives = point.by_label("window_positives", "task")
+        by_task = point.by_label("window_auc", "task")
+        aucs += [auc for task, auc in by_task.items() if positives.get(task, 0.0) >= LEARNS_POSITIVES]
+        if max(aucs) >= LEARNS_AUC:
             self._learns = True
         loss = point.value("loss")
         if loss is None or not is_window(point) or not math.isfinite(loss):

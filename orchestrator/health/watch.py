@@ -16,6 +16,7 @@ from podembed.orchestrator.health.data import DataChanges
 from podembed.orchestrator.health.detector import Detector, is_window
 from podembed.orchestrator.health.learning import LossFalls
 from podembed.orchestrator.health.machines import Commits, MemoryGrows
+from podembed.orchestrator.health.scores import Calibration, DenseUpdates
 from podembed.orchestrator.health.speed import SlowHost, device_bound, input_bound
 from podembed.orchestrator.metrics.point import Point
 
@@ -26,6 +27,8 @@ DETECTORS: Sequence[Callable[[], Detector]] = (
     Commits,
     MemoryGrows,
     LossFalls,
+    Calibration,
+    DenseUpdates,
     DataChanges,
 )
 MOST_SNAPSHOTS = 512

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from podembed.orchestrator.events.commits import CommitDelayed, Committed
 from podembed.orchestrator.events.health import AlarmBegan
 from podembed.orchestrator.health.check import replayed
 from podembed.orchestrator.metrics.reading import without_lost
+from podembed.workers.job.window_figures import DenseNorms, LabelFigures
 from podembed.workers.liveness.progress import Phase
 from tests.orchestrator.health.points import Driver
 from tests.orchestrator.metrics.windows import recovery
@@ -167,3 +169,47 @@ def test_what_a_fault_takes_back_is_undone_and_a_reader_says_the_same(driver: Dr
     watch, _ = replayed(counted)
     assert watch.standing == driver.watch.standing
     assert watch.began_step == driver.watch.began_step
+
+
+def scores(driver: Driver, *, calibration: float, windows: int, positives: float = 300.0) -> None:
+    for _ in range(windows):
+        figures = LabelFigures(
+            label="click",
+            weight=3 * positives,
+            positives=positives,
+            predicted=calibration * positives,
+            auc=0.7,
+            auc_error=0.001,
+            normalized_entropy=0.9,
+            calibration=calibration,
+        )
+        driver.windows(1, figures=(figures,))
+
+
+def test_scores_that_predict_other_shares_than_come(driver: Driver) -> None:
+    scores(driver, calibration=1.02, windows=40)
+    assert driver.begun == []
+    scores(driver, calibration=1.3, windows=30)
+    assert driver.begun == [("calibration_off", "click")]
+    assert "1.30 times" in driver.watch.standing["calibration_off", "click"].text
+    scores(driver, calibration=1.0, windows=20)
+    assert driver.standing == []
+
+
+@pytest.mark.parametrize("positives", [300.0, 3.0])
+def test_calibration_that_gets_better_or_is_not_known_is_no_alarm(driver: Driver, positives: float) -> None:
+    for at in range(60):
+        better = math.exp(-at / 10) if positives > 100 else random.Random(at).random() - 0.5
+        scores(driver, calibration=1 + better, windows=1, positives=positives)
+    assert driver.begun == []
+
+
+def test_updates_that_are_too_large(driver: Driver) -> None:
+    norms = DenseNorms(gradient=1.0, update=0.3, params=10.0, largest_gradient=1.0)
+    driver.windows(60, norms=norms)
+    assert driver.begun == []
+    driver.windows(60, norms=replace(norms, update=2.0))
+    assert driver.begun == [("learning_rate_too_high", "")]
+    assert "20%" in driver.watch.standing["learning_rate_too_high", ""].text
+    driver.windows(60, norms=norms)
+    assert driver.standing == []

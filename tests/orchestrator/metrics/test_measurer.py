@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from podembed.orchestrator.events.commits import Committed
 from podembed.orchestrator.events.run import GenerationLost, NothingLeft
+from podembed.orchestrator.metrics.learning import MOST_RATES
 from podembed.orchestrator.metrics.measurer import Measurer
 from podembed.orchestrator.metrics.point import Point
+from podembed.workers.job.window_figures import DenseNorms, figures_of
 from tests.clock import FakeClock
 from tests.orchestrator.metrics.windows import recovery, window
+from tests.workers.job.counts import counts
 
 
 @pytest.fixture
@@ -80,3 +84,26 @@ def test_lost_steps_are_charged_to_the_fault(measurer: Measurer) -> None:
 
 def test_events_without_numbers_give_no_point(measurer: Measurer) -> None:
     assert measurer.point(NothingLeft(url="file:///a", step=3, commit="c")) is None
+
+
+def test_a_window_has_the_figures_of_its_scores(measurer: Measurer) -> None:
+    scores, labels = np.asarray([2.0, 1.0, -1.0]), np.asarray([1.0, 0.0, 0.0])
+    norms = DenseNorms(gradient=3.0, update=0.5, params=10.0, largest_gradient=4.0)
+    point = told(measurer, window(0, 10, figures=figures_of([[counts(scores, labels)]]), norms=norms))
+    assert point.value("window_auc", task="click") == 1
+    assert point.value("window_positives", task="click") == 1
+    assert point.value("dense_update_norm") == 0.5
+    assert told(measurer, window(10, 20)).value("window_auc", task="click") is None
+
+
+def test_a_learning_rate_is_measured_where_it_changed(measurer: Measurer) -> None:
+    def rates(first: int, generation: int = 1, **by_table: float) -> dict[str, float]:
+        point = told(measurer, window(first, first + 10, generation=generation, rates=by_table))
+        return point.by_label("learning_rate", "table")
+
+    assert rates(0, clicks=0.1, users=0.2) == {"clicks": 0.1, "users": 0.2}
+    assert rates(10, clicks=0.05, users=0.2) == {"clicks": 0.05}
+    told(measurer, recovery(base_step=10, generation=2, discarded_steps=10))
+    assert rates(10, 2, clicks=0.05, users=0.2) == {"clicks": 0.05, "users": 0.2}
+    many = {f"t{at}": 0.1 for at in range(200)}
+    assert list(rates(20, 2, **many)) == list(many)[:MOST_RATES]

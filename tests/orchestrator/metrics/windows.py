@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from podembed.orchestrator.api.result import Recovery
 from podembed.orchestrator.events.progress import HostMeasures, WindowReport, WindowTrained
 from podembed.orchestrator.events.run import Recovered
@@ -19,8 +21,13 @@ def window(
     loss: float = 0.5,
     num_hosts: int = 2,
     process: int = 7,
+    **learning: Any,
 ) -> WindowTrained:
-    """Each host reads for a tenth of the window, waits for its device for two, and for others for three."""
+    """Each host reads for a tenth of the window, waits for its device for two, and for others for three.
+
+    Args:
+      learning: fields of the event, as they are.
+    """
     phases = {Phase.READ: 0.1, Phase.DEVICE: 0.2, Phase.ID_EXCHANGE: 0.3, Phase.POOL: 0.4}
     return WindowTrained(
         report=WindowReport(
@@ -58,6 +65,7 @@ def window(
             )
             for host in range(num_hosts)
         ),
+        **learning,
     )
 
 

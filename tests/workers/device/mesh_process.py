@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -80,7 +80,8 @@ def trained(job: JobConfig, mesh: str, way: Transfers) -> dict[str, Any]:
     # Whatever goes to a device is sent on purpose: an array of numpy among the arguments of a program would be waited
     # for.
     with jax.transfer_guard_host_to_device("disallow"):
-        losses = [*pair.window([first], RecordKind.TRAIN).losses]
+        window = pair.window([first], RecordKind.TRAIN)
+        losses = [*window.losses]
         answers = [*pair.answers]
         with compiles() as late:
             losses += pair.window(others, RecordKind.TRAIN).losses
@@ -94,6 +95,7 @@ def trained(job: JobConfig, mesh: str, way: Transfers) -> dict[str, Any]:
         "losses": losses,
         "gradients": [[one.tolist() for one in gradients] for gradients, _ in answers],
         "scores": scores,
+        "norms": asdict(window.norms) if window.norms else {},
         "arrays": {key: values.tolist() for key, values in kept.items()},
         "bytes": {key: values.tobytes().hex() for key, values in kept.items()},
         "late": len(late),

@@ -67,6 +67,7 @@ def test_every_mesh_and_way_trains_as_one_device(found: dict[str, Any]) -> None:
     for name, one in found["trained"].items():
         np.testing.assert_allclose(one["losses"], alone["losses"], rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(one["scores"], alone["scores"], rtol=1e-3, atol=1e-4, err_msg=name)
+        assert one["norms"] == pytest.approx(alone["norms"], rel=1e-4), name
         for step, wanted in zip(one["gradients"], alone["gradients"], strict=True):
             for gradient, expected in zip(step, wanted, strict=True):
                 np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-6, err_msg=name)

@@ -22,8 +22,10 @@ from podembed.workers.device.process import DeviceProcess, _not_finite
 from podembed.workers.device.shared_memory import ChannelEnd, ChannelServer, ChannelTimeout, Record, RecordKind
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS
+from podembed.workers.job.window_figures import LabelCounts, figures_of
 from tests.small_job import small_job
 from tests.workers.device.shared_memory_process import PATIENCE_S, channel_layout
+from tests.workers.job.counts import counts
 
 NUM_SAMPLES = 24
 
@@ -131,6 +133,10 @@ class Plain:
         self.params, self.state = jax.jit(initial)()
         self._compiled = jax.jit(self._step)
 
+    def counts(self, batch: dict[str, Any]) -> LabelCounts:
+        scores = self.job.model.apply(self.params, batch["dense"], batch["activations"])
+        return counts(np.asarray(scores, np.float64), batch["labels"], batch["weights"])
+
     def step(self, batch: dict[str, Any], weight_sum: float) -> tuple[float, list[np.ndarray]]:
         loss, gradients, self.params, self.state = self._compiled(self.params, self.state, batch, weight_sum)
         return float(loss), [np.asarray(gradients[name]) for name in batch["activations"]]
@@ -165,18 +171,33 @@ def squared_error(scores: jax.Array, labels: jax.Array) -> jax.Array:
 def test_losses_gradients_and_parameters_are_those_of_plain_jax(
     job: JobConfig, paired: Callable[[JobConfig], Pair], changes: dict[str, Any], weight_sum: float
 ) -> None:
-    job = replace(job, **changes)
+    job = replace(job, data=replace(job.data, sample_weight="importance"), **changes)
     pair, plain = paired(job), Plain(job)
     batches = [random_batch(job, seed, num_padding=seed) for seed in range(4)]
+    counted: list[LabelCounts] = []
     window = pair.window(batches, RecordKind.TRAIN, weight_sum=weight_sum)
     assert window.num_steps == len(window.losses) == 4
     for batch, loss, (gradients, _) in zip(batches, window.losses, pair.answers, strict=True):
+        counted.append(plain.counts(batch))
         expected_loss, expected = plain.step(batch, weight_sum or float(batch["weights"].sum()))
         assert loss == pytest.approx(expected_loss, rel=1e-5)
         for found, wanted in zip(gradients, expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-7)
     for found, wanted in zip(jax.tree.leaves(pair.worker.params), jax.tree.leaves(plain.params), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert_counted(window, counted, has_logits="loss" not in changes)
+
+
+def assert_counted(window: DeviceWindow, counted: list[LabelCounts], *, has_logits: bool) -> None:
+    """A window has counted the scores that samples had before it trained on them."""
+    if not has_logits:
+        assert window.quality == ()
+        return
+    (found,), (expected,) = figures_of([window.quality]), figures_of([[one] for one in counted])
+    # The last bits of a score may put it into the next bin.
+    for name in ("weight", "positives", "predicted", "normalized_entropy", "calibration"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-4), name
+    assert abs(found.auc - expected.auc) <= 0.02
 
 
 class InOrder:
