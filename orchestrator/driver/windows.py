@@ -26,7 +26,7 @@ from podembed.orchestrator.planning.measured import measured_tables, profiles_of
 from podembed.orchestrator.prediction.forecast import setting_of
 from podembed.workers.device.process import DeviceWindow
 from podembed.workers.host.spec import HostWindow
-from podembed.workers.job.window_figures import figures_of
+from podembed.workers.job.learning.window_figures import figures_of
 
 LOOK_EVERY_S, LOOK_SHARE, LOOK_AT_LEAST_EVERY_S = 1.0, 0.01, 30.0
 """How often hosts look at samples: often at first, later each time that a generation has grown older by a hundredth."""

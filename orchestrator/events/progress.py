@@ -9,8 +9,8 @@ from typing import ClassVar
 from podembed.orchestrator.api.result import Evaluation, MeasuredTable
 from podembed.orchestrator.events.event import Event, Level
 from podembed.workers.input.data_sample import DataSample
+from podembed.workers.job.learning.window_figures import DenseNorms, LabelFigures
 from podembed.workers.job.ranking import Baseline
-from podembed.workers.job.window_figures import DenseNorms, LabelFigures
 from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
 

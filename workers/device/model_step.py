@@ -25,7 +25,7 @@ from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.workers.device.dense_half import DenseStateError, initial
 from podembed.workers.device.dense_leaves import by_key, numbers_of, replaced, specs_of
 from podembed.workers.device.device_mesh import GangMesh, whole
-from podembed.workers.device.measures.window import DenseNorms, LabelCounts, Measured, WindowMeasures
+from podembed.workers.device.measures.window import DeviceWindow, Measured, WindowMeasures
 from podembed.workers.device.options import AXIS, DeviceOptions
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.device.step_programs import StepPrograms
@@ -42,34 +42,10 @@ from podembed.workers.device.transfers import (
 from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS
-from podembed.workers.liveness.process_statistics import ProcessUsage, own_usage
 from podembed.workers.liveness.progress import WORK, Laps, Recorder
 from podembed.workers.model.context import Shares
 
 _LOOK_S = 1e-4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceWindow:
-    """What a device worker did in one window of steps.
-
-    Attributes:
-      seconds: inside the jitted step and its transfers.
-      num_compiled: programs that were compiled since the worker's start, for sequences of other lengths.
-      compiled_s: seconds that this took.
-      usage: of the process, at the window's end.
-      quality: of each label whose scores are log odds, this host's samples.
-      norms: of the dense half; None without steps.
-    """
-
-    losses: tuple[float, ...]
-    num_steps: int
-    seconds: float
-    num_compiled: int = 0
-    compiled_s: float = 0.0
-    usage: ProcessUsage | None = None
-    quality: tuple[LabelCounts, ...] = ()
-    norms: DenseNorms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,16 +238,12 @@ class DeviceWorker:
                 self.trace.add(WORK, f"device step {record.step}", started, ended)
             end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
             record, begun = following or wait(), ahead
-        quality, norms = self._measures.take()
-        return DeviceWindow(
+        return self._measures.window(
             losses=tuple(float(loss) for loss in jax.device_get(losses)),
             num_steps=num_steps,
             seconds=seconds,
             num_compiled=self._programs.num_late,
             compiled_s=self._compiled_s,
-            usage=own_usage(),
-            quality=quality,
-            norms=norms,
         )
 
     def give_tables(self, end: ChannelEnd, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> None:

@@ -12,7 +12,7 @@ from podembed.orchestrator.events.commits import CommitDelayed, Committed
 from podembed.orchestrator.events.health import AlarmBegan
 from podembed.orchestrator.health.check import replayed
 from podembed.orchestrator.metrics.reading import without_lost
-from podembed.workers.job.window_figures import DenseNorms, LabelFigures
+from podembed.workers.job.learning.window_figures import DenseNorms, LabelFigures
 from podembed.workers.liveness.progress import Phase
 from tests.orchestrator.health.points import Driver
 from tests.orchestrator.metrics.windows import recovery

@@ -10,7 +10,7 @@ from podembed.orchestrator.events.run import GenerationLost, NothingLeft
 from podembed.orchestrator.metrics.learning import MOST_RATES
 from podembed.orchestrator.metrics.measurer import Measurer
 from podembed.orchestrator.metrics.point import Point
-from podembed.workers.job.window_figures import DenseNorms, figures_of
+from podembed.workers.job.learning.window_figures import DenseNorms, figures_of
 from tests.clock import FakeClock
 from tests.orchestrator.metrics.windows import recovery, window
 from tests.workers.job.counts import counts

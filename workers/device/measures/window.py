@@ -1,8 +1,9 @@
-"""`WindowMeasures`: counts what the training steps of a window measured."""
+"""`WindowMeasures`: counts what the training steps of a window measured, for the `DeviceWindow` that says so."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -11,10 +12,34 @@ from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.measures.step import NUM_NORMS, NUM_SUMS, Measured, measured_labels
 from podembed.workers.device.transfers import own_parts
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.window_figures import NOT_BINARY, NOT_COUNTED, NUM_CODES, DenseNorms, LabelCounts
+from podembed.workers.job.learning.window_figures import NOT_BINARY, NOT_COUNTED, NUM_CODES, DenseNorms, LabelCounts
+from podembed.workers.liveness.process_statistics import ProcessUsage, own_usage
 
 _MOST_KEPT = 64
 """Steps whose codes wait. Counting many at once costs less than each by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWindow:
+    """What a device worker did in one window of steps.
+
+    Attributes:
+      seconds: inside the jitted step and its transfers.
+      num_compiled: programs that were compiled since the worker's start, for sequences of other lengths.
+      compiled_s: seconds that this took.
+      usage: of the process, at the window's end.
+      quality: of each label whose scores are log odds, this host's samples.
+      norms: of the dense half; None without steps.
+    """
+
+    losses: tuple[float, ...]
+    num_steps: int
+    seconds: float
+    num_compiled: int = 0
+    compiled_s: float = 0.0
+    usage: ProcessUsage | None = None
+    quality: tuple[LabelCounts, ...] = ()
+    norms: DenseNorms | None = None
 
 
 class WindowMeasures:
@@ -47,12 +72,23 @@ class WindowMeasures:
         if len(self._waiting) >= _MOST_KEPT:
             self._count()
 
-    def take(self) -> tuple[tuple[LabelCounts, ...], DenseNorms | None]:
-        """What was counted since the last call; no norms without steps, or without dense parameters."""
+    def window(
+        self, *, losses: tuple[float, ...], num_steps: int, seconds: float, num_compiled: int, compiled_s: float
+    ) -> DeviceWindow:
+        """What was counted since the last call, beside what is given."""
         self._count()
         counts, norms = tuple(self._counts_of(at) for at in range(len(self._labels))), _means(self._norms)
         self._clear()
-        return counts, norms
+        return DeviceWindow(
+            losses=losses,
+            num_steps=num_steps,
+            seconds=seconds,
+            num_compiled=num_compiled,
+            compiled_s=compiled_s,
+            usage=own_usage(),
+            quality=counts,
+            norms=norms,
+        )
 
     def _count(self) -> None:
         waiting, self._waiting = self._waiting, []
