@@ -12,6 +12,7 @@ from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts, check_policies, check_storage, with_metric
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.api.signals import StoppedAtStart
+from podembed.orchestrator.cluster.connection import joins_others
 from podembed.orchestrator.cluster.joining import joined
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.event_log import injecting
@@ -48,9 +49,12 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
         # A run that has begun has lost its cluster; for a new one, the address is wrong.
         return config.failure_config.wait_for_hosts_s if run.has_begun else 0.0
 
+    is_in_cluster = not scaling.in_process and joins_others()
     with contextlib.ExitStack() as stack:
         # Faults of a plan that count calls of the storage do not count those of a sink.
-        emit = stack.enter_context(measuring(config.metrics_config, run.store, emit, watch=HealthWatch()))
+        emit = stack.enter_context(
+            measuring(config.metrics_config, run.store, emit, watch=HealthWatch(), is_in_cluster=is_in_cluster)
+        )
         if config.fault_plan is not None:
             run, emit = stack.enter_context(injecting(config.fault_plan, run, emit))
         try:

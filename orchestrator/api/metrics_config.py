@@ -54,6 +54,8 @@ class MetricsConfig:
         them there.
       port: of the driver's machine, where Prometheus scrapes them; 0 takes a free one, None listens nowhere.
       tensorboard: a folder of the driver's machine for TensorBoard's event files; None writes none.
+      ray: make them metrics of Ray as well. None does so in a cluster that others started, where its metrics are
+        collected; one of the program's own has no collector.
       trace: steps of which a trace is written to `traces/` in the run's folder, such as `"20:25"` for steps 20 to 24.
       on_point: called with each `podembed.Point`, in a thread of its own.
     """
@@ -61,6 +63,7 @@ class MetricsConfig:
     in_run: bool = True
     port: int | None = None
     tensorboard: str | None = None
+    ray: bool | None = None
     on_point: Callable[[Any], None] | None = None
     trace: str | None = None
 

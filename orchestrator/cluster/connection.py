@@ -189,7 +189,7 @@ def connected(
             # Set, so that Ray does not write a token of its own into the home folder.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         _has_chosen.set()
-    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+    if _is_connected():
         yield _ForeignConnection(emit)
     elif address is not None:
         before_joining(address)
@@ -204,6 +204,15 @@ def connected(
         _require_descriptors(num_hosts)
         with _own(max(os.cpu_count() or 1, 2 * num_hosts), on_wait) as connection:
             yield connection
+
+
+def joins_others() -> bool:
+    """Whether `connected` would use a cluster that others started, rather than start one."""
+    return _is_connected() or "RAY_ADDRESS" in os.environ
+
+
+def _is_connected() -> bool:
+    return "ray" in sys.modules and sys.modules["ray"].is_initialized()
 
 
 def _settle() -> None:

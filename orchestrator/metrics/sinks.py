@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def measuring(config: MetricsConfig, store: Store, emit: Emit, *, watch: Watch | None = None) -> Iterator[Emit]:
+def measuring(
+    config: MetricsConfig, store: Store, emit: Emit, *, watch: Watch | None = None, is_in_cluster: bool = False
+) -> Iterator[Emit]:
     """Where a driver's events go from now on: to the sinks, and then to `emit`.
 
     Args:
       store: of the run.
       watch: as in `MetricsHub`.
+      is_in_cluster: whether the run joins a Ray cluster that others started.
     """
     clock = SYSTEM_CLOCK
+    name = store.location.rstrip("/").rsplit("/", 1)[-1]
     sinks: list[Sink] = []
     served = None
     if config.in_run:
@@ -38,14 +42,16 @@ def measuring(config: MetricsConfig, store: Store, emit: Emit, *, watch: Watch |
     if config.port is not None:
         from podembed.orchestrator.metrics.prometheus import PrometheusSink
 
-        served = PrometheusSink(
-            config.port, run=store.location.rstrip("/").rsplit("/", 1)[-1], monotonic_s=clock.monotonic_s
-        )
+        served = PrometheusSink(config.port, run=name, monotonic_s=clock.monotonic_s)
         sinks.append(served)
     if config.tensorboard is not None:
         from podembed.orchestrator.metrics.tensorboard import TensorBoardSink
 
         sinks.append(TensorBoardSink(config.tensorboard))
+    if config.ray or (config.ray is None and is_in_cluster):
+        from podembed.orchestrator.metrics.ray_metrics import RaySink
+
+        sinks.append(RaySink(run=name))
     if config.on_point is not None:
         sinks.append(CallbackSink(config.on_point))
     measurer = Measurer(monotonic_s=clock.monotonic_s, wall_s=clock.wall_s)

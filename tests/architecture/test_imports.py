@@ -26,6 +26,7 @@ KNOWS_RAY = {
     "orchestrator/cluster/slices/backend.py",
     "orchestrator/cluster/slices/holding.py",
     "orchestrator/strategy.py",
+    "orchestrator/metrics/ray_metrics.py",
     "orchestrator/cluster/worker_path.py",
 }
 # Files, sockets, processes and threads are the business of `workers`.

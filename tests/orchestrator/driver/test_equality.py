@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from podembed.embedding.initializers import initial_rows
 from podembed.embedding.kernels import crew as crew_rules
@@ -484,6 +486,27 @@ def test_resuming_on_other_numbers_of_hosts_sees_every_sample_once(
     assert result.step == total
     audit = committed_state(result.path)["audit/rows"][:, 0]
     np.testing.assert_allclose(audit, expected_audit(job, total), atol=1e-4)
+    # The cluster was there before the runs. Counters of its node go on over the three drivers.
+    assert _in_ray("podembed_samples_total", run="elastic", at_least=27 * job.batch_size) <= total * job.batch_size
+    assert 0 < _in_ray("podembed_loss", run="elastic") < 10
+
+
+def _in_ray(name: str, *, run: str, at_least: float = 0.0) -> float:
+    """The value of a series of a run, as the metrics endpoint of Ray's node has it."""
+    import ray
+
+    (node,) = ray.nodes()
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    end = time.monotonic() + 60.0
+    while True:
+        with urllib.request.urlopen(url, timeout=60.0) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        samples = [one for family in families for one in family.samples if one.name == f"ray_{name}"]
+        found = [one.value for one in samples if one.labels["run"] == run]
+        if found and found[0] >= at_least:
+            return found[0]
+        assert time.monotonic() < end, f"{name} is not among the metrics of the node, or too low: {found}"
+        time.sleep(0.2)
 
 
 def test_a_run_in_the_order_of_the_files_goes_on_where_it_stood(small_data: str, tmp_path: Path) -> None:

@@ -95,3 +95,10 @@ def test_a_function_gets_each_point_and_what_it_raises_is_told_once(tmp_path: Pa
 def test_bad_settings_say_what_was_expected(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         MetricsConfig(**arguments)  # type: ignore[arg-type]
+
+
+def test_ray_without_a_cluster_is_said_once(tmp_path: Path) -> None:
+    emitted = measured(tmp_path, MetricsConfig(ray=True), [window(0, 10), window(10, 20)])
+    (failure,) = [event for event in emitted if isinstance(event, SinkFailed)]
+    assert "found no Ray cluster" in failure.error
+    assert sum(event.kind == "window" for event in emitted) == 2

@@ -1,0 +1,75 @@
+"""`RaySink`: measurements as metrics of Ray, which each node of a cluster serves beside those of Ray itself. Imported
+only where a run is in such a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from podembed.orchestrator.metrics.catalog import CATALOG
+from podembed.orchestrator.metrics.point import Line, Measurement
+
+
+class RaySink:
+    """A `Sink`. Mutated: Ray's metrics, and what its counters have.
+
+    Ray puts `ray_` before the names, and labels of its own beside those of here. Its counters take differences. It
+    forgets a gauge that was not set for some 20 s, such as that of a host that is gone.
+
+    Args:
+      run: name of the run, a label of all series.
+    """
+
+    flush_s = 60.0
+    name = "Ray's metrics"
+
+    def __init__(self, *, run: str) -> None:
+        self._run = run
+        self._metrics: dict[str, Any] = {}
+        self._counted: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+
+    def write(self, line: Line) -> None:
+        """Raises:
+        ConnectionError: this process is in no cluster.
+        """
+        if line.point is None:
+            return
+        import ray
+
+        if not ray.is_initialized():
+            raise ConnectionError(
+                "found no Ray cluster that the driver is in; expected one, so leave MetricsConfig(ray=True) out where "
+                "hosts are in the driver's process"
+            )
+        for one in line.point.measurements:
+            if math.isfinite(one.value):
+                self._record(one)
+
+    def _record(self, one: Measurement) -> None:
+        tags = {"run": self._run, **one.labels}
+        metric = self._metric(one.name)
+        if one.metric.kind == "gauge":
+            metric.set(float(one.value), tags=tags)
+            return
+        key = (one.name, tuple(sorted(one.labels.items())))
+        more = one.value - self._counted.get(key, 0.0)
+        # Ray refuses to count nothing.
+        if more > 0:
+            metric.inc(float(more), tags=tags)
+            self._counted[key] = one.value
+
+    def _metric(self, name: str) -> Any:
+        if name not in self._metrics:
+            from ray.util.metrics import Counter, Gauge
+
+            metric = CATALOG[name]
+            kind = Counter if metric.kind == "counter" else Gauge
+            self._metrics[name] = kind(metric.full_name, metric.meaning, tag_keys=("run", *metric.labels))
+        return self._metrics[name]
+
+    def flush(self) -> None:
+        """Nothing waits: Ray takes what it has every 10 s."""
+
+    def close(self) -> None:
+        """Nothing is open."""
