@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests start several hundred processes, and each would compile all of our modules if none kept what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help train test check lint types tests-with-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers
 
@@ -53,9 +55,11 @@ test: lint
 	@$(MAKE) --no-print-directory -j 2 types tests-with-ray
 endif
 
-# tests/scheduling.py divides them.
+# tests/scheduling.py divides them. To read the other files would take either process as long as a test.
+WITH_RAY = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
+
 tests-with-ray: $(STAMP)
-	$(BIN)/python -m pytest -m ray -n 2 --dist loadscope
+	$(BIN)/python -m pytest -m ray -n 2 --dist loadscope $(WITH_RAY)
 
 # make simulate SEEDS=1000 [FIRST=1] [PROCESSES=2], or SEED=17 to see what happens in one of them.
 SEEDS ?= 1000

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.long_tests import skip_long
+from tests.long_tests import VARIABLE, skip_long
 from tests.object_store import BUCKET, object_store
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.small_job import write_small_data
@@ -27,6 +27,10 @@ settings.load_profile("tests")
 
 # Before anything imports JAX: several processes share the machine.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+# Tests wait for the compiler more than for anything else, and it takes a third less so. Long tests have programs as
+# users have them.
+if VARIABLE not in os.environ:
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,12 +5,20 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
 # conftest.py skips what has this mark unless the variable is set.
 VARIABLE = "PODEMBED_LONG_TESTS"
 is_long = pytest.mark.long
+
+
+def long_case(*values: Any, id: str | None = None) -> Any:
+    """Values of the arguments of a parametrized test that only the long tests have; `make test` has others of their
+    kind.
+    """
+    return pytest.param(*values, marks=is_long, id=id)
 
 
 def skip_long(items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ from podembed.orchestrator.outcomes import EXIT_INTERRUPTED
 from podembed.workers.storage.store import Store
 from tests.faults.interrupted_process import HANGS_S
 from tests.jobs.cli.test_main import run
-from tests.long_tests import is_long
+from tests.long_tests import is_long, long_case
 from tests.run_state import assert_same_bytes, committed_state
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def undisturbed(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> st
 
 
 @pytest.mark.parametrize(
-    ("moment", "num_commits"), [pytest.param("before", 2, marks=is_long), ("after", 2), ("hung", 1)]
+    ("moment", "num_commits"), [pytest.param("before", 2, marks=is_long), ("after", 2), long_case("hung", 1)]
 )
 def test_what_is_left_is_whole_and_goes_on_to_the_same_bytes(
     moment: str, num_commits: int, undisturbed: str, small_data: str, tmp_path: Path

@@ -16,6 +16,7 @@ import pytest
 from tests.architecture.test_imports import ROOT
 from tests.installation.builds import copy_checkout, environment, install
 from tests.installation.project import add_to_checkout, write_project
+from tests.long_tests import long_case
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
@@ -67,7 +68,7 @@ def test_an_editable_install_of_a_clone_without_links(clicks: str, tmp_path: Pat
     assert run([python, "-m", "podembed"], "--version", folder=project).endswith(f"(checkout {checkout})\n")
 
 
-@pytest.mark.parametrize("with_links", [True, False], ids=["links", "no-links"])
+@pytest.mark.parametrize("with_links", [long_case(True, id="links"), pytest.param(False, id="no-links")])
 def test_a_checkout_that_is_not_installed(bare: Path, clicks: str, tmp_path: Path, with_links: bool) -> None:
     checkout = add_to_checkout(copy_checkout(tmp_path / "checkout", with_links=with_links))
     program = [bare, "-m", "podembed"]

@@ -9,9 +9,10 @@ import pytest
 
 from tests.architecture.test_imports import MODULES, ROOT, label
 from tests.installation.builds import build_source_archive, build_wheel, copy_checkout
+from tests.long_tests import long_case
 
 
-@pytest.mark.parametrize("is_archived", [False, True], ids=["checkout", "archive"])
+@pytest.mark.parametrize("is_archived", [long_case(False, id="checkout"), pytest.param(True, id="archive")])
 @pytest.mark.parametrize("with_links", [True, False], ids=["links", "no-links"])
 def test_a_wheel_has_every_module_under_one_name(tmp_path: Path, with_links: bool, is_archived: bool) -> None:
     checkout = copy_checkout(tmp_path / "checkout", with_links=with_links)

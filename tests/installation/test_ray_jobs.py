@@ -55,6 +55,7 @@ def arguments(clicks: str, folder: Path) -> list[str]:
     return [*training(clicks, folder / "runs", "run"), "--threads-per-host", "1"]
 
 
+@is_long
 def test_from_a_checkout(machine: Machine, clicks: str, tmp_path: Path) -> None:
     checkout = add_to_checkout(copy_checkout(tmp_path / "checkout", with_links=True))
     check(submit(machine, checkout, arguments(clicks, tmp_path)), clicks, "/working_dir_files/")

@@ -16,6 +16,7 @@ import pytest
 from podembed.jobs.search_path import COMMAND, new_process, without_folder
 from podembed.orchestrator.cluster.worker_path import is_searched_first
 from tests.click_logs import click_lines
+from tests.long_tests import long_case
 
 OWN = {"podembed", "tests", "benchmarks"}
 # A user's own modules may have the names of our folders.
@@ -95,15 +96,15 @@ def test_a_look_at_a_run_from_within_its_folder_runs_nothing_of_it(planted: Plan
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("inspect", "."),
-        ("diff", ".", "."),
-        ("extract", ".", "audit", "1"),
+        long_case(("inspect", ".")),
+        long_case(("diff", ".", ".")),
+        long_case(("extract", ".", "audit", "1")),
         ("export", ".", "--table", "a", "--format", "parquet", "--out", "../exported"),
-        ("compact", "."),
+        long_case(("compact", ".")),
         ("plan", ".", "--hosts", "2"),
         ("resume", ".", "--in-process", "--max-steps", "6"),
         ("supervise", "--", "resume", "../no-run"),
-        ("prune", ".", "--keep", "2"),
+        long_case(("prune", ".", "--keep", "2")),
         ("chaos", "--in-process", "--only", "F27"),
     ],
     ids=lambda arguments: arguments[0],

@@ -11,6 +11,7 @@ from podembed.embedding.costs.profile import TableProfile
 from podembed.orchestrator.commit.manifest import Manifest, from_json
 from podembed.orchestrator.planning.records import PlanningRecord, PlanRecord, ProfileRecord
 from podembed.workers.storage.records import decode
+from tests.long_tests import long_case
 from tests.simulation.schedule import Fault, draw
 from tests.simulation.simulation import Outcome, Simulation, carried_out
 from tests.workers.calibration.constants import CALIBRATION, KEYS
@@ -80,7 +81,12 @@ def test_a_plan_that_data_proves_right_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "point", ["before create plans", "after create plans", "before create manifest", "after create manifest"]
+    "point",
+    [
+        *map(long_case, ["before create plans", "before create manifest"]),
+        "after create plans",
+        "after create manifest",
+    ],
 )
 def test_a_driver_that_is_killed_around_the_change_leads_to_the_same_plans(point: str) -> None:
     _, expected, calm = run()
@@ -90,7 +96,7 @@ def test_a_driver_that_is_killed_around_the_change_leads_to_the_same_plans(point
     assert_same_run(plans, manifests, expected, calm)
 
 
-@pytest.mark.parametrize("action", ["refused", "answer lost", "conflict"])
+@pytest.mark.parametrize("action", [long_case("refused"), "answer lost", long_case("conflict")])
 def test_a_storage_that_fails_while_a_plan_is_recorded_is_asked_again(action: str) -> None:
     _, expected, calm = run()
     outcome, plans, manifests = run(Fault(action=action, point="before create plans", nth=2))
@@ -106,7 +112,9 @@ def test_a_storage_that_is_away_while_a_first_window_ends_ends_no_driver() -> No
     assert_same_run(plans, manifests, expected, calm)
 
 
-@pytest.mark.parametrize("step", range(1, 2 * EVERY_STEPS))
+@pytest.mark.parametrize(
+    "step", [EVERY_STEPS, *(long_case(step) for step in range(1, 2 * EVERY_STEPS) if step != EVERY_STEPS)]
+)
 def test_a_host_that_is_killed_around_the_change_leads_to_the_same_plans(step: int) -> None:
     _, expected, calm = run()
     outcome, plans, manifests = run(Fault(action="kill", point="host step", nth=NUM_HOSTS * step))

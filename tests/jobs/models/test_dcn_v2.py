@@ -24,10 +24,9 @@ def inputs() -> tuple[np.ndarray, dict[str, np.ndarray]]:
 def test_the_formula(rank: int | None) -> None:
     """x_{l+1} = x_0 * (W x_l + b) + x_l sample by sample, then the MLP."""
     model = DCNv2(cross_layers=2, rank=rank, deep=(6,))
-    params = model.init(jax.random.key(1), 2, WIDTHS)
     rng = np.random.default_rng(2)
-    for layer in params["cross"]:
-        layer["bias"] = rng.standard_normal(9).astype(np.float32)
+    shapes = jax.eval_shape(lambda key: model.init(key, 2, WIDTHS), jax.random.key(1))
+    params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(leaf.dtype), shapes)
     dense, activations = inputs()
     expected = []
     for sample in range(5):
@@ -37,12 +36,13 @@ def test_the_formula(rank: int | None) -> None:
             x = x0 * (np.asarray(matrix).T @ x + layer["bias"]) + x
         hidden = np.maximum(x @ np.asarray(params["deep"][0]["weight"]) + params["deep"][0]["bias"], 0)
         expected.append((hidden @ np.asarray(params["deep"][1]["weight"]) + params["deep"][1]["bias"])[0])
-    np.testing.assert_allclose(model.apply(params, dense, activations), expected, rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, dense, activations), expected, rtol=2e-4, atol=2e-4)
 
 
 def test_low_rank_has_fewer_parameters() -> None:
     def count(model: DCNv2) -> int:
-        return sum(leaf.size for leaf in jax.tree.leaves(model.init(jax.random.key(0), 2, WIDTHS)["cross"]))
+        made = jax.eval_shape(lambda key: model.init(key, 2, WIDTHS), jax.random.key(0))
+        return sum(leaf.size for leaf in jax.tree.leaves(made["cross"]))
 
     assert count(DCNv2(cross_layers=3)) == 3 * (9 * 9 + 9)
     assert count(DCNv2(cross_layers=3, rank=2)) == 3 * (2 * 9 * 2 + 9)

@@ -21,6 +21,7 @@ from podembed.jobs.models.two_towers import TwoTowers
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig
+from tests.long_tests import long_case
 
 # Sorted, these are c10, c2, c9, user.
 NAMES = ("user", "c9", "c10", "c2")
@@ -50,7 +51,9 @@ def make(request: pytest.FixtureRequest) -> Callable[[], Any]:
     return MODELS[request.param]
 
 
-def test_scores_do_not_depend_on_how_a_model_is_called(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("name", ["two towers", *map(long_case, ["dlrm", "dcn_v2", "tiny"])])
+def test_scores_do_not_depend_on_how_a_model_is_called(name: str) -> None:
+    make = MODELS[name]
     model, (dense, plain) = make(), inputs()
     params = model.init(jax.random.key(0), 3, dict.fromkeys(NAMES, WIDTH))
     expected = make().apply(params, dense, Activations(plain))  # as in a run

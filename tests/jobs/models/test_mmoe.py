@@ -19,7 +19,7 @@ from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.job import JobError
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
-from tests.long_tests import is_long
+from tests.long_tests import is_long, long_case
 
 SPEC = ModelSpec(num_dense=2, activation_shapes={"a": (4,), "history": (3, 2)}, batch_size=5)
 TASKS = ("click", "buy")
@@ -28,6 +28,14 @@ TASKS = ("click", "buy")
 def filled() -> Any:
     random = np.random.default_rng(0)
     return jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), SPEC.example(5))
+
+
+def applied(model: Any, batch: Any) -> tuple[Any, Any]:
+    """Parameters and outputs. To compile what JAX draws takes longer than all that is tested, so numpy draws here."""
+    random = np.random.default_rng(1)
+    shapes = jax.eval_shape(lambda key: model.init(key, SPEC), jax.random.key(1))
+    params = jax.tree.map(lambda leaf: random.normal(0, 0.5, leaf.shape).astype(leaf.dtype), shapes)
+    return params, jax.jit(lambda params: model.apply(params, batch, StepContext.alone(5)))(params)
 
 
 def layers_of(layers: Any, x: np.ndarray) -> np.ndarray:
@@ -54,8 +62,7 @@ def rows_of(batch: Any) -> np.ndarray:
 def test_mmoe_is_its_formula() -> None:
     """f_k(x) = h_k(sum_i g_k(x)_i f_i(x)), with a softmax gate."""
     model, batch = MMoE(tasks=TASKS, num_experts=3, expert=(6, 5), tower=(4,)), filled()
-    params = model.init(jax.random.key(1), SPEC)
-    found = model.apply(params, batch, StepContext.alone(5))
+    params, found = applied(model, batch)
     for row, x in enumerate(rows_of(batch)):
         experts = [layers_of(layers, x) for layers in params["experts"]]
         for name in TASKS:
@@ -63,12 +70,11 @@ def test_mmoe_is_its_formula() -> None:
             assert found[name][row] == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("levels", [1, 3])
+@pytest.mark.parametrize("levels", [long_case(1), 3])
 def test_ple_is_its_formula(levels: int) -> None:
     model, batch = PLE(tasks=TASKS, levels=levels, own_experts=2, shared_experts=1, expert=(5,), tower=(4,)), filled()
-    params = model.init(jax.random.key(1), SPEC)
+    params, found = applied(model, batch)
     assert "shared" not in params["levels"][-1]["gates"]
-    found = model.apply(params, batch, StepContext.alone(5))
     for row, x in enumerate(rows_of(batch)):
         state = dict.fromkeys(("click", "buy", "shared"), x)
         for level in params["levels"]:

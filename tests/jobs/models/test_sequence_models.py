@@ -14,7 +14,7 @@ from podembed import Jagged, ModelBatch, ModelSpec, StepContext
 from podembed.embedding.features.activations import Activations
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.jobs.models import DIN, HSTU, SASRec
-from tests.long_tests import is_long
+from tests.long_tests import is_long, long_case
 
 WIDTH, LONGEST, LENGTHS = 4, 5, [3, 0, 5, 1]
 SPEC = ModelSpec(
@@ -63,6 +63,18 @@ def scores(model: Any, params: Any, batch: ModelBatch, *, training: bool = False
     return np.asarray(outputs["scores"] if isinstance(outputs, dict) else outputs)
 
 
+def params_of(model: Any, seed: int, spec: ModelSpec) -> Any:
+    """Of the shapes that `init` gives, drawn here: to compile what JAX draws takes longer than all that is tested."""
+    random = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda key: model.init(key, spec), jax.random.key(0))
+    return jax.tree.map(lambda leaf: random.normal(0, 0.3, leaf.shape).astype(leaf.dtype), shapes)
+
+
+def states_of(model: Any, params: Any, batch: ModelBatch) -> np.ndarray:
+    context = StepContext.alone(len(LENGTHS), training=False)
+    return np.asarray(jax.jit(lambda params, batch: model.states(params, batch, context))(params, batch))
+
+
 def relu_layers(layers: Any, x: np.ndarray) -> np.ndarray:
     for at, layer in enumerate(layers):
         x = x @ np.asarray(layer["weight"]) + np.asarray(layer["bias"])
@@ -72,7 +84,7 @@ def relu_layers(layers: Any, x: np.ndarray) -> np.ndarray:
 
 def test_din_weighs_each_item_of_a_history_by_the_target() -> None:
     model, batch = DIN(target="item", history="history"), batch_of(histories())
-    params = model.init(jax.random.key(0), SPEC)
+    params = params_of(model, 0, SPEC)
     expected = []
     for at, history in enumerate(histories()):
         item, interest = np.asarray(batch.activations["item"][at]), np.zeros(WIDTH)
@@ -85,7 +97,7 @@ def test_din_weighs_each_item_of_a_history_by_the_target() -> None:
 
 def test_din_scores_candidates_as_it_scores_items() -> None:
     model, batch = DIN(target="item", history="history"), batch_of(histories())
-    params = model.init(jax.random.key(0), SPEC)
+    params = params_of(model, 0, SPEC)
     items = jnp.stack([batch.activations["item"], -batch.activations["item"]], axis=1)
 
     def with_items(items: jax.Array) -> ModelBatch:
@@ -157,20 +169,18 @@ def hstu_of_one(model: HSTU, params: Any, at: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"times": "times", "heads": 2}, {"times": "times", "segments": "sessions"}], ids=str
+    "given",
+    [long_case({}), {"times": "times", "heads": 2}, long_case({"times": "times", "segments": "sessions"})],
+    ids=str,
 )
 def test_hstu_has_the_states_of_the_paper(given: dict[str, Any]) -> None:
     model, batch = HSTU(history="history", item="item", **given), batch_of(histories(), room=4)
-    params = model.init(jax.random.key(1), SPEC)
-    for block in params["blocks"]:
-        # They are small at first; here they matter.
-        block |= {name: 30 * block[name] for name in ("place_bias", "time_bias")}
-    context = StepContext.alone(len(LENGTHS), training=False)
-    found, judged = np.asarray(model.states(params, batch, context)), scores(model, params, batch)
+    params = params_of(model, 1, SPEC)
+    found, judged = states_of(model, params, batch), scores(model, params, batch)
     for at, length in enumerate(LENGTHS):
         assert not found[at, length:].any()
         if length:
-            states = hstu_of_one(model, jax.tree.map(np.asarray, params), at)
+            states = hstu_of_one(model, params, at)
             item = np.asarray(batch.activations["item"])
             np.testing.assert_allclose(found[at, :length], states, rtol=1e-3, atol=1e-5)
             cosine = states[-1] @ item[at] / np.linalg.norm(item[at])
@@ -184,7 +194,7 @@ def test_hstu_tells_the_next_item_of_every_position_from_its_negatives() -> None
     model = HSTU(history="history", item="item", positives="next", negatives="other", dropout=0.0)
     batch, random = batch_of(histories()), np.random.default_rng(8)
     spec = replace(SPEC, negatives={"other": 2}, sequences={**SPEC.sequences, "other": 2 * LONGEST})
-    params = model.init(jax.random.key(1), spec)
+    params = params_of(model, 1, spec)
     up, down = (random.normal(size=(len(LENGTHS), room * LONGEST, WIDTH)).astype(np.float32) for room in (1, 2))
     lengths = jnp.asarray([2, 0, 5, 1], jnp.int32)
     batch = replace(
@@ -193,7 +203,7 @@ def test_hstu_tells_the_next_item_of_every_position_from_its_negatives() -> None
         lengths={**batch.lengths, "next": lengths, "other": 2 * lengths},
     )
     context = StepContext.alone(len(LENGTHS))
-    found = model.loss(model.apply(params, batch, context), batch, context)
+    found = jax.jit(lambda params: model.loss(model.apply(params, batch, context), batch, context))(params)
     for at, length in enumerate(lengths.tolist()):
         losses = []
         for here, state in enumerate(hstu_of_one(model, params, at)[:length] if length else []):
@@ -218,10 +228,10 @@ def test_negatives_of_other_positions_are_refused(model: Any) -> None:
         made.init(jax.random.key(0), replace(SPEC, negatives={"other": 2}))
 
 
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("heads", [long_case(1), 2])
 def test_sasrec_has_the_states_of_the_paper(heads: int) -> None:
     model, batch = SASRec(history="history", item="item", heads=heads), batch_of(histories())
-    params = model.init(jax.random.key(1), SPEC)
+    params = params_of(model, 1, SPEC)
     found = scores(model, params, batch)
     for at, history in enumerate(histories()):
         last = sasrec_of_one(params, history, heads)[-1] if len(history) else np.zeros(WIDTH)
@@ -230,11 +240,11 @@ def test_sasrec_has_the_states_of_the_paper(heads: int) -> None:
 
 @pytest.mark.parametrize("make", [SASRec, HSTU])
 def test_a_later_item_changes_no_earlier_state(make: Any) -> None:
-    model, context = make(history="history", item="item"), StepContext.alone(len(LENGTHS), training=False)
-    params = model.init(jax.random.key(1), SPEC)
+    model = make(history="history", item="item")
+    params = params_of(model, 1, SPEC)
     changed = histories()
     changed[2][3] += 1.0
-    before, after = (np.asarray(model.states(params, batch_of(one), context)) for one in (histories(), changed))
+    before, after = (states_of(model, params, batch_of(one)) for one in (histories(), changed))
     np.testing.assert_array_equal(before[2, :3], after[2, :3])
     assert not np.allclose(before[2, 3:], after[2, 3:])
     np.testing.assert_array_equal(np.delete(before, 2, axis=0), np.delete(after, 2, axis=0))
@@ -244,24 +254,24 @@ def test_a_later_item_changes_no_earlier_state(make: Any) -> None:
     "model",
     [
         DIN(target="item", history="history"),
-        SASRec(history="history", item="item"),
+        long_case(SASRec(history="history", item="item")),
         HSTU(history="history", item="item", times="times", segments="sessions"),
     ],
 )
 def test_the_room_of_a_batch_changes_no_score(model: Any) -> None:
     """Also with dropout, which belongs to the samples and their positions."""
-    params = model.init(jax.random.key(0), SPEC)
+    params = params_of(model, 0, SPEC)
     expected = scores(model, params, batch_of(histories()))
     np.testing.assert_allclose(scores(model, params, batch_of(histories(), filling=9, room=4)), expected, rtol=1e-5)
     assert np.isfinite(scores(model, params, batch_of(histories()), training=True)).all()
 
 
-@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("each", [long_case(1), 2])
 def test_sasrec_trains_every_position_that_has_a_next_item(each: int) -> None:
     model = SASRec(history="history", item="item", positives="next", negatives="other", dropout=0.0)
     batch, random = batch_of(histories()), np.random.default_rng(8)
     spec = replace(SPEC, negatives={"other": each}, sequences={**SPEC.sequences, "other": each * LONGEST})
-    params = model.init(jax.random.key(1), spec)
+    params = params_of(model, 1, spec)
     ups, downs = (random.normal(size=(len(LENGTHS), n * LONGEST, WIDTH)).astype(np.float32) for n in (1, each))
     lengths = jnp.asarray([2, 0, 5, 1], jnp.int32)
     batch = replace(
@@ -270,7 +280,7 @@ def test_sasrec_trains_every_position_that_has_a_next_item(each: int) -> None:
         lengths={**batch.lengths, "next": lengths, "other": each * lengths},
     )
     context = StepContext.alone(len(LENGTHS))
-    found = model.loss(model.apply(params, batch, context), batch, context)
+    found = jax.jit(lambda params: model.loss(model.apply(params, batch, context), batch, context))(params)
     for at, history in enumerate(histories()):
         states = sasrec_of_one(params, history, 1)[: int(lengths[at])] if len(history) else np.zeros((0, WIDTH))
         losses = np.log1p(np.exp(-(states * ups[at, : len(states)]).sum(axis=1)))

@@ -18,7 +18,7 @@ from podembed.jobs.papers.mf import bpr, mf
 from podembed.jobs.papers.ncf import ncf
 from podembed.jobs.papers.sasrec import sasrec
 from podembed.jobs.papers.two_tower import two_tower
-from tests.long_tests import is_long
+from tests.long_tests import is_long, long_case
 
 USERS, MOVIES, TASTES, EACH = 100, 200, 5, 20
 
@@ -46,7 +46,7 @@ def trained(job: JobConfig, folder: Path, *, max_steps: int | None = None) -> Re
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
-        (ncf, {"kind": "gmf", "epochs": 8}),
+        pytest.param(ncf, {"kind": "gmf", "epochs": 8}, marks=is_long),
         pytest.param(bpr, {"epochs": 8, "learning_rate": 0.1}, marks=is_long),
         (two_tower, {"epochs": 8, "history_length": 10}),
         pytest.param(fism, {"epochs": 6, "history_length": 20}, marks=is_long),
@@ -105,7 +105,7 @@ def test_the_next_item_of_a_history_is_found(
     assert found.values["hit_rate@31"] > 0.6
 
 
-@pytest.mark.parametrize("make", [mf, fm])
+@pytest.mark.parametrize("make", [long_case(mf), fm])
 def test_ratings_are_predicted(ratings: str, tmp_path: Path, make: Any) -> None:
     job = make(data=ratings, cache=str(tmp_path), batch_size=128, epochs=12, learning_rate=0.03)
     # By the mean alone it is 1.5.
@@ -119,7 +119,7 @@ def test_likes_are_predicted_with_normalization_and_dropout(ratings: str, tmp_pa
     assert found["log_loss"] < 0.4
 
 
-@pytest.mark.parametrize("kind", ["mlp", "neumf"])
+@pytest.mark.parametrize("kind", [long_case("mlp"), "neumf"])
 def test_a_step_with_layers(ratings: str, tmp_path: Path, kind: Any) -> None:
     job = ncf(data=ratings, cache=str(tmp_path), kind=kind, batch_size=64, candidates=9)
     found = trained(job, tmp_path, max_steps=1)

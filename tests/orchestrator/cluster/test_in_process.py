@@ -43,6 +43,7 @@ from podembed.workers.data.errors import InputError
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.errors import StoreUnavailable
 from podembed.workers.storage.store import Store
+from tests.long_tests import long_case
 from tests.orchestrator.run.claims_of import claims_of
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
@@ -305,7 +306,7 @@ def test_a_stop_asked_before_the_first_step_trains_nothing_and_a_later_start_all
     assert_same_bytes(committed_state(again.path), committed_state(whole.path))
 
 
-@pytest.mark.parametrize("moment", ["device 0 failed", "starting the processes", "recovered"])
+@pytest.mark.parametrize("moment", ["device 0 failed", *map(long_case, ["starting the processes", "recovered"])])
 def test_a_stop_between_a_fault_and_the_next_step_names_the_commit_that_stands(
     moment: str, small_data: str, tmp_path: Path
 ) -> None:

@@ -432,8 +432,9 @@ class _SaveKiller(SilentReporter):
             assert self._has_struck.wait(PATIENCE_S)
 
 
+@is_long
 @pytest.mark.ray
-@pytest.mark.parametrize(("kind", "full_every"), [("HostActor", 3), pytest.param("DeviceActor", 1, marks=is_long)])
+@pytest.mark.parametrize(("kind", "full_every"), [("HostActor", 3), ("DeviceActor", 1)])
 def test_a_kill_while_a_commit_is_written_ends_with_the_same_bytes(
     kind: str, full_every: int, two_hosts: Result, small_data: str, runs: Path
 ) -> None:

@@ -17,6 +17,7 @@ from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, Scalin
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
+from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
 
@@ -61,7 +62,7 @@ def _train(folder: str, storage: Path, name: str, optimizer: optax.GradientTrans
     ).fit()
 
 
-@pytest.mark.parametrize("kind", ["adam", "own"])
+@pytest.mark.parametrize("kind", [long_case("adam"), "own"])
 def test_a_keras_optimizer_trains_and_survives_a_cut(kind: str, small_data: str, tmp_path: Path) -> None:
     whole = _train(small_data, tmp_path, "whole", _optimizers()[kind], steps=15)
     _train(small_data, tmp_path, "cut", _optimizers()[kind], steps=7)

@@ -22,7 +22,7 @@ from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.checkpoint.files import read_bucket
 from podembed.workers.storage.store import Store
-from tests.long_tests import is_long
+from tests.long_tests import is_long, long_case
 from tests.orchestrator.commit.checkpoint_samples import take, write_next
 from tests.orchestrator.driver.saving_process import COUNTS, live, live_and_train
 
@@ -86,7 +86,7 @@ def num_operations(beginning: Path, scratch: Path) -> int:
 MOMENTS = ("before", "inside", "after")
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", ["inside", *map(long_case, ["before", "after"])])
 def test_a_kill_anywhere_leaves_every_acknowledged_commit(
     beginning: Path, num_operations: int, scratch: Path, moment: str
 ) -> None:
@@ -100,7 +100,7 @@ def test_a_kill_at_each_operation(beginning: Path, num_operations: int, scratch:
     kill_at(range(1, num_operations + 1), beginning, scratch, moment)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", ["after", *map(long_case, ["before", "inside"])])
 def test_a_kill_of_a_save_beside_training_leaves_every_acknowledged_commit(
     beginning: Path, scratch: Path, moment: str
 ) -> None:

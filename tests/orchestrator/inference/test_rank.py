@@ -34,6 +34,7 @@ from podembed.workers.input.sources import job_plan, open_evaluation, open_reade
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.workers.job.ranking import RecallAt
+from tests.long_tests import long_case
 from tests.run_state import committed_state
 
 USERS, ITEMS, WIDTH, SEEN = 20, 53, 4, 6
@@ -315,7 +316,7 @@ def test_an_evaluation_without_a_positive_loses_its_figures_and_nothing_else(
             trainer.fit()
 
 
-@pytest.mark.parametrize("policy", ["drop", "clip", "hash"])
+@pytest.mark.parametrize("policy", ["drop", *map(long_case, ["clip", "hash"])])
 def test_a_positive_outside_of_the_table_is_ranked_as_its_row_and_counted(
     folder: Path, tmp_path: Path, policy: Any
 ) -> None:

@@ -21,6 +21,7 @@ from podembed.orchestrator.live.watching import watch
 from podembed.orchestrator.metrics.point import Line, Measurement
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
+from tests.long_tests import long_case
 from tests.orchestrator.commit.checkpoint_samples import take
 from tests.orchestrator.committed_tables import create_run, run_with, two_tables
 from tests.orchestrator.report.runs import a_fault, a_point, add_lines, an_event
@@ -166,7 +167,7 @@ def test_it_reads_from_an_object_store(run: Path, s3_url: str) -> None:
     assert Watcher(s3_url).look(now_unix_s=NOW_UNIX_S).total == 40
 
 
-@pytest.mark.parametrize("no_colour", [False, True])
+@pytest.mark.parametrize("no_colour", [False, long_case(True)])
 def test_a_real_terminal(run: Path, no_colour: bool) -> None:
     """The view comes on a screen of its own, and the last one stays."""
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}

@@ -15,6 +15,7 @@ from podembed.orchestrator.sparsecore.export import export_sparsecore
 from podembed.orchestrator.sparsecore.imported import import_sparsecore
 from podembed.orchestrator.sparsecore.layout import Stack, plan_stacks
 from podembed.orchestrator.sparsecore.specification import from_bytes
+from tests.long_tests import long_case
 from tests.orchestrator.sparsecore.models import features
 from tests.orchestrator.sparsecore.package import embedding, embedding_spec_pb2, table_stacking
 from tests.orchestrator.sparsecore.samples import awkward_tables, committed, same_arrays
@@ -52,7 +53,7 @@ def test_the_package_lays_tables_out_in_the_same_places(chips: int, cores: int, 
 
 
 @pytest.mark.parametrize("together", GROUPS)
-@pytest.mark.parametrize(("chips", "cores"), PODS)
+@pytest.mark.parametrize(("chips", "cores"), [*(long_case(*pod) for pod in PODS[:-1]), PODS[-1]])
 def test_the_package_reads_the_export(state: CommittedState, tmp_path: Path, chips: int, cores: int, together) -> None:
     stacks = planned(chips=chips, cores=cores, together=together)
     export_sparsecore(state, stacks, out=str(tmp_path / "out"))

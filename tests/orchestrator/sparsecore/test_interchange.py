@@ -19,6 +19,7 @@ from podembed.orchestrator.sparsecore.folder import RECORD_FILE, read_specificat
 from podembed.orchestrator.sparsecore.imported import import_sparsecore
 from podembed.orchestrator.sparsecore.layout import Stack, plan_stacks
 from podembed.workers.checkpoint.chunks import ChunkDamaged
+from tests.long_tests import long_case
 from tests.orchestrator.committed_tables import SampleTable, flip_byte, random_table
 from tests.orchestrator.sparsecore.samples import awkward_tables, committed, same_arrays
 
@@ -41,8 +42,8 @@ def export(state: CommittedState, out: Path, *, stacks: tuple[Stack, ...] | None
     return export_sparsecore(state, stacks, out=str(out), with_slots=True, batch_bytes=batch_bytes)
 
 
-@pytest.mark.parametrize("batch_bytes", [1, 3000, 1 << 20])
-@pytest.mark.parametrize(("chips", "cores"), [(1, 1), (3, 1), (4, 4), (16, 2)])
+@pytest.mark.parametrize("batch_bytes", [long_case(1), 3000, 1 << 20])
+@pytest.mark.parametrize(("chips", "cores"), [(1, 1), long_case(3, 1), long_case(4, 4), (16, 2)])
 def test_what_comes_back_is_what_was_committed(
     state: CommittedState, tmp_path: Path, chips: int, cores: int, batch_bytes: int
 ) -> None:

@@ -125,7 +125,7 @@ def padding_cleared(found: dict[str, bytes]) -> dict[str, bytes]:
     return cleared
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_chain_is_the_live_state(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Random updates, full and incremental commits, compaction, and restarts on other numbers of hosts, which lose what

@@ -94,7 +94,7 @@ def state_of(hosts: Hosts) -> dict[tuple[str, int, str], bytes]:
     }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     tables=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 6)), min_size=1, max_size=4),
     chain=st.lists(st.integers(1, 9), min_size=2, max_size=4),

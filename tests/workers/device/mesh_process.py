@@ -1,6 +1,6 @@
 """Steps of one model on 1, 4 and 8 devices of the processor, spread and cut in several ways. Prints results as JSON.
 
-Usage: python -m tests.workers.device.mesh_process DATA_FOLDER.
+Usage: python -m tests.workers.device.mesh_process DATA_FOLDER few|all.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ WAYS = [
     ("data=2,model=2", Transfers.PACKED),
     ("data=1,model=8", Transfers.PACKED),
 ]
+# One device, one program for all of eight, and a model that is cut.
+FEW = [("1", Transfers.SEPARATE), ("8", Transfers.PACKED), ("data=4,model=2", Transfers.SEPARATE)]
 COMPILED = "/jax/core/compile/backend_compile_duration"
 NUM_STEPS = 4
 UNFINISHED_STEPS = 40
@@ -147,24 +149,28 @@ def resumed(job: JobConfig, before: str, after: str) -> dict[str, Any]:
     return {"losses": losses, "bytes": kept}
 
 
-def main(folder: str) -> None:
+def main(folder: str, which: str) -> None:
+    is_few = which == "few"
     assert NUM_SAMPLES % 8 == 0
     job = small_job(folder=folder, audit=False)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2, eps=1e-3))
     job = replace(job, model=CutPart(), dense_optimizer=optimizer)
-    found = {f"{mesh} {way}": trained(job, mesh, way) for mesh, way in WAYS}
+    found = {f"{mesh} {way}": trained(job, mesh, way) for mesh, way in (FEW if is_few else WAYS)}
     again = {
         f"{before} to {after}": resumed(job, before, after)
         for before, after in [("data=4,model=2", "data=4,model=2"), ("data=4,model=2", "1")]
     }
     # This model exchanges nothing by itself.
     plain = small_job(folder=folder, audit=False)
-    programs = {f"8 {way}": exchanges(plain, "8", way) for way in (Transfers.SEPARATE, Transfers.PACKED)}
+    ways = [Transfers.PACKED] if is_few else [Transfers.PACKED, Transfers.SEPARATE]
+    programs = {f"8 {way}": exchanges(plain, "8", way) for way in ways}
     # Nothing of this model is cut, so that its devices never wait for each other.
-    late = {mesh: unfinished(replace(job, model=EveryPart()), mesh) for mesh in ("data=2,model=2", "data=1,model=8")}
-    json.dump({"programs": programs, "trained": found, "resumed": again, "unfinished": late}, sys.stdout)
+    meshes = ["data=2,model=2"] if is_few else ["data=2,model=2", "data=1,model=8"]
+    late = {mesh: unfinished(replace(job, model=EveryPart()), mesh) for mesh in meshes}
+    result = {"is_few": is_few, "programs": programs, "trained": found, "resumed": again, "unfinished": late}
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":
     np.set_printoptions(precision=9)
-    main(sys.argv[1])
+    main(*sys.argv[1:])

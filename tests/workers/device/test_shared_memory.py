@@ -33,6 +33,7 @@ from podembed.workers.device.shared_memory import (
     Record,
     RecordKind,
 )
+from tests.long_tests import long_case
 from tests.workers.device.shared_memory_process import PATIENCE_S, channel_layout, to_json
 
 LAYOUT = channel_layout(5, 3, (4, 3), num_buffers=2)
@@ -92,7 +93,7 @@ def test_batches_go_and_gradients_come_back_in_the_same_memory(server: ChannelSe
         end.close()
 
 
-@pytest.mark.parametrize("changes", [{"secret": "00" * 32}, {"generation": 3}, {"generation": 5}])
+@pytest.mark.parametrize("changes", [{"secret": "00" * 32}, {"generation": 3}, long_case({"generation": 5})])
 def test_an_intruder_is_refused_and_the_right_process_still_gets_in(
     server: ChannelServer, changes: dict[str, Any]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
-from tests.long_tests import is_long
+from tests.long_tests import is_long, long_case
 from tests.processes import actor_processes
 from tests.workers.device_tables.jobs import SIZES, assert_close, train, write_rows
 
@@ -29,7 +29,7 @@ def on_hosts(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
     return train(folder, tmp_path_factory.mktemp("hosts"), "run")
 
 
-@pytest.mark.parametrize("on_devices", [["few"], ["many"], list(SIZES)], ids=["few", "many", "all"])
+@pytest.mark.parametrize("on_devices", [long_case(["few"], id="few"), long_case(["many"], id="many"), list(SIZES)])
 def test_tables_on_devices_train_as_those_on_hosts(
     folder: Path, tmp_path: Path, on_hosts: Result, on_devices: list[str]
 ) -> None:

@@ -19,6 +19,7 @@ from tests.embedding.row_optimizers.test_update_rules import (
     make_table,
     with_options,
 )
+from tests.long_tests import long_case
 
 DIM = 8
 # Each rule as it is, and each option with the simplest rule.
@@ -37,8 +38,15 @@ def in_a_tree(table: Any, entries: Entries, optimizer: Any) -> Any:
     return update_named(table, entries, optimizer, jnp.float32(RATE), in_a_tree=True)
 
 
-@pytest.mark.parametrize(("rule", "option"), CASES)
-@pytest.mark.parametrize("update", [by_sums, by_runs, in_a_tree])
+# make test has each case with one update, and each update with a third of them.
+@pytest.mark.parametrize(
+    ("update", "rule", "option"),
+    [
+        (update, rule, option) if (at + shift) % 3 == 0 else long_case(update, rule, option)
+        for at, (rule, option) in enumerate(CASES)
+        for shift, update in enumerate([by_sums, by_runs, in_a_tree])
+    ],
+)
 def test_a_rule_on_devices_is_that_of_hosts(update: Any, rule: str, option: str) -> None:
     optimizer = with_options(rule, option)
     if optimizer.touches_all_rows and update is not by_sums:

@@ -13,6 +13,7 @@ from podembed.workers.mesh.errors import ExchangeTimeout, MeshError, PeerLost
 from podembed.workers.mesh.grid import Grid
 from podembed.workers.mesh.options import Route
 from podembed.workers.mesh.routes import KINDS, SETTLED_AFTER, RouteCosts
+from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes
 from tests.small_job import small_job
 from tests.workers.host.test_host import BUCKETS, Pod, pod
@@ -33,7 +34,8 @@ def _all(hosts: Pod, call: str) -> list:
 
 @pytest.mark.parametrize("buckets", [BUCKETS, ALL_WHOLE], ids=["cut", "whole"])
 @pytest.mark.parametrize(
-    ("num_hosts", "shares_memory"), [(1, True), (2, False), (3, True), (5, False), (7, True), (12, False)]
+    ("num_hosts", "shares_memory"),
+    [(5, False), (7, True), *(long_case(*one) for one in [(1, True), (2, False), (3, True), (12, False)])],
 )
 def test_relays_change_no_byte(
     job: JobConfig, tmp_path: Path, num_hosts: int, shares_memory: bool, buckets: tuple[int, ...]

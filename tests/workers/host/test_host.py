@@ -42,6 +42,7 @@ from podembed.workers.job.tables import table_specs
 from podembed.workers.mesh.errors import MeshError
 from podembed.workers.mesh.options import Route
 from podembed.workers.storage.store import Store
+from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes, tables_of
 from tests.small_job import NUM_LANES, NUM_ROWS, small_job
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, succeed
@@ -276,7 +277,9 @@ def set_machines_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podembed.workers.host.same_machine.machine_identity", lambda: f"machine {next(asked)}")
 
 
-@pytest.mark.parametrize(("num_hosts", "machines"), [(1, 1), (2, 1), (2, 2), (5, 1), (5, 5)])
+@pytest.mark.parametrize(
+    ("num_hosts", "machines"), [(1, 1), *(long_case(*one) for one in [(2, 1), (2, 2), (5, 1)]), (5, 5)]
+)
 def test_hosts_train_together_what_one_dense_model_trains(
     plain_job: JobConfig, tmp_path: Path, num_hosts: int, machines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +365,7 @@ def test_windows_may_be_cut_anywhere(job: JobConfig, tmp_path: Path) -> None:
     assert_same_bytes(*states)
 
 
-@pytest.mark.parametrize("num_hosts", [1, 3, 5])
+@pytest.mark.parametrize("num_hosts", [1, 3, long_case(5)])
 def test_an_evaluation_scores_each_sample_once_and_changes_no_row(
     job: JobConfig, tmp_path: Path, num_hosts: int
 ) -> None:

@@ -141,7 +141,7 @@ def swap(folder: Path, **changes: Any) -> Move:
     return move_of(folder, [(403, 3)], [before], [after], num_before=2, became=(0, 1), **changes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_hosts_to_any_hosts_with_buckets_that_nobody_knows(data: st.DataObject) -> None:
     """What a host that lives on has comes from it, once; the rest is read; and every byte is that of the commit."""

@@ -20,6 +20,7 @@ from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.host.exchange import PREFETCH_RETRY_AT
 from podembed.workers.host.prefetch_choice import PrefetchChoice
 from podembed.workers.job.job import JobConfig, JobError
+from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes
 from tests.small_job import NUM_LANES, small_job
 from tests.workers.host.test_host import RATE, Dense, Pod, pod, set_machines_apart
@@ -59,7 +60,7 @@ def bytes_sent(hosts: Pod) -> int:
 
 
 @pytest.mark.parametrize("buckets", [BUCKETS, ALL_WHOLE])
-@pytest.mark.parametrize("num_hosts", [1, 2, 3])
+@pytest.mark.parametrize("num_hosts", [1, long_case(2), 3])
 def test_overlap_changes_no_byte(
     job: JobConfig, tmp_path: Path, num_hosts: int, buckets: tuple[int, ...], machines: str
 ) -> None:
@@ -188,7 +189,7 @@ class StaleDense(Dense):
         self.waiting = None
 
 
-@pytest.mark.parametrize("num_hosts", [1, 2, 3])
+@pytest.mark.parametrize("num_hosts", [1, long_case(2), 3])
 def test_staleness_1_misses_exactly_the_newest_update(
     plain_job: JobConfig, tmp_path: Path, num_hosts: int, machines: str
 ) -> None:

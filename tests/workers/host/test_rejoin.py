@@ -29,7 +29,7 @@ from podembed.workers.job.tables import features_per_table, table_specs
 from podembed.workers.mesh.errors import MeshBroken, MeshError
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
-from tests.long_tests import is_long
+from tests.long_tests import is_long, long_case
 from tests.run_state import assert_same_bytes, tables_of
 from tests.small_job import small_job
 from tests.workers.host.test_host import OneLineDevice, Pod
@@ -121,7 +121,7 @@ def fail(pod: Survivors, first: int, last: int) -> None:
 
 
 @pytest.mark.parametrize("lost", [(), (1,), (0,)])
-@pytest.mark.parametrize("is_saving", [False, True])
+@pytest.mark.parametrize("is_saving", [long_case(False), True])
 def test_the_bytes_are_those_of_an_undisturbed_run(
     job: JobConfig, tmp_path: Path, undisturbed: dict[str, np.ndarray], lost: tuple[int, ...], is_saving: bool
 ) -> None:

@@ -60,7 +60,7 @@ def write_files(folder: Path, kind: str, rows_per_file: list[int], bad: set[int]
             return ParquetData(f"{folder}/*.parquet", **declared)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(
     kind=st.sampled_from(["parquet", "csv", "csv.gz", "npy"]),
     rows_per_file=st.lists(st.integers(1, 20), min_size=1, max_size=4),

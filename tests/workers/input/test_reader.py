@@ -41,7 +41,7 @@ def read_whole(data: ParquetData, index: InputIndex, plan: LanePlan, num_hosts: 
     return batches
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(
     rows_per_file=st.lists(st.integers(0, 23), min_size=1, max_size=4).filter(sum),
     rows_per_group=st.integers(1, 9),

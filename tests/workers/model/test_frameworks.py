@@ -24,6 +24,7 @@ from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
 from podembed.workers.model.flax_models import NnxModel, spec_of
 from podembed.workers.model.precision import cast_batch
+from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
 from tests.workers.model.framework_models import BOTTOM, DLRMS, THINNED, TOP, LinenDLRM
@@ -82,7 +83,7 @@ def loss_and_gradients(scores: Any) -> Any:
     return jax.jit(both)
 
 
-@pytest.mark.parametrize("name", list(THINNED))
+@pytest.mark.parametrize("name", [name if name == "flax.nnx" else long_case(name) for name in THINNED])
 def test_a_model_with_dropout_and_batch_normalization_goes_on_where_it_was(
     small_data: str, tmp_path: Path, name: str
 ) -> None:

@@ -25,6 +25,7 @@ from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
 from podembed.workers.model.equinox_model import EquinoxModel
 from podembed.workers.model.flax_models import NnxModel
+from tests.long_tests import long_case
 from tests.small_job import SmallModel, small_job
 from tests.workers.model.framework_models import THINNED, joined
 
@@ -121,7 +122,7 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", ["short", "flax.nnx", *map(long_case, ["flax.linen", "equinox", "haiku"])])
 def test_all_products_of_a_step_and_of_an_evaluation_are_of_bfloat16(small_data: str, name: str) -> None:
     job = replace(small_job(folder=small_data, audit=False), model=MODELS[name], compute_dtype="bfloat16")
     worker = DeviceWorker(job=job, num_samples=NUM_SAMPLES)

@@ -28,6 +28,7 @@ from podembed.workers.stepwise.saved_index import (
 from podembed.workers.storage import strict_json
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.strict_json import DocumentRefused, seal
+from tests.long_tests import long_case
 
 
 def spec_of(optimizer=None, *, name="users", num_rows=37, dim=3, num_buckets=8):
@@ -55,7 +56,7 @@ def save(path, spec, *, num_hosts, num_steps=7):
     publish(path, assemble([spec], attempt, receipts, num_steps=num_steps))
 
 
-@pytest.mark.parametrize("written_by", [1, 2, 3])
+@pytest.mark.parametrize("written_by", [long_case(1), long_case(2), 3])
 @pytest.mark.parametrize(("read_by", "num_buckets"), [(1, 8), (2, 8), (3, 8), (2, 1), (2, 2), (1, 16), (3, 32)])
 def test_any_number_of_hosts_and_buckets_reads_what_any_wrote(tmp_path, written_by, read_by, num_buckets):
     path = str(tmp_path / "saved")

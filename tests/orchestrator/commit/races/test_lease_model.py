@@ -17,6 +17,7 @@ import pytest
 
 from podembed.orchestrator.commit.lease_protocol import Base, DriverState, Phase, after, head, lineage, propose
 from podembed.orchestrator.commit.manifest import commit_name, parse_commit_name
+from tests.long_tests import is_long
 
 After = Callable[[DriverState, object], DriverState]
 
@@ -189,7 +190,7 @@ def test_no_acknowledged_commit_is_ever_lost(drivers: int, commits: int, keep: i
     assert states > 20 * drivers
 
 
-@pytest.mark.slow
+@is_long
 @pytest.mark.parametrize(("drivers", "commits", "keep"), [(3, 2, None), (4, 1, None)])
 def test_no_acknowledged_commit_is_ever_lost_by_more_drivers(drivers: int, commits: int, keep: int | None) -> None:
     states, found = explore(drivers=drivers, commits=commits, keep=keep)
