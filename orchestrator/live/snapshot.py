@@ -60,6 +60,11 @@ class Snapshot:
         """Whether a driver was alive a moment ago."""
         return self.silent_s is not None and self.silent_s <= HEARTBEAT_FRESH_S
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to show, or somebody who will measure it."""
+        return bool(self.stream.points or self.stream.events or self.is_driven)
+
     def last(self, name: str, **labels: str) -> float | None:
         """The newest value of a series; None where there is none."""
         for point in reversed(self.stream.points):
@@ -87,12 +92,16 @@ class Snapshot:
 
     @property
     def left_s(self) -> float | None:
-        """To the end, at the pace of the last windows."""
-        windows = self.stream.windows[-_RATE_WINDOWS:]
-        if self.window is None or not self.total or len(windows) < 2:
+        """To the end, at the pace of the last windows of one generation. What a fault cost is no pace."""
+        if self.window is None or not self.total:
             return None
-        pace = (windows[-1].unix_s - windows[0].unix_s) / max(1, windows[-1].step - windows[0].step)
-        return pace * (self.total - self.window.step)
+        windows = self.stream.windows
+        for generation in dict.fromkeys(window.generation for window in reversed(windows)):
+            alike = [window for window in windows if window.generation == generation][-_RATE_WINDOWS:]
+            if len(alike) > 1:
+                pace = (alike[-1].unix_s - alike[0].unix_s) / max(1, alike[-1].step - alike[0].step)
+                return pace * (self.total - self.window.step)
+        return None
 
     def event(self, kind: str) -> Line | None:
         """The newest of a kind."""
@@ -138,9 +147,13 @@ class Watcher:
         claims = read_claims(self.store)
         return read_heartbeat(self.store, claims[-1]) if claims else None
 
+    def may_begin(self) -> bool:
+        """Whether the run has no commit yet, so that its first driver may be at its beginning."""
+        return not self.store.children("commit")
+
     def refuse_without_measurements(self, seen: Snapshot) -> None:
         """Raises `ConfigurationError` for a run of which nothing is known, and which no driver holds."""
-        if not seen.stream.points and not seen.stream.events and not seen.is_driven:
+        if not seen.is_known:
             raise ConfigurationError(
                 f"Found no measurements and no driver at {self.store.location}. Expected a run that is measured while "
                 "it trains. Start it, or look at its commits: podembed inspect RUN."

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from podembed.orchestrator.api.text import format_bytes, format_duration, format_rate, plural, printable
 from podembed.orchestrator.live.snapshot import HostView, Snapshot
-from podembed.orchestrator.metrics.point import Line
+from podembed.orchestrator.metrics.point import Line, Point
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SOURCES = ("input", "device", "hosts", "storage")
@@ -49,9 +49,8 @@ def screen(seen: Snapshot, *, width: int, height: int, is_unicode: bool, ended: 
     return Group(*parts)
 
 
-def one_line(seen: Snapshot) -> str:
-    """The newest window, for a pipe."""
-    window = seen.window
+def one_line(seen: Snapshot, window: Point | None) -> str:
+    """A window, for a pipe."""
     if window is None:
         return f"{seen.name}  no window yet"
     parts = [

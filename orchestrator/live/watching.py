@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 
 from podembed.orchestrator.api.clock import Clock
-from podembed.orchestrator.api.text import format_duration
+from podembed.orchestrator.api.text import format_duration, printable
 from podembed.orchestrator.live.snapshot import Snapshot, Watcher
 from podembed.orchestrator.live.view import fault_line, one_line, screen
 from podembed.workers.storage.errors import StorageError
@@ -17,20 +17,21 @@ LOCAL_S, REMOTE_S = 1.0, 2.0
 """Between two looks."""
 _MOST_FAILURES = 30
 """Looks in a row that the storage may fail."""
+LONGEST_START_S = 120.0
+"""In which a run that was just begun has its first heartbeat or measurement."""
 
 
 def watch(run: str, *, console: Console, clock: Clock) -> int:
     """Shows a run until it ends. Returns the exit code.
 
     Raises:
-      ConfigurationError: there is no run, or it has no measurements and no driver.
+      ConfigurationError: there is no run, or it has no measurements and no driver. One without commits is waited for.
       StorageError: the storage has not answered for half a minute.
       KeyboardInterrupt: the user has had enough.
     """
     watcher = Watcher(run)
-    seen = watcher.look(now_unix_s=clock.wall_s())
-    watcher.refuse_without_measurements(seen)
     interval_s = LOCAL_S if watcher.store.is_local else REMOTE_S
+    seen = _first_look(watcher, console, clock=clock, interval_s=interval_s)
     if not console.is_terminal:
         lines = _Lines(console)
         _follow(watcher, seen, lines.show, clock=clock, interval_s=interval_s)
@@ -49,6 +50,19 @@ def watch(run: str, *, console: Console, clock: Clock) -> int:
         seen, ended = _follow(watcher, seen, show, clock=clock, interval_s=interval_s)
     console.print(view(seen, ended))
     return 0
+
+
+def _first_look(watcher: Watcher, console: Console, *, clock: Clock, interval_s: float) -> Snapshot:
+    until_s = clock.monotonic_s() + LONGEST_START_S
+    seen = watcher.look(now_unix_s=clock.wall_s())
+    if not seen.is_known and watcher.may_begin():
+        text = f"{printable(watcher.name)}  waiting up to {format_duration(LONGEST_START_S)} for its driver to begin"
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+        while not seen.is_known and clock.monotonic_s() < until_s:
+            clock.sleep(interval_s)
+            seen = watcher.look(now_unix_s=clock.wall_s())
+    watcher.refuse_without_measurements(seen)
+    return seen
 
 
 def _follow(
@@ -86,11 +100,13 @@ def _ended(seen: Snapshot) -> str:
 
 
 class _Lines:
-    """Prints each window and each fault once. Mutated: what was printed."""
+    """Prints each window and each fault once; of those before the first look, the newest window. Mutated: what was
+    printed.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._window: tuple[int, int] = (-1, -1)
+        self._window: tuple[int, int] | None = None
         self._faults_until_s: float | None = None
 
     def show(self, seen: Snapshot, ended: str) -> None:
@@ -99,10 +115,16 @@ class _Lines:
                 if line.unix_s > self._faults_until_s:
                     self._print(fault_line(line))
         self._faults_until_s = max((line.unix_s for line in seen.faults), default=self._faults_until_s or 0.0)
-        window = (seen.window.generation, seen.window.step) if seen.window else (0, 0)
-        if window != self._window:
-            self._window = window
-            self._print(one_line(seen))
+        windows = seen.stream.windows
+        if self._window is None:
+            windows = windows[-1:]
+            if not windows:
+                self._print(one_line(seen, None))
+        for window in windows:
+            # A generation that went back does steps again.
+            if self._window is None or (window.generation, window.step) > self._window:
+                self._print(one_line(seen, window))
+        self._window = max(self._window or (-1, -1), *((one.generation, one.step) for one in windows), (-1, -1))
         if ended:
             self._print(ended)
 

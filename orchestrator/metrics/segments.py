@@ -3,14 +3,15 @@
 Storage may be an object store, where no file grows. So lines are gathered for some seconds and written as a segment,
 and 16 segments of a level are merged into one of the next. A reader drops lines that it meets twice, so a driver may be
 killed between a merge and the deletion of what was merged. When all segments together are too large, every second point
-of the largest goes. Events stay, and are not bounded.
+of the largest goes. Where points alone do not suffice, so do events of the kinds that are many. The first of each kind
+stays.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ LONGEST_PAUSE_S = 120.0
 """Between two tries."""
 _NAME = re.compile(r"metrics/(\d{13}-[0-9a-f]{4})/(\d{1,2})-(\d{9})-(\d{9})\.jsonl")
 _TOP_LEVEL = 99
+_KIND = re.compile(rb'\{"number":\d+,"kind":"(\w*)"')
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -88,8 +90,8 @@ class Segments:
         self._sizes: dict[SegmentName, int] | None = None
         # Segments whose lines are in others by now, and that the storage has not deleted yet.
         self._merged: list[SegmentName] = []
-        # Segments that no point can be taken from.
-        self._events_alone: set[SegmentName] = set()
+        # Segments that nothing more can be taken from.
+        self._smallest: set[SegmentName] = set()
 
     def write(self, line: Line) -> None:
         document = {"number": self._number, "kind": line.kind, "unix_s": round(line.unix_s, 3)}
@@ -162,14 +164,14 @@ class Segments:
     def _shrink(self) -> None:
         """Thins the largest segments until all of them together are small enough, so that all times stay."""
         sizes = self._known()
-        while sum(sizes.values()) > self._most_bytes and (able := sizes.keys() - self._events_alone):
+        while sum(sizes.values()) > self._most_bytes and (able := sizes.keys() - self._smallest):
             name = max(able, key=lambda one: (sizes[one], -one.first))
             # A segment keeps its name only as long as its content.
             thinner = SegmentName(name.driver, name.first, name.last, name.level + 1)
             data = self._read(name)
             fewer = thinned(data)
             if len(fewer) == len(data) or thinner in sizes or thinner.level > _TOP_LEVEL:
-                self._events_alone.add(name)
+                self._smallest.add(name)
             else:
                 self._replace([name], thinner, fewer)
 
@@ -195,8 +197,17 @@ class Segments:
 
 
 def thinned(data: bytes) -> bytes:
-    """Without every second point; a single one goes, too."""
+    """Without every second point; a single one goes, too. Where there is none, without every second event of the most
+    frequent kind.
+    """
     lines = data.splitlines(keepends=True)
-    points = [at for at, line in enumerate(lines) if f'"kind":"{POINT}"'.encode() in line[:60]]
-    gone = set(points[1::2] if len(points) > 1 else points)
+    of_kind: defaultdict[bytes, list[int]] = defaultdict(list)
+    for at, line in enumerate(lines):
+        found = _KIND.match(line)
+        of_kind[found[1] if found else b""].append(at)
+    points = of_kind.pop(POINT.encode(), [])
+    if points:
+        gone = set(points[1::2] if len(points) > 1 else points)
+    else:
+        gone = set(max(of_kind.values(), key=len, default=[])[1::2])
     return b"".join(line for at, line in enumerate(lines) if at not in gone)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.live.snapshot import Watcher
 from podembed.orchestrator.live.view import screen
-from podembed.orchestrator.live.watching import watch
+from podembed.orchestrator.live.watching import LONGEST_START_S, watch
 from podembed.orchestrator.metrics.point import Line, Measurement
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
@@ -109,7 +111,7 @@ def test_a_pipe_gets_a_line_for_each_new_window_and_fault_until_the_driver_ends(
         lambda: None,
         lambda: add_lines(tmp_path / "run", a_window(10)),
         lambda: None,
-        lambda: add_lines(tmp_path / "run", *a_fault("host 1 was killed"), a_window(20)),
+        lambda: add_lines(tmp_path / "run", *a_fault("host 1 was killed"), a_window(20), a_window(25), a_window(30)),
         lease.release,
     ]
 
@@ -126,7 +128,8 @@ def test_a_pipe_gets_a_line_for_each_new_window_and_fault_until_the_driver_ends(
     lines = out.getvalue().splitlines()
     assert lines[0] == "run  no window yet"
     assert ESCAPE not in out.getvalue()
-    assert [line.split("  ")[0] for line in lines if line.startswith("step")] == ["step 10/40", "step 20/40"]
+    steps = [line.split("  ")[0] for line in lines if line.startswith("step")]
+    assert steps == ["step 10/40", "step 20/40", "step 25/40", "step 30/40"], "several came since the last look"
     assert sum("fault: host 1 was killed" in line for line in lines) == 1
     assert lines[-1] == "ended before its last step"
 
@@ -157,6 +160,45 @@ def test_nothing_to_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert words in capsys.readouterr().err
     with pytest.raises(ConfigurationError):
         watch(str(tmp_path / "run"), console=Console(file=io.StringIO()), clock=FakeClock())
+
+
+def test_a_run_that_just_begins_is_waited_for(tmp_path: Path) -> None:
+    _, lease = create_run(tmp_path / "run", two_tables())
+    lease.release()
+
+    class Clock(FakeClock):
+        begins_s = 100.0 + LONGEST_START_S / 2
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.now_s >= self.begins_s:
+                self.begins_s = math.inf
+                add_lines(tmp_path / "run", a_window(10))
+
+    late, never = Clock(), FakeClock()
+    out = io.StringIO()
+    with pytest.raises(ConfigurationError, match="Found no measurements and no driver"):
+        watch(str(tmp_path / "run"), console=Console(file=out), clock=never)
+    assert out.getvalue() == "run  waiting up to 2:00 for its driver to begin\n"
+    assert never.now_s == pytest.approx(100 + LONGEST_START_S, abs=2)
+    assert watch(str(tmp_path / "run"), console=Console(file=out), clock=late) == 0
+    assert "\nstep 10/40  " in out.getvalue()
+
+
+def test_what_is_left_goes_by_the_pace_of_one_generation(tmp_path: Path) -> None:
+    run_with(tmp_path / "run", two_tables(), 3)
+    slow = replace(a_window(36), unix_s=2e9 + 1000)
+    for number, lines in enumerate(([a_window(10), a_window(20)], [slow, replace(a_window(38), unix_s=2e9 + 1006)])):
+        points = [line.point for line in lines if line.point is not None]
+        moved = [
+            replace(point, generation=number + 1, unix_s=line.unix_s) for point, line in zip(points, lines, strict=True)
+        ]
+        add_lines(
+            tmp_path / "run",
+            *(replace(line, values=point.to_json(), point=point) for point, line in zip(moved, lines, strict=True)),
+        )
+    seen = Watcher(str(tmp_path / "run")).look(now_unix_s=NOW_UNIX_S)
+    assert seen.left_s == pytest.approx(2 * 3.0)
 
 
 def test_it_reads_from_an_object_store(run: Path, s3_url: str) -> None:

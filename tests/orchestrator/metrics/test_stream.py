@@ -100,6 +100,17 @@ def test_the_size_is_bounded_and_events_stay(store: Store) -> None:
     assert stream.points[0].step < 100, "old points become fewer; they do not go altogether"
 
 
+def test_events_of_a_kind_that_are_many_become_fewer_when_no_point_is_left(store: Store) -> None:
+    events = [an_event(f"commit {at}") for at in range(3000)]
+    begun = Line(kind="begin", unix_s=5.0, values={}, text="begun")
+    written(store, [begun, *events, as_line(a_point(0, 1))], most_bytes=30_000)
+    assert sum(list_segments(store).values()) <= 30_000
+    texts = [line.text for line in StreamReader(store).read().events]
+    assert texts[:2] == ["begun", "commit 0"]
+    assert 100 < len(texts) < 3000
+    assert texts[-1].startswith("commit 29")
+
+
 class NoDeletes:
     """A storage of which a role may write and not delete."""
 
