@@ -27,7 +27,7 @@ class WindowReport:
       slowest: own work time of the slowest host over that of the others; see `orchestrator.decisions.stragglers`.
       imbalance: rows asked of the busiest owner over the mean of all.
       failed_saves: saves that failed since the last commit.
-      left_s: seconds to the end of the run at the pace of this call so far; None where that is not known yet.
+      left_s: seconds to the end of the run at the pace of the last windows; None where that is not known yet.
     """
 
     step: int

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.workers.liveness.progress import Phase
 
+PACE_WINDOWS = 20
+"""Windows by which the time that is left is guessed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
@@ -24,6 +27,8 @@ class Window:
       loss: mean over its steps.
       num_samples: without padding.
       seconds: wall time.
+      spent_s: the same, with what came between the window before and this one. Evaluations and recoveries are left
+        out.
     """
 
     generation: int
@@ -32,6 +37,7 @@ class Window:
     loss: float
     num_samples: int
     seconds: float
+    spent_s: float
 
     @property
     def samples_per_s(self) -> float:
@@ -79,6 +85,9 @@ class History:
         """
         if self._began_s is None:
             self._began_s = began_s
+        spent_s = ended_s - began_s
+        if self.windows and self.windows[-1].generation == generation:
+            spent_s = ended_s - self._ended_s - (self._evaluated_s - self._evaluated_before_end_s)
         self._ended_s, self._evaluated_before_end_s = ended_s, self._evaluated_s
         done = Window(
             generation=generation,
@@ -87,6 +96,7 @@ class History:
             loss=statistics.fmean(losses),
             num_samples=num_samples,
             seconds=ended_s - began_s,
+            spent_s=spent_s,
         )
         self.windows.append(done)
         self.losses.update(enumerate(losses, first_step))
@@ -120,13 +130,21 @@ class History:
         return 0.0 if self._began_s is None else self._ended_s - self._began_s - self._evaluated_before_end_s
 
     def left_s(self, num_steps: int) -> float | None:
-        """Seconds for so many steps more, at the pace of this call with all that came in between; None before it has
-        one.
+        """Seconds for so many steps more, at the pace of the last windows of one generation with what came in between;
+        None before there are two.
 
-        The first window is a single step with cold caches, so it tells nothing.
+        What a fault cost is no pace, and the first window of a generation has cold caches.
         """
-        done = sum(window.step - window.first_step for window in self.windows)
-        return self.trained_s / done * num_steps if len(self.windows) > 1 else None
+        for generation in dict.fromkeys(window.generation for window in reversed(self.windows)):
+            # Behind the first; each ends at the step that the next one begins with.
+            alike = [window for window in self.windows if window.generation == generation][1:][-PACE_WINDOWS:]
+            if alike:
+                return (
+                    sum(window.spent_s for window in alike)
+                    / sum(one.step - one.first_step for one in alike)
+                    * num_steps
+                )
+        return None
 
     @property
     def median_samples_per_s(self) -> float:

@@ -71,3 +71,28 @@ def test_nothing_trained_has_no_rate() -> None:
     history = History()
     history.evaluation(evaluation(0), seconds=5.0)
     assert (history.num_samples, history.trained_s, history.median_samples_per_s) == (0, 0.0, 0.0)
+
+
+def test_what_is_left_goes_by_the_pace_of_the_last_windows() -> None:
+    history, now_s = History(), 0.0
+    for at in range(30):
+        assert (history.left_s(100) is None) == (at < 2)
+        now_s = trained(history, 10 * at, 10, seconds=1.0, at_s=now_s + 1.0)
+    # Each window with the second before it, in which a commit was waited for.
+    assert history.left_s(100) == pytest.approx(20.0)
+    history.evaluation(evaluation(300), seconds=50.0)
+    now_s = trained(history, 300, 10, seconds=1.0, at_s=now_s + 51.0)
+    assert history.left_s(100) == pytest.approx(20.0)
+    # A fault takes all but the first window back, and the hosts that are left take twice as long.
+    history.cut(10)
+    now_s = trained(history, 10, 1, seconds=9.0, at_s=now_s + 600.0, generation=2)
+    now_s = trained(history, 11, 9, seconds=1.8, at_s=now_s, generation=2)
+    assert history.left_s(100) == pytest.approx(20.0)
+
+
+def test_what_is_left_is_known_at_once_in_another_generation() -> None:
+    history = History()
+    now_s = trained(history, 0, 1, seconds=5.0, at_s=0.0)
+    now_s = trained(history, 1, 9, seconds=1.0, at_s=now_s)
+    trained(history, 10, 1, seconds=70.0, at_s=now_s, generation=2)
+    assert history.left_s(90) == pytest.approx(10.0)
