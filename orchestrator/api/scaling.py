@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from podembed.orchestrator.api.configuration_error import ConfigurationError
 from podembed.orchestrator.api.topology import Topology
@@ -131,6 +132,19 @@ class ScalingConfig:
         if self.topology is None or self.accelerator_type is None:
             return None
         return Topology.of(self.topology, self.accelerator_type)
+
+    @property
+    def slice_fields(self) -> dict[str, Any] | None:
+        """The fields that say on what slices, in JSON's types; None where hosts are counted."""
+        if self.slices is None:
+            return None
+        low, high = (self.num_slices, self.num_slices) if isinstance(self.num_slices, int) else self.num_slices
+        return {
+            "topology": self.topology,
+            "accelerator_type": self.accelerator_type,
+            "num_slices": [low, high],
+            "platform": self.platform,
+        }
 
     @property
     def devices(self) -> DeviceOptions:

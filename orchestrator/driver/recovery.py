@@ -109,6 +109,7 @@ def announce(
                 compile_s=group.spent_s["compile"],
                 survivors=survivors,
                 restore=group.restore_totals,
+                slices=shared.scaling.slice_fields,
             )
         )
         return

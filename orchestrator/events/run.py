@@ -126,6 +126,7 @@ class GenerationStarted(Event):
       start_s, compile_s: parts of its start, one after another.
       survivors: hosts whose process lived on from the generation before.
       restore: where the rows came from, as in `Recovered`.
+      slices: fields of `ScalingConfig` that say on what slices, for who goes on with the run; None where hosts count.
     """
 
     generation: int
@@ -136,6 +137,7 @@ class GenerationStarted(Event):
     compile_s: float
     survivors: int
     restore: Mapping[str, Any]
+    slices: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

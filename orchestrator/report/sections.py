@@ -105,13 +105,19 @@ def _tables_in_words(material: Material) -> str:
 
 
 def phase_times(material: Material) -> dict[str, dict[str, float]]:
-    """Seconds of each phase in all windows that count, by host."""
+    """Seconds of each phase in all windows that count, by host.
+
+    Where a stream was thinned, a window stands for the steps before it as well.
+    """
     found: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    ended = None
     for point in material.stream.windows:
+        num_steps = point.step - (point.first_step if ended is None else min(ended, point.first_step))
+        ended = point.step
         for one in point.each("phase_seconds"):
             host, phase = one.labels.get("host", "?"), one.labels.get("phase", "?")
             if one.value > 0:
-                found[host][phase] += one.value * (point.step - point.first_step)
+                found[host][phase] += one.value * num_steps
     return {host: dict(phases) for host, phases in sorted(found.items(), key=lambda item: _number_of(item[0]))}
 
 

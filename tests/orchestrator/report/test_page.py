@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 import vl_convert
 
+from podembed.orchestrator.api.config import ScalingConfig
 from podembed.orchestrator.metrics.point import Measurement
 from podembed.orchestrator.report.commands import commands_of
 from podembed.orchestrator.report.material import Material, distinct_names, read_material
 from podembed.orchestrator.report.page import render_report
+from podembed.orchestrator.report.sections import phase_times
 from tests.orchestrator.report.runs import (
     EVIL,
     NUM_STEPS,
@@ -197,15 +200,42 @@ def test_series_and_lines_of_another_version(run: Path, tmp_path: Path) -> None:
     assert "1 lines of measurements are damaged and left out." in reader.text
 
 
-def test_commands_repeat_what_the_record_has(run: Path) -> None:
+def commands(run: Path) -> dict[str, str]:
+    """Those of a run whose job is a function."""
     read = material(run)
     assert read.description.record is not None
     record = replace(read.description.record, job_function="own.jobs:clicks", job_arguments='{"folder": "a b", "n": 2}')
     given = replace(read, description=replace(read.description, record=record))
-    lines = {title: line for title, line, _ in commands_of(given)}
+    return {title: line for title, line, _ in commands_of(given)}
+
+
+def test_commands_repeat_what_the_record_has(run: Path) -> None:
+    lines = commands(run)
     assert lines["Resume"] == f"podembed resume {run} --hosts 1"
     assert lines["Reproduce"] == "podembed train --job own.jobs:clicks --set 'folder=\"a b\"' n=2 --hosts 1"
     assert lines["Serve"] == f"podembed export-model {run}@s000000012-g00000001 --out model"
+
+
+@pytest.mark.parametrize(("number", "flag"), [(2, "2"), ((1, 4), "1-4")])
+def test_commands_of_a_run_on_slices_name_them(run: Path, tmp_path: Path, number: Any, flag: str) -> None:
+    other = copied(run, tmp_path / "other")
+    scaling = ScalingConfig(topology="4x4", accelerator_type="TPU-V6E", num_slices=number, platform="cpu")
+    add_lines(other, an_event("generation_started", "begun", {"slices": scaling.slice_fields}))
+    lines = commands(other)
+    words = f"--topology 4x4 --accelerator-type TPU-V6E --slices {flag} --platform cpu"
+    assert lines["Resume"] == f"podembed resume {other} {words}"
+    assert lines["Reproduce"].endswith(f" {words}")
+
+
+def test_times_of_phases_do_not_depend_on_how_much_a_stream_was_thinned(run: Path, tmp_path: Path) -> None:
+    sums = []
+    for name, kept in (("all", 1), ("some", 7)):
+        other = copied(run, tmp_path / name)
+        shutil.rmtree(other / "metrics")
+        seconds = Measurement("phase_seconds", 0.5, {"host": "0", "phase": "device"})
+        add_lines(other, *(a_point(step, seconds) for step in range(1, 101) if step % kept == 1 % kept or step == 100))
+        sums.append(phase_times(material(other)))
+    assert sums == [{"0": {"device": pytest.approx(50.0)}}] * 2
 
 
 @pytest.mark.parametrize(
