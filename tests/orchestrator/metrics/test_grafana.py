@@ -1,0 +1,42 @@
+"""The dashboard is what the catalog makes, and its queries name series that a run has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from podembed.orchestrator.metrics.catalog import CATALOG
+from podembed.orchestrator.metrics.grafana import dashboard, text
+
+FILE = Path(__file__).parents[3] / "docs" / "grafana.json"
+SERIES = {metric.full_name: metric for metric in CATALOG.values()}
+
+
+def test_the_file_is_what_the_catalog_makes() -> None:
+    assert FILE.read_text(encoding="utf-8") == text(), (
+        "type: python -m podembed.orchestrator.metrics.grafana > docs/grafana.json"
+    )
+
+
+def test_queries_and_legends_name_series_and_labels_of_the_catalog() -> None:
+    targets = [one for panel in json.loads(text())["panels"] for one in panel.get("targets", [])]
+    assert targets
+    for target in targets:
+        (name,) = re.findall(r"podembed_\w+", target["expr"])
+        metric = SERIES[name]
+        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) == set(metric.labels)
+        assert re.search(r"\b(rate|increase)\(", target["expr"]) is not None or metric.kind == "gauge"
+
+
+def test_panels_have_places_of_their_own_and_one_unit() -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        place = panel["gridPos"]
+        taken = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not taken & cells
+        assert max(x for x, _ in taken) < 24
+        cells |= taken
+        names = re.findall(r"podembed_\w+", " ".join(one["expr"] for one in panel.get("targets", [])))
+        # Files and sockets are both counts.
+        assert len({SERIES[name].unit.replace("sockets", "files") for name in names}) <= 1, panel["title"]
