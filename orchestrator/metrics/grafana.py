@@ -1,6 +1,6 @@
 """`dashboard`: a Grafana dashboard of the series of the catalog, made here so that its queries cannot go stale.
 
-Usage: python -m podembed.orchestrator.metrics.grafana > docs/grafana.json
+Usage: `python -m podembed.orchestrator.metrics.grafana > docs/grafana.json`
 """
 
 from __future__ import annotations
