@@ -130,7 +130,7 @@ class History:
         return 0.0 if self._began_s is None else self._ended_s - self._began_s - self._evaluated_before_end_s
 
     def left_s(self, num_steps: int) -> float | None:
-        """Seconds for so many steps more, at the pace of the last windows of one generation with what came in between;
+        """Seconds for so many steps more, at the pace of the last windows of one generation and what came in between.
         None before there are two.
 
         What a fault cost is no pace, and the first window of a generation has cold caches.
