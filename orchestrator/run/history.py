@@ -7,6 +7,7 @@ Pure bookkeeping: the driver says what happened and reads the clock, and nothing
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,8 +28,6 @@ class Window:
       loss: mean over its steps.
       num_samples: without padding.
       seconds: wall time.
-      spent_s: the same, with what came between the window before and this one. Evaluations and recoveries are left
-        out.
     """
 
     generation: int
@@ -37,7 +36,6 @@ class Window:
     loss: float
     num_samples: int
     seconds: float
-    spent_s: float
 
     @property
     def samples_per_s(self) -> float:
@@ -65,6 +63,10 @@ class History:
     _ended_s: float = 0.0
     _evaluated_s: float = 0.0
     _evaluated_before_end_s: float = 0.0
+    _generation: int = -1
+    _pace_generation: int = -1
+    # Steps and seconds of the last windows of that generation, without its first one.
+    _pace: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_WINDOWS))
 
     def window(
         self,
@@ -85,9 +87,11 @@ class History:
         """
         if self._began_s is None:
             self._began_s = began_s
-        spent_s = ended_s - began_s
-        if self.windows and self.windows[-1].generation == generation:
+        if generation == self._generation:
+            # With what came in between, but for evaluations.
             spent_s = ended_s - self._ended_s - (self._evaluated_s - self._evaluated_before_end_s)
+            self._take_pace(generation, len(losses), spent_s)
+        self._generation = generation
         self._ended_s, self._evaluated_before_end_s = ended_s, self._evaluated_s
         done = Window(
             generation=generation,
@@ -96,7 +100,6 @@ class History:
             loss=statistics.fmean(losses),
             num_samples=num_samples,
             seconds=ended_s - began_s,
-            spent_s=spent_s,
         )
         self.windows.append(done)
         self.losses.update(enumerate(losses, first_step))
@@ -135,16 +138,15 @@ class History:
 
         What a fault cost is no pace, and the first window of a generation has cold caches.
         """
-        for generation in dict.fromkeys(window.generation for window in reversed(self.windows)):
-            # Behind the first; each ends at the step that the next one begins with.
-            alike = [window for window in self.windows if window.generation == generation][1:][-PACE_WINDOWS:]
-            if alike:
-                return (
-                    sum(window.spent_s for window in alike)
-                    / sum(one.step - one.first_step for one in alike)
-                    * num_steps
-                )
-        return None
+        if not self._pace:
+            return None
+        return sum(spent_s for _, spent_s in self._pace) / sum(steps for steps, _ in self._pace) * num_steps
+
+    def _take_pace(self, generation: int, num_steps: int, spent_s: float) -> None:
+        if generation != self._pace_generation:
+            self._pace_generation = generation
+            self._pace.clear()
+        self._pace.append((num_steps, spent_s))
 
     @property
     def median_samples_per_s(self) -> float:

@@ -216,7 +216,7 @@ def test_answers_come_back_in_the_order_of_the_hosts_and_to_the_right_side() -> 
     hosts, devices = group.train(5, 9)
     assert hosts == [("host", 0), ("host", 1), ("host", 2)]
     assert devices == [("device", 0), ("device", 1), ("device", 2)]
-    assert (Worker("host", 2), "train", (5, 9, False, False)) in backend.asked
+    assert (Worker("host", 2), "train", (5, 9, False, False, False)) in backend.asked
 
 
 def test_save_has_one_dense_writer_and_restore_hands_each_side_its_part() -> None:
