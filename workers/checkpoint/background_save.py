@@ -195,7 +195,15 @@ class BackgroundSave:
         try:
             if is_delta and not self._has_parent:
                 raise RuntimeError("A delta was requested without a commit before it. Expected a whole save first.")
-            with FileThreads(store, check=self._raise_if_aborted, is_urgent=lambda: self.rows.is_half_full) as threads:
+            with (
+                self._tracker.trace.span("save", f"write {attempt}"),
+                FileThreads(
+                    store,
+                    check=self._raise_if_aborted,
+                    is_urgent=lambda: self.rows.is_half_full,
+                    trace=self._tracker.trace,
+                ) as threads,
+            ):
                 self._threads = threads
                 write_whole = partial(write_shard, is_first=is_first, buckets_per_file=self._buckets_per_file)
                 write = write_shard_delta if is_delta else write_whole

@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from podembed.workers.storage.local import Unsynced
 from podembed.workers.storage.store import Store
+from podembed.workers.tracing.recorder import Recorder
 
 Answer = TypeVar("Answer")
 
@@ -44,6 +45,7 @@ class FileThreads:
       num_threads: jobs at a time.
       niceness: of the threads, above that of the process; they then leave the CPU to others where it is short.
       is_urgent: whether training waits for the jobs; from any thread.
+      trace: takes what is written and synced while a trace is on.
     """
 
     def __init__(
@@ -54,10 +56,12 @@ class FileThreads:
         num_threads: int = NUM_THREADS,
         niceness: int = 0,
         is_urgent: Callable[[], bool] = lambda: False,
+        trace: Recorder | None = None,
     ) -> None:
         self._store = store
         self._check = check
         self._is_urgent = is_urgent
+        self._trace = trace or Recorder()
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, "files", initializer=_be_nice, initargs=(niceness,))
         self._room = threading.Semaphore(num_threads)
@@ -97,20 +101,20 @@ class FileThreads:
         """
         self._wait_for_jobs()
         for part in _parts(self._take(), self._num_threads):
-            self.submit(lambda part=part: self._store.sync(part))
+            self.submit(lambda part=part: self._sync(part))
         self._wait_for_jobs()
 
     @contextmanager
     def writes(self) -> Iterator[None]:
         """For a job: files that it writes inside are durable after `finish`, or earlier."""
         written = Unsynced(is_hurried=self._is_urgent())
-        with self._store.sync_later(written):
+        with self._store.sync_later(written), self._trace.span("files", "write file"):
             yield
         with self._lock:
             self._unsynced.add(written)
             is_due = len(self._unsynced.files) >= SYNC_FILES or self._unsynced.size_bytes >= SYNC_BYTES
         if is_due and not self._is_urgent():
-            self._store.sync(self._take())
+            self._sync(self._take())
 
     @property
     def cpu_s(self) -> float:
@@ -121,6 +125,10 @@ class FileThreads:
         """Raises what a job raised."""
         if self._error is not None:
             raise self._error
+
+    def _sync(self, unsynced: Unsynced) -> None:
+        with self._trace.span("files", "sync files", files=len(unsynced.files)):
+            self._store.sync(unsynced)
 
     def _take(self) -> Unsynced:
         with self._lock:

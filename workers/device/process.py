@@ -295,8 +295,10 @@ class DeviceProcess:
         if spoilt is not None:
             return DenseReceipt(digest=_digest(arrays), files=(), spoilt=spoilt)
         self._pace.begin()
-        files = write_dense(self._store, attempt, arrays, before_each=self._leave_room_for_files) if is_writer else ()
-        digest = _digest(arrays, before_each=self._leave_room)
+        with self._tracker.trace.span("save", f"write {attempt}" if is_writer else f"digest of {attempt}"):
+            each = self._leave_room_for_files
+            files = write_dense(self._store, attempt, arrays, before_each=each) if is_writer else ()
+            digest = _digest(arrays, before_each=self._leave_room)
         self._tracker.mark_saved()
         return DenseReceipt(digest=digest, files=files)
 

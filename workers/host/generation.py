@@ -70,7 +70,7 @@ class Generation:
         self.on_same_machine: frozenset[int] = frozenset()
         self.take_rows: Callable[[], None] = _nothing
         with ExitStack() as opened:
-            self._input = HostInput(spec, job)
+            self._input = HostInput(spec, job, trace=tracker.trace)
             opened.callback(self._input.close, deadline_s=LEAVE_TIMEOUT_S)
             self._lookups = HostLookups.build(
                 spec,
@@ -101,7 +101,7 @@ class Generation:
                 num_ranks=spec.num_hosts,
                 plan_hash=spec.plan_hash,
             )
-            options = MeshOptions(spoil=frame_spoiler(faults))
+            options = MeshOptions(spoil=frame_spoiler(faults), trace=tracker.trace)
             self.mesh = Mesh.listen(identity, bind_address=spec.bind_address, options=options)
             opened.callback(self.mesh.close)
             tracker.point("start.ready")

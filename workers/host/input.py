@@ -6,9 +6,10 @@ from podembed.workers.data.bad_rows import BadRow, BadRowLog
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.candidates import Known
 from podembed.workers.input.data_sample import MOST_HOSTS, Sampler
-from podembed.workers.input.read_ahead import ReadAhead
+from podembed.workers.input.read_ahead import ReadAhead, StepReader
 from podembed.workers.input.sources import job_plan, open_evaluation, open_reader
 from podembed.workers.job.job import JobConfig
+from podembed.workers.tracing.recorder import Recorder
 
 READ_AHEAD_BATCHES = 4
 
@@ -16,17 +17,20 @@ READ_AHEAD_BATCHES = 4
 class HostInput:
     """Reads ahead for training from the first window on; each evaluation has a reader of its own.
 
+    Args:
+      trace: takes what is read while a trace is on.
+
     Attributes:
       num_samples: rows of every array that goes to the device. It is the same on all hosts: the largest share of a
         batch, up to a multiple of the devices that share it. Smaller ones are padded with weight 0.
       sampler: takes samples of batches of training; None where other hosts do.
     """
 
-    def __init__(self, spec: HostSpec, job: JobConfig) -> None:
+    def __init__(self, spec: HostSpec, job: JobConfig, *, trace: Recorder) -> None:
         """Raises:
         InputError, OSError: the data cannot be read.
         """
-        self._spec, self._job = spec, job
+        self._spec, self._job, self._trace = spec, job, trace
         self.sampler = Sampler(job, num_hosts=spec.num_hosts) if spec.host < MOST_HOSTS else None
         self._bad_rows = BadRowLog(job.data.max_bad_rows)
         plan = job_plan(job, spec.train_index)
@@ -46,7 +50,7 @@ class HostInput:
     def training(self, first_step: int) -> ReadAhead:
         """The batches of training; the first call begins to read them, at `first_step`."""
         if self._read_ahead is None:
-            self._read_ahead = ReadAhead(self._reader, first_step=first_step, depth=READ_AHEAD_BATCHES).start()
+            self._read_ahead = self._ahead(self._reader, first_step).start()
         return self._read_ahead
 
     def evaluation(self) -> tuple[ReadAhead, int]:
@@ -65,7 +69,10 @@ class HostInput:
         reader, num_batches = open_evaluation(
             job, spec.train_index, spec.eval_index, lanes, bad_rows=self._bad_rows, known=self._known
         )
-        return ReadAhead(reader, first_step=0, depth=READ_AHEAD_BATCHES), num_batches
+        return self._ahead(reader, 0), num_batches
+
+    def _ahead(self, reader: StepReader, first_step: int) -> ReadAhead:
+        return ReadAhead(reader, first_step=first_step, depth=READ_AHEAD_BATCHES, trace=self._trace)
 
     def take_bad_rows(self) -> tuple[BadRow, ...]:
         """Malformed rows that were met for the first time since the last call, also by reading ahead."""

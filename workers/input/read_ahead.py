@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Protocol
 
 from podembed.workers.data.batch import Batch
+from podembed.workers.tracing.recorder import Recorder
 
 GET_TIMEOUT_S = 300.0
 CLOSE_DEADLINE_S = 30.0
@@ -63,7 +64,7 @@ class ReadAhead:
     What mutates: everything below, under the condition variable, by the two threads of the module docstring.
     """
 
-    def __init__(self, reader: StepReader, *, first_step: int, depth: int = 2) -> None:
+    def __init__(self, reader: StepReader, *, first_step: int, depth: int = 2, trace: Recorder | None = None) -> None:
         """Reads nothing until `start`.
 
         Raises:
@@ -74,6 +75,7 @@ class ReadAhead:
                 f"Found read-ahead depth {depth}. Expected at least 1. Use 2 to overlap input with a step."
             )
         self._reader = reader
+        self._trace = trace or Recorder()
         self._depth = depth
         self._changed = threading.Condition()
         self._finished: deque[tuple[int, Batch | BaseException]] = deque()
@@ -188,7 +190,8 @@ class ReadAhead:
         while (task := self._next_task()) is not None:
             generation, step = task
             try:
-                outcome: Batch | BaseException = self._reader.read(step)
+                with self._trace.span("input", f"read step {step}"):
+                    outcome: Batch | BaseException = self._reader.read(step)
             except BaseException as error:  # handed to the consumer, who raises it at this step
                 outcome = error
             self._pass_on(generation, step, outcome)

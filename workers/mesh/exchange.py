@@ -11,6 +11,18 @@ from dataclasses import dataclass
 from podembed.workers.mesh.errors import ExchangeTimeout, MeshUsageError
 from podembed.workers.mesh.frames import Buffer, Tag, frame_views, size_of
 from podembed.workers.mesh.link import Link
+from podembed.workers.tracing.recorder import Recorder
+
+TRACED_NAMES = {
+    Tag.IDS: "id exchange",
+    Tag.ROWS: "activation exchange",
+    Tag.GRADIENTS: "gradient exchange",
+    Tag.CONTROL: "control",
+    Tag.BUCKETS: "bucket exchange",
+}
+"""What a trace calls exchanges: as the phases that wait for them."""
+# Tags by way of relays have the hop above these bits.
+_HOP_BITS = 16
 
 Outgoing = Sequence[Sequence[Buffer] | None] | Mapping[int, Sequence[Buffer]]
 """What is sent, by rank. No frame goes to a rank with None, to one that is not named, and to the own one."""
@@ -58,6 +70,7 @@ class Exchange:
       links: with which anything is exchanged.
       unfinished: links with something still to send or to receive.
       seconds_blocked: spent waiting with nothing to move.
+      trace: takes what was exchanged with each host while a trace is on.
     """
 
     tag: int
@@ -68,6 +81,28 @@ class Exchange:
     links: Collection[Link]
     unfinished: set[Link]
     seconds_blocked: float = 0.0
+    trace: Recorder
+
+    def moved(self, link: Link) -> None:
+        """Something may have gone or come."""
+        if link.is_finished:
+            if self.trace.is_on and link in self.unfinished:
+                self._record(link)
+            self.unfinished.discard(link)
+
+    def _record(self, link: Link) -> None:
+        """Frames of both directions are over: what came is here, and the kernel has what goes."""
+        hop, tag = divmod(self.tag, 1 << _HOP_BITS)
+        name = TRACED_NAMES.get(Tag(tag), "exchange") + (f", hop {hop}" if hop else "")
+        self.trace.add(
+            f"with host {link.rank}",
+            name,
+            self.started_s,
+            self.trace.now_s(),
+            step=self.step,
+            bytes_sent=link.bytes_sent,
+            bytes_received=link.bytes_received,
+        )
 
     def timeout(self, timeout_s: float) -> ExchangeTimeout:
         """The error that names the hosts that did not send or take their frame."""

@@ -72,7 +72,7 @@ class Link:
     Attributes:
       rank: the host at the other end.
       watched: the selector events it is registered for, kept by the mesh.
-      bytes_received: length of the payload of the current exchange, once its header is here.
+      bytes_sent, bytes_received: lengths of the payloads of the current exchange; the latter once its header is here.
     """
 
     def __init__(self, *, rank: int, connection: socket.socket, rules: LinkRules, stage: memoryview) -> None:
@@ -82,7 +82,7 @@ class Link:
         self.rank = rank
         self.connection = connection
         self.watched = 0
-        self.bytes_received = 0
+        self.bytes_sent = self.bytes_received = 0
         self._rules = rules
         # Once, since the operators of an enumeration are slow.
         self._has_checksum = bool(rules.flags & FrameFlag.PAYLOAD_CHECKSUM)
@@ -133,7 +133,7 @@ class Link:
           PeerLost: the peer has left.
           FrameError: the frame that came early belongs to another exchange.
         """
-        self.bytes_received = 0
+        self.bytes_sent = self.bytes_received = 0
         if views is None and receive is None:
             return
         if self._has_left:
@@ -151,6 +151,7 @@ class Link:
             tag, step, rules.own_rank, rules.generation, self._sent_frames, num_bytes, payload_crc32c, rules.flags
         ).pack()
         self._sent_frames += 1
+        self.bytes_sent = num_bytes
         parts = [header, *views, trailer_of(header)] if views else [header]
         if num_bytes <= JOINED_BYTES:
             parts = [b"".join(parts)]

@@ -223,6 +223,7 @@ class Mesh:
             bytes_sent=sum(map(size_of, frames.values())),
             links=links,
             unfinished=set(links),
+            trace=self.options.trace,
         )
         try:
             for link in links:
@@ -382,8 +383,7 @@ class Mesh:
             self._after_move(exchange, link)
 
     def _after_move(self, exchange: Exchange, link: Link) -> None:
-        if link.is_finished:
-            exchange.unfinished.discard(link)
+        exchange.moved(link)
         self._poll.watch(link)
 
     def _break(self, error: BaseException) -> None:

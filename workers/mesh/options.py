@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from podembed.workers.faults.frames import Spoil
+from podembed.workers.tracing.recorder import Recorder
 
 
 class Route(StrEnum):
@@ -27,6 +28,7 @@ class MeshOptions:
       socket_buffer_bytes: fixed kernel buffers; None lets the kernel tune them, which is best where `rmem_max` is
         small.
       spoil: injects faults into frames; this host's own.
+      trace: takes the exchanges with each host while a trace is on; this host's own.
     """
 
     max_frame_bytes: int = 4 << 30
@@ -34,3 +36,4 @@ class MeshOptions:
     handshake_timeout_s: float = 5.0
     socket_buffer_bytes: int | None = None
     spoil: Spoil | None = None
+    trace: Recorder = field(default_factory=Recorder)

@@ -22,6 +22,7 @@ from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run
 from tests.orchestrator.driver.test_equality import expected_audit
+from tests.orchestrator.tracing.reading import read_trace
 from tests.run_state import committed_state
 from tests.small_job import small_job
 
@@ -75,8 +76,12 @@ def test_train_kill_resume_and_look(s3_url: str, small_data: str, tmp_path: Path
         wait_for("commit of the next generation", lambda: head(store)[1] >= 2, driver)
     step = head(store)[0]
 
-    code, out, err = run("resume", url, "--in-process", "--max-steps", str(step + 7), "--keep", "4")
+    traced = f"{step + 2}:{step + 5}"
+    code, out, err = run("resume", url, "--in-process", "--max-steps", str(step + 7), "--keep", "4", "--trace", traced)
     assert code == 0, err
+    (trace,) = store.list("traces")
+    assert f"traced steps {step + 2} to {step + 4}: {url}/{trace} " in out
+    assert [*read_trace(store.read(trace, max_bytes=1 << 20))] == ["driver", "host 0", "device 0"]
     assert f"from commit {read_lineage(store)[1]}" in out
     assert head(store)[0] == step + 7
     state = committed_state(url)

@@ -41,7 +41,7 @@ from podembed.workers.job.tables import choose_buckets, cut_ways, table_specs
 from podembed.workers.liveness.progress import Phase
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
-from tests.orchestrator.tracing.reading import read_trace
+from tests.orchestrator.tracing.reading import Slice, read_trace
 from tests.processes import actor_processes
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import BATCH_SIZE, NUM_ROWS, small_job
@@ -361,8 +361,24 @@ def _check_traces(killer: Killer, result: Result) -> None:
             if (host := processes.get(f"host {number}")) is not None:
                 assert {Phase.ID_EXCHANGE, Phase.ACTIVATION_EXCHANGE} <= {one.name for one in host.tracks["work"]}
     steps = {f"step {number}" for number in range(base_step, 48)}
-    for name in ("host 0", "host 1"):
-        assert {one.name for one in processes[name].tracks["work"] if one.name.startswith("step ")} == steps
+    sent: list[dict[tuple[str, int], Slice]] = []
+    for name, other in (("host 0", "host 1"), ("host 1", "host 0")):
+        tracks = processes[name].tracks
+        assert {one.name for one in tracks["work"] if one.name.startswith("step ")} == steps
+        assert any(one.name.startswith("read step ") for one in tracks["input"])
+        assert {one.name for one in tracks["save"]} >= {"write s000000040-g00000002"}
+        assert {one.name for track in tracks if track.startswith("files") for one in tracks[track]} >= {"write file"}
+        sent.append({(one.name, one.values["step"]): one for one in tracks[f"with {other}"]})
+    assert {name for name, _ in sent[0]} <= {phase.value for phase in Phase} | {"control"}
+    in_both = sent[0].keys() & sent[1].keys()
+    assert {step for name, step in in_both if name == Phase.GRADIENT_EXCHANGE} == {*range(base_step, 48)}
+    uncertain_ns = 2e9 * max(clock.uncertainty_s for clock in whole.clocks)
+    for key in in_both:
+        mine, theirs = sent[0][key], sent[1][key]
+        assert mine.values["bytes_sent"] == theirs.values["bytes_received"]
+        assert mine.values["bytes_received"] == theirs.values["bytes_sent"]
+        # Neither can end before the other has begun, on one clock.
+        assert max(mine.began_ns, theirs.began_ns) <= min(mine.ended_ns, theirs.ended_ns) + uncertain_ns
 
 
 @is_long

@@ -94,6 +94,9 @@ def test_a_trace_shows_its_steps_and_changes_none(plain: Result, small_data: str
         assert first.began_ns - 10**6 <= one.began_ns <= one.ended_ns <= second.ended_ns + 10**6
     assert "train" in {one.name for one in driver.tracks["calls to host 0"]}
     assert driver.named("commit of step 7")
+    # The first batches may have been read before the trace began.
+    assert {one.name for one in host.tracks["input"]} & {f"read step {number}" for number in range(5, 14)}
+    assert host.tracks["save"][0].name == device.tracks["save"][0].name == "write s000000007-g00000001"
     assert written.num_spans == sum(len(track) for one in processes.values() for track in one.tracks.values())
 
 
