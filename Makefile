@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests start several hundred processes, and each would compile all of our modules if none kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test check lint types tests-with-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers
+.PHONY: help train test check lint types tests-with-ray tests-without-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"
@@ -45,15 +45,17 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/pyright
 
-# Tests with Ray wait half of their time, so they run in two processes, and beside pyright.
+# Tests with Ray wait half of their time, and some of the others do. All of them side by side leave no core without work.
 ifdef TESTS
 test: check
 	$(BIN)/python -m pytest $(TESTS)
 else
 test: lint
-	$(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist worksteal
-	@$(MAKE) --no-print-directory -j 2 types tests-with-ray
+	@$(MAKE) --no-print-directory -j 3 types tests-with-ray tests-without-ray
 endif
+
+tests-without-ray: $(STAMP)
+	$(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist worksteal
 
 # tests/scheduling.py divides them. To read the other files would take either process as long as a test.
 WITH_RAY = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
@@ -91,7 +93,7 @@ faults: $(STAMP)
 		tests/orchestrator/driver/test_staleness.py tests/orchestrator/driver/test_equality.py
 
 long-tests: $(STAMP)
-	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest -m long --ignore=tests/faults
+	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest -m "long or hypothesis" --ignore=tests/faults
 
 elastic: $(STAMP)
 	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults/test_elastic.py tests/faults/network/test_placement.py tests/faults/network/test_node_loss.py tests/faults/slices

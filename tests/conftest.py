@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.long_tests import VARIABLE, skip_long
+from tests.long_tests import VARIABLE, examples, skip_long
 from tests.object_store import BUCKET, object_store
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.small_job import write_small_data
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tests.processes import Listeners
 
 # How long an example takes says nothing on a machine that others use, too.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "tests", deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("tests")
 
 # Before anything imports JAX: several processes share the machine.

@@ -1,5 +1,5 @@
-"""Tests that are left out of `make test` to keep it short. `make long-tests` runs them, and so do `make faults` and
-`make elastic` for the folders that they name.
+"""Tests that are left out of `make test` to keep it short, and examples that property tests leave out there. `make
+long-tests` runs them, and so do `make faults` and `make elastic` for the folders that they name.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ def long_case(*values: Any, id: str | None = None) -> Any:
     kind.
     """
     return pytest.param(*values, marks=is_long, id=id)
+
+
+def examples(many: int) -> int:
+    """How many examples a property test draws: all that it names in long tests, a third of them in `make test`. Each run
+    draws others.
+    """
+    return many if VARIABLE in os.environ else max(many // 3, min(many, 4))
 
 
 def skip_long(items: list[pytest.Item]) -> None:

@@ -22,6 +22,7 @@ from podembed.embedding.initializers import (
     initial_rows,
     table_seed,
 )
+from tests.long_tests import examples
 
 
 def made(initializer, rows, dim=4, seed=3, table_name="t", num_rows=None):
@@ -37,7 +38,7 @@ def made(initializer, rows, dim=4, seed=3, table_name="t", num_rows=None):
     dim=st.sampled_from([1, 3, 8, 17]),
     initializer=st.sampled_from([TruncatedNormal(0.5), Uniform(-1.0, 2.0), Constant(3.0), RowId(2)]),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_a_row_does_not_depend_on_the_rows_made_with_it(rows, dim, initializer):
     together = made(initializer, rows, dim)
     for number, row in enumerate(rows):

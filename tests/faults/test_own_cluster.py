@@ -122,6 +122,7 @@ def test_a_signal_to_all_processes_ends_the_run_with_a_commit(running: Running) 
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.parametrize("running", [1], indirect=True)
 def test_a_killed_program_leaves_no_process_and_no_file(running: Running) -> None:
     running.program.kill()
     wait_for("end of the cluster", lambda: running.left() == [], seconds=300)

@@ -28,6 +28,7 @@ from podembed.workers.columns.vocabulary import text_of
 from podembed.workers.data.bad_rows import Origin
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
+from tests.long_tests import examples
 
 PAGE = Path(__file__).parents[2] / "docs" / "input.md"
 VECTOR = re.compile(
@@ -159,7 +160,7 @@ def test_crossed_values_have_the_row_of_the_page(
     st.integers(-(2**70), 2**70),
     st.integers(2, 2**40),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_page_and_the_kernels_agree_on_any_value(values: list, salt: int, size: int) -> None:
     expected = [row_of(value, salt, size) for value in values]
     assert HashedIds(num_rows=size, salt=salt).rows(column_of(values)).tolist() == expected

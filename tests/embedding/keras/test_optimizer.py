@@ -19,6 +19,7 @@ from podembed.embedding.keras.schedules import ExponentialDecay, LearningRateSch
 from podembed.embedding.keras.sgd_ftrl import SGD, Adam
 from podembed.embedding.keras.tape import GradientTape
 from podembed.embedding.keras.variable import Variable
+from tests.long_tests import examples
 
 
 class Recording(Optimizer):
@@ -288,7 +289,7 @@ def test_row_slices_are_clipped_before_duplicates_are_summed():
     np.testing.assert_allclose(table.numpy(), [[-2.0], [0], [0]])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(values=st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3), limit=st.floats(0.01, 100))
 def test_clipping_keeps_directions_and_respects_limits(values, limit):
     gradient = jnp.array(values, jnp.float32)

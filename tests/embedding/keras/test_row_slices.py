@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.keras.row_slices import RowSlices
+from tests.long_tests import examples
 
 
 def dense_of(rows, values, shape):
@@ -18,7 +19,7 @@ def dense_of(rows, values, shape):
     return table
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(rows=st.lists(st.integers(0, 5), min_size=4, max_size=4), seed=st.integers(0, 1000))
 def test_merging_keeps_the_dense_form_and_leaves_each_row_once(rows, seed):
     values = np.random.default_rng(seed).normal(size=(4, 2)).astype(np.float32)

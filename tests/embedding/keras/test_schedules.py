@@ -21,6 +21,7 @@ from podembed.embedding.keras.schedules import (
     PolynomialDecay,
 )
 from podembed.embedding.keras.variable import Variable
+from tests.long_tests import examples
 
 STEPS = (0, 1, 3, 7, 9, 21)
 # Values of tf.keras.optimizers.schedules of TensorFlow 2.9.3 (CPU) at STEPS.
@@ -157,7 +158,7 @@ def test_compiled_results_are_the_same(name, arguments, expected):
     np.testing.assert_allclose([compiled(step) for step in STEPS], expected, rtol=1e-5, atol=1e-8)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @given(duration=st.integers(1, 60), periods=st.integers(1, 12))
 def test_a_period_ends_at_its_last_step_also_when_compiled(duration, periods):
     step = np.int32(duration * periods)

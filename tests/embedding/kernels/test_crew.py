@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.kernels import crew
+from tests.long_tests import examples
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     items=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 1 << 20)), max_size=12),
     num_threads=st.integers(1, 100),

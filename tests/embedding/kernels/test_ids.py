@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from podembed.embedding.kernels.ids import chain_all_rows
 from podembed.embedding.lookup.compiled import merge, num_hash_slots, route, row_of_each_id, unique_ids
 from tests.embedding import reference
+from tests.long_tests import examples
 
 ANY_ID = st.one_of(st.integers(0, 20), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-1, 0, 2**63 - 1, -(2**63)]))
 
@@ -19,7 +20,7 @@ def run_unique(ids, hash_slots):
 
 
 @given(ids=st.lists(ANY_ID, max_size=200), extra=st.sampled_from([1, 2, 8]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_unique_ids(ids, extra):
     ids = np.array(ids, np.int64)
     hash_slots = np.zeros((num_hash_slots(len(ids)) * extra, 2), np.int64)
@@ -69,7 +70,7 @@ def test_ids_of_another_dtype_are_refused():
     num_hosts=st.integers(1, 5),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_route(log_buckets, num_rows, num_hosts, seed):
     rng = np.random.default_rng(seed)
     num_buckets = 1 << log_buckets
@@ -142,7 +143,7 @@ def expected_chains(local_rows, rows):
 
 
 @given(local_rows=LOCAL_ROWS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_merge(local_rows):
     rows = np.array(local_rows, np.int64)
     marks = np.zeros(16, np.int32)
@@ -158,7 +159,7 @@ def test_merge(local_rows):
 
 
 @given(local_rows=LOCAL_ROWS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_chain_all_rows(local_rows):
     head, following = np.full(16, 7, np.int32), np.empty(len(local_rows), np.int32)
     chain_all_rows(np.array(local_rows, np.int64), head, following)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from podembed.embedding.kernels.arrays import aligned_empty, aligned_zeros
 from podembed.embedding.lookup.compiled import gather, pool, sum_gradients
 from tests.embedding import reference
+from tests.long_tests import examples
 
 DIMS = [1, 3, 8, 16, 17, 64, 256]
 COMBINERS = ["sum", "mean", "sqrtn"]
@@ -41,7 +42,7 @@ def strided(num_rows, dim):
 
 
 @given(bags(), st.sampled_from(COMBINERS))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_pool_gives_the_bits_of_numpy(parts, combiner):
     rows, index, row_splits, weights, _ = parts
     out = strided(len(row_splits) - 1, rows.shape[1])
@@ -52,7 +53,7 @@ def test_pool_gives_the_bits_of_numpy(parts, combiner):
 
 
 @given(bags(), st.sampled_from(COMBINERS))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_sum_gradients_gives_the_bits_of_numpy_and_adds(parts, combiner):
     rows, index, row_splits, weights, rng = parts
     gradient = strided(len(row_splits) - 1, rows.shape[1])
@@ -127,7 +128,7 @@ def test_large_outputs_take_the_streaming_stores_and_stay_right(dim):
 
 
 @given(st.sampled_from(DIMS), st.lists(st.integers(0, 8), max_size=40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_gather(dim, rows):
     table = np.arange(9 * dim, dtype=np.float32).reshape(9, dim)
     out = np.full((len(rows) + 1, dim), -1.0, np.float32)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from podembed.embedding.kernels.arrays import matrix_of, plain, row_addresses
 from podembed.embedding.kernels.row_vectors import clip, jit, load, power, splat, store, total, width_of
+from tests.long_tests import examples
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ def _sum_and_power(width, matrix, exponent, out):
 
 
 @given(st.sampled_from([1, 3, 17]), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_total_has_one_fixed_order(dim, seed):
     row = np.random.default_rng(seed).random((1, dim), dtype=np.float32)
     out = np.empty_like(row)

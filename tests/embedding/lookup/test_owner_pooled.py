@@ -19,6 +19,7 @@ from podembed.embedding.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagr
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+from tests.long_tests import examples
 
 DIMS = (8, 5, 16)
 NUM_ROWS = (40, 7, 300)
@@ -117,7 +118,7 @@ def dense(table: Table) -> np.ndarray:
     return (ids % layout.num_buckets) * layout.rows_per_bucket + ids // layout.num_buckets
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(seed=st.integers(0, 10_000), num_hosts=st.integers(1, 3), weighted=st.booleans())
 def test_a_step_is_that_of_dense_tables(seed: int, num_hosts: int, weighted: bool) -> None:
     random = np.random.default_rng(seed)

@@ -12,6 +12,7 @@ from podembed.embedding.lookup.partial_sums import add_up, denominators, parts_o
 from podembed.embedding.lookup.pooled_frames import frame_of, read_frame
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import DenseIndex
+from tests.long_tests import examples
 
 NUM_ROWS, NUM_BUCKETS, NUM_HOSTS = 70, 8, 3
 LAYOUT = BucketLayout(num_rows=NUM_ROWS, num_buckets=NUM_BUCKETS)
@@ -25,7 +26,7 @@ def draw(random: np.random.Generator, *, is_weighted: bool) -> Ragged:
     return Ragged.of(ids, np.concatenate([[0], np.cumsum(lengths)]), weights)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(seed=st.integers(0, 9999), is_weighted=st.booleans(), combiner=st.sampled_from(["sum", "mean", "sqrtn"]))
 def test_each_owner_gets_its_part_of_each_bag(seed: int, is_weighted: bool, combiner: str) -> None:
     bags = draw(np.random.default_rng(seed), is_weighted=is_weighted)

@@ -12,6 +12,7 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.lookup.placement import MOST_WORK, buckets_for_work, place_tables, ways
 from podembed.embedding.optimizers import SGD, Adagrad
 from podembed.embedding.table_spec import TableSpec
+from tests.long_tests import examples
 
 
 def spec(at: int, num_rows: int, num_buckets: int = 8, rule=None) -> TableSpec:
@@ -19,7 +20,7 @@ def spec(at: int, num_rows: int, num_buckets: int = 8, rule=None) -> TableSpec:
     return TableSpec.of(config, seed=0, num_buckets=num_buckets)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     rows=st.lists(st.integers(8, 5000), min_size=1, max_size=12),
     hosts=st.lists(st.integers(1, 6), min_size=1, max_size=4),

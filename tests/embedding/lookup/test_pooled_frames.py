@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.lookup.pooled_frames import BagRows, frame_of, read_frame
+from tests.long_tests import examples
 
 NUM_ROWS = 50
 LIMITS = np.full(3, NUM_ROWS)
@@ -27,7 +28,7 @@ def as_lists(bags: BagRows) -> list[object]:
     return [None if part is None else part.tolist() for part in parts]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(seed=st.integers(0, 99_999))
 def test_a_frame_carries_all_features(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -36,7 +37,7 @@ def test_a_frame_carries_all_features(seed: int) -> None:
     assert [as_lists(one) for one in found] == [as_lists(one) for one in parts]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(seed=st.integers(0, 99_999), word=st.sampled_from([-1, 0, 1, 2, 7, 1 << 20, 1 << 31, 1 << 62, -(1 << 63)]))
 def test_a_frame_with_another_word_is_refused_or_stays_within_itself(seed: int, word: int) -> None:
     random = np.random.default_rng(seed)

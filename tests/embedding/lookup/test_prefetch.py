@@ -24,6 +24,7 @@ from tests.embedding import reference
 from tests.embedding.lookup import test_owner_pooled as test_pooled_lookup
 from tests.embedding.lookup import test_sharded as test_lookup
 from tests.embedding.lookup.test_owner_pooled import COMBINERS
+from tests.long_tests import examples
 
 lengths_of_blocks = st.lists(st.integers(0, 70), max_size=4)
 
@@ -124,7 +125,7 @@ def test_rows_are_gathered_to_addresses(dim: int) -> None:
         kernels.gather_to(table, rows, addresses[:2])
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(seed=st.integers(0, 10_000), num_hosts=st.integers(1, 3))
 def test_bags_without_a_touched_row_are_early(seed: int, num_hosts: int) -> None:
     random = np.random.default_rng(seed)
@@ -156,7 +157,7 @@ def test_bags_without_a_touched_row_are_early(seed: int, num_hosts: int) -> None
                 assert [part.tolist() for part in split.rest] == [np.flatnonzero(flags).tolist() for flags in late]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(seed=st.integers(0, 10_000), num_hosts=st.integers(1, 3))
 def test_rows_that_nobody_touched_are_early(seed: int, num_hosts: int) -> None:
     random = np.random.default_rng(seed)

@@ -17,6 +17,7 @@ from podembed.embedding.lookup.streams import FeatureBinding, Prepared
 from podembed.embedding.optimizers import SGD, Adagrad, Optimizer, RowWiseAdagrad
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table_spec import TableSpec
+from tests.long_tests import examples
 
 COMBINERS = ("sum", "mean", "sqrtn")
 RATE = 0.1
@@ -244,7 +245,7 @@ def test_hosts_together_are_one_dense_table(num_hosts: int, weighted: bool) -> N
         check_steps(num_hosts, seed, FEATURES, longest=5, weighted=weighted)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     num_hosts=st.sampled_from([1, 2, 3, 5]),
     seed=st.integers(0, 2**32 - 1),

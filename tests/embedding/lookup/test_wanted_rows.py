@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from podembed.embedding.kernels.wanted import rows_by_host, rows_by_stream
 from podembed.embedding.lookup.prefetch import Part
 from podembed.embedding.lookup.wanted_rows import listed, split_rows, starts_of
+from tests.long_tests import examples
 
 GROUPS = [(0, 2), (1,), ()]
 WIDTHS = [4, 16, 1]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(seed=st.integers(0, 10_000), num_hosts=st.integers(1, 5))
 def test_a_listing_has_every_row_with_the_place_it_came_from(seed: int, num_hosts: int) -> None:
     random = np.random.default_rng(seed)
@@ -38,7 +39,7 @@ def test_a_listing_has_every_row_with_the_place_it_came_from(seed: int, num_host
             assert list(zip(one.rows[here].tolist(), one.places[here].tolist(), strict=True)) == pairs
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(seed=st.integers(0, 10_000), num_hosts=st.integers(1, 4), share=st.sampled_from([0.0, 0.05, 0.5, 1.0]))
 def test_early_rows_are_packed_first_and_own_rows_lie_where_they_belong(
     seed: int, num_hosts: int, share: float

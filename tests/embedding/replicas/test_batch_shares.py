@@ -12,6 +12,7 @@ from podembed.embedding.features.inputs import Sparse, read_input
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.replicas.batch_shares import rows_of, split_over
 from podembed.embedding.replicas.per_replica import PerReplica, local_value
+from tests.long_tests import examples
 
 ROWS = [[5, 6], [], [7], [1, 1, 2], [9]]
 
@@ -109,7 +110,7 @@ def test_rows_of_one_sample_stay_together():
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=9), st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_parts_together_are_the_whole(rows, num_replicas):
     for form in ("ragged", "sparse"):
         parts = split_over(FORMS[form](rows), num_replicas).values

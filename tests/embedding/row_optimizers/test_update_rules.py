@@ -29,6 +29,7 @@ from podembed.embedding.row_optimizers.custom import custom_rule
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from tests.embedding import reference
+from tests.long_tests import examples
 
 NUM_ROWS = 12
 RATE = 0.05
@@ -104,7 +105,7 @@ def test_same_bits_as_numpy(rule, option):
 
 
 @given(dim=st.sampled_from([1, 3, 17, 64, 256]), rule=st.sampled_from(["sgd", "row-wise", "adam"]), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_same_bits_as_numpy_at_every_width(dim, rule, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     table = make_table(RULES[rule], dim)

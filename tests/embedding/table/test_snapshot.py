@@ -14,6 +14,7 @@ from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, A
 from podembed.embedding.table.snapshot import Snapshot, share_out
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+from tests.long_tests import examples
 
 NUM_ROWS = 2 * GROUP_ROWS + 7
 
@@ -40,7 +41,7 @@ def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), num_rows=st.sampled_from([1, 8, GROUP_ROWS, NUM_ROWS]), max_rows=st.integers(1, 20))
 def test_what_is_read_is_a_copy_made_at_the_freeze(data: st.DataObject, num_rows: int, max_rows: int) -> None:
     """Changes, pieces read in rising order and released, in any order; a change waits where the buffer is full."""

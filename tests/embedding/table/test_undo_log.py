@@ -14,6 +14,7 @@ from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, A
 from podembed.embedding.table.table import Table
 from podembed.embedding.table.undo_log import UndoLog
 from podembed.embedding.table_spec import TableSpec
+from tests.long_tests import examples
 
 NUM_ROWS = 29
 
@@ -33,7 +34,7 @@ def assert_back(arrays: list[np.ndarray], before: list[np.ndarray], lost: np.nda
         np.testing.assert_array_equal(array[known], expected[known])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data(), max_rows=st.sampled_from([0, 1, 4, 11, 2 * NUM_ROWS]))
 def test_undo_is_exact_but_for_the_rows_that_it_names(data: st.DataObject, max_rows: int) -> None:
     """Commits that are acknowledged, that are not, and that are still being written when it comes to going back, to

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.tpu_config.schema import TPUEmbeddingConfiguration, parse_config, serialize_config
+from tests.long_tests import examples
 
 # Message: [(number, name, type)]. "+" repeated, "|" in the oneof, otherwise a message, an enum in <>, or float unless
 # f, b, i, l, s.
@@ -337,7 +338,7 @@ def encoded(draw, name: str) -> bytes:
     return out + draw(unknown_fields(name))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(encoded("TPUEmbeddingConfiguration"))
 def test_any_bytes_come_back_unchanged(data):
     for given_data in (data, bytearray(data), memoryview(data)):
@@ -348,7 +349,7 @@ def test_any_bytes_come_back_unchanged(data):
 def test_bytes_of_each_message_come_back_unchanged(name):
     cls = message_factory.GetMessageClass(MESSAGES[name])
 
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=examples(12), deadline=None)
     @given(encoded(name))
     def check(data):
         assert cls.FromString(data).SerializeToString(deterministic=True) == data
@@ -419,7 +420,7 @@ def test_other_encodings_become_the_usual_one():
     assert serialize_config(parse_config(unusual)) == usual
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.one_of(st.binary(max_size=40), encoded("TPUEmbeddingConfiguration").map(lambda data: data[:-1])))
 def test_damaged_bytes_are_a_value_error_or_a_message(data):
     try:

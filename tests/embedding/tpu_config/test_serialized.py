@@ -18,6 +18,7 @@ from podembed.embedding.tpu_config.serialized import (
     serialize_config,
     to_config,
 )
+from tests.long_tests import examples
 
 OPTIMIZERS_2_21 = {
     "sgd": SGD(),
@@ -237,7 +238,7 @@ def declarations(draw):
     return tables, features
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(declarations(), st.integers(1, 4))
 def test_declarations_come_back_equal_and_write_the_same_bytes(declared, num_hosts):
     tables, features = declared
@@ -255,7 +256,7 @@ def test_declarations_come_back_equal_and_write_the_same_bytes(declared, num_hos
     assert serialize_config(to_config(read.features, **options)) == data
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(declarations())
 def test_tags_stay_what_they_were_without_callables(declared):
     tables, features = declared
@@ -272,7 +273,7 @@ def test_tags_stay_what_they_were_without_callables(declared):
         ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(declarations())
 def test_serializing_is_deterministic(declared):
     _, features = declared

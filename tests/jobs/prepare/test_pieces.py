@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from podembed.jobs.prepare.pieces import plan_pieces
 from podembed.workers.formats.text import TextError
+from tests.long_tests import examples
 
 # Lengths of lines; a 0 is a blank line.
 FILES = st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=30), min_size=1, max_size=5)
@@ -23,7 +24,7 @@ def write_file(path: Path, lengths: list[int], *, ends_in_newline: bool) -> None
     path.write_bytes(b"\n".join(lines) + (b"\n" if ends_in_newline else b""))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(files=FILES, piece_bytes=st.integers(1, 400), ends_in_newline=st.booleans())
 def test_every_line_is_in_one_piece(files: list[list[int]], piece_bytes: int, ends_in_newline: bool) -> None:
     with TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ from podembed.orchestrator.commit.verification import verify
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal
+from tests.long_tests import examples
 from tests.orchestrator.commit.checkpoint_samples import write_attempt
 
 STORE = Store("memory://manifest-samples/run")
@@ -244,7 +245,7 @@ def test_many_arrays_of_many_buckets_cost_nothing() -> None:
         from_json(NAME, seal(changed))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_any_mutation_is_refused_or_harmless(data) -> None:
     """Replaces random members of a sealed manifest; whatever is accepted names only files of its run, with their true

@@ -16,6 +16,7 @@ from podembed.orchestrator.inspect.row_difference import RowDifference
 from podembed.orchestrator.run.reference import open_commit
 from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows, overlap, partners
 from podembed.workers.storage.store import Store
+from tests.long_tests import examples
 from tests.orchestrator.committed_tables import SampleTable, commit_tables, create_run, run_with, two_tables
 
 
@@ -205,7 +206,7 @@ def test_each_bucket_of_a_coarser_cut_is_read_once(tmp_path: Path) -> None:
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pairs=st.lists(st.tuples(numbers, numbers), min_size=1, max_size=40), pieces=st.integers(1, 4))
 def test_row_differences_are_those_of_the_whole_arrays(pairs: list[tuple[float, float]], pieces: int) -> None:
     one, other = (np.array(side, np.float32)[:, None] for side in zip(*pairs, strict=True))

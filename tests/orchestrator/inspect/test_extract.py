@@ -17,6 +17,7 @@ from podembed.orchestrator.inspect.rows import row_batches
 from podembed.orchestrator.run.reference import CommittedState, open_commit, split_reference
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.storage.store import Store
+from tests.long_tests import examples
 from tests.orchestrator.committed_tables import create_run, flip_byte, run_with, two_tables
 
 TABLES = two_tables()
@@ -38,7 +39,7 @@ class Watching(Store):
         super().read_into(name, buffers, **where)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ids=st.lists(st.integers(0, 36), min_size=1, max_size=12), with_slots=st.booleans())
 def test_rows_are_those_of_the_table_in_the_order_asked_for(state, ids: list[int], with_slots: bool) -> None:
     found = extract(state, "users", ids, with_slots=with_slots)

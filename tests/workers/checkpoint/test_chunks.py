@@ -41,6 +41,7 @@ from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
 from podembed.workers.storage.errors import NameTaken
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
+from tests.long_tests import examples
 
 V, ROWS_PER_BUCKET, DIM = 4, 5, 3
 
@@ -258,7 +259,7 @@ class TestChunks:
             with pytest.raises(ValueError, match="contiguous"):
                 read_chunk(store, table_metadata(), (0, 0, 0), out=out)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     @given(
         values=hnp.arrays(
             st.sampled_from([np.float32, np.int64, np.uint8]), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0)

@@ -32,6 +32,7 @@ from podembed.workers.checkpoint.records import TableFiles, TablePlan, WrittenBu
 from podembed.workers.checkpoint.shard import read_shard
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.storage.store import Store
+from tests.long_tests import examples
 from tests.workers.checkpoint.test_shard import assembled, contents, shards, spec
 
 SPECS = (
@@ -125,7 +126,7 @@ def padding_cleared(found: dict[str, bytes]) -> dict[str, bytes]:
     return cleared
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_chain_is_the_live_state(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Random updates, full and incremental commits, compaction, and restarts on other numbers of hosts, which lose what

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from podembed.workers.checkpoint.digest import bucket_digest, format_digest, row_hashes
+from tests.long_tests import examples
 
 MASK = (1 << 64) - 1
 
@@ -50,7 +51,7 @@ def buckets(draw) -> list[np.ndarray]:
     return [draw(hnp.arrays(draw(dtypes), (positions, width))) for width in widths]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(buckets(), st.integers(0, 4095), st.sampled_from([1, 2, 64, 4096]), st.data())
 def test_the_kernel_computes_the_definition(arrays, first_row, row_stride, data) -> None:
     num_rows = data.draw(st.integers(0, len(arrays[0])))
@@ -69,7 +70,7 @@ def options(num_rows: int) -> dict[str, int]:
     return {"first_row": 3, "row_stride": 16, "num_rows": num_rows}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_any_changed_bit_changes_the_digest(data) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))

@@ -22,6 +22,7 @@ from podembed.workers.checkpoint.files import (
 )
 from podembed.workers.checkpoint.records import BucketReceipt, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.storage.store import Store, is_safe_name
+from tests.long_tests import examples
 
 ATTEMPT = "s000000010-g00000001"
 
@@ -56,7 +57,7 @@ def save(store: Store, plan: TablePlan, seed: int = 0) -> tuple[TableFiles, dict
     return assemble_table(plan, arrays, [WrittenBuckets.of(plan, receipts)]), values
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(num_rows=st.integers(1, 70), shift=st.integers(0, 4), dim=st.integers(1, 5))
 def test_a_table_comes_back_bucket_by_bucket(tmp_path_factory, num_rows: int, shift: int, dim: int) -> None:
     store = Store(tmp_path_factory.mktemp("run"))

@@ -23,6 +23,7 @@ from podembed.workers.checkpoint.files import assemble_table
 from podembed.workers.checkpoint.records import TableFiles, buckets_per_file
 from podembed.workers.checkpoint.shard import read_shard, table_plan
 from podembed.workers.storage.store import Store
+from tests.long_tests import examples
 from tests.workers.checkpoint.test_shard import write_live
 
 OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowWiseAdagrad(0.1), Adam(0.1)]
@@ -94,7 +95,7 @@ def state_of(hosts: Hosts) -> dict[tuple[str, int, str], bytes]:
     }
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     tables=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 6)), min_size=1, max_size=4),
     chain=st.lists(st.integers(1, 9), min_size=2, max_size=4),

@@ -12,6 +12,7 @@ from podembed.workers.formats.criteo_lines import (
     parse_lines,
     read_line,
 )
+from tests.long_tests import examples
 
 labels = st.sampled_from([b"0", b"1"])
 integers = st.just(b"") | st.integers(-(2**31), 2**31 - 1).map(lambda value: str(value).encode())
@@ -47,7 +48,7 @@ def any_lines(draw: st.DrawFn) -> bytes:
     return b"\t".join(fields)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.lists(any_lines(), max_size=4))
 @example([b"", b""])
 @example([b"1" + b"\t" * 39])

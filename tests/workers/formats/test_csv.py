@@ -22,6 +22,7 @@ from podembed.workers.formats import csv as csv_files
 from podembed.workers.formats import csv_records
 from podembed.workers.formats.csv_records import RecordScanner, record_ends
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
+from tests.long_tests import examples
 
 SIZES = {"user": 100, "tags": 1000, "places": 50}
 
@@ -83,7 +84,7 @@ def test_fields_become_columns(tmp_path: Path, name: str, end: str) -> None:
 fields = st.text(st.sampled_from('ab,"\n\r; é'), max_size=6)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.lists(st.tuples(fields, fields), min_size=1, max_size=12), st.integers(1, 7), st.sampled_from(["\n", "\r\n"]))
 def test_records_end_where_the_csv_module_ends_them(rows: list[tuple[str, str]], cut: int, end: str) -> None:
     text = io.StringIO(newline="")

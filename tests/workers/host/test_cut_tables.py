@@ -25,6 +25,7 @@ from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.crew import ThreadCrew
 from podembed.workers.host.exchange import MeshExchange
+from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes, succeed
 
 NUM_SAMPLES, NUM_STEPS, RATE = 7, 4, 0.1
@@ -207,7 +208,7 @@ def flat(found: tuple[list[list[np.ndarray]], list[np.ndarray]]) -> list[np.ndar
     return [*(step for host in found[0] for step in host), *found[1]]
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=examples(12))
 @given(seed=st.integers(0, 10_000), num_hosts=st.integers(1, 4), is_weighted=st.booleans(), shares=st.booleans())
 def test_partial_sums_give_what_rows_give(seed: int, num_hosts: int, is_weighted: bool, shares: bool) -> None:
     by_rows = trained(num_hosts, seed, pools_cut=False, is_weighted=is_weighted)

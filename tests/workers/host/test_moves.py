@@ -27,6 +27,7 @@ from podembed.workers.mesh.errors import FrameError, MeshError
 from podembed.workers.mesh.frames import HEADER_BYTES, Tag
 from podembed.workers.mesh.mesh import Mesh, MeshOptions
 from podembed.workers.storage.store import Store
+from tests.long_tests import examples
 from tests.workers.checkpoint.test_deltas import Hosts
 from tests.workers.checkpoint.test_moving_buckets import hosts_of, save, spec_of, state_of
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes, succeed
@@ -141,7 +142,7 @@ def swap(folder: Path, **changes: Any) -> Move:
     return move_of(folder, [(403, 3)], [before], [after], num_before=2, became=(0, 1), **changes)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(data=st.data())
 def test_any_hosts_to_any_hosts_with_buckets_that_nobody_knows(data: st.DataObject) -> None:
     """What a host that lives on has comes from it, once; the rest is read; and every byte is that of the commit."""

@@ -30,9 +30,10 @@ from tests.fuzz.targets import (
     read_or_refuse,
     vocabulary,
 )
+from tests.long_tests import examples
 
 quick = settings(
-    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    deadline=None, max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

@@ -22,6 +22,7 @@ from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData, InputData, NpyData, ParquetData
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan, training_plan
+from tests.long_tests import examples
 from tests.workers.formats.parquet_sets import assert_same
 
 SIZE = 10_000
@@ -60,7 +61,7 @@ def write_files(folder: Path, kind: str, rows_per_file: list[int], bad: set[int]
             return ParquetData(f"{folder}/*.parquet", **declared)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(
     kind=st.sampled_from(["parquet", "csv", "csv.gz", "npy"]),
     rows_per_file=st.lists(st.integers(1, 20), min_size=1, max_size=4),

@@ -29,6 +29,7 @@ from podembed.workers.input.reader import (
     evaluation_plan,
     training_plan,
 )
+from tests.long_tests import examples
 from tests.workers.formats.parquet_sets import assert_same, check_rows, table_of, write_set
 
 
@@ -41,7 +42,7 @@ def read_whole(data: ParquetData, index: InputIndex, plan: LanePlan, num_hosts: 
     return batches
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(
     rows_per_file=st.lists(st.integers(0, 23), min_size=1, max_size=4).filter(sum),
     rows_per_group=st.integers(1, 9),

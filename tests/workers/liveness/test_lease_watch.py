@@ -21,6 +21,7 @@ from podembed.workers.liveness.lease_watch import LeaseSigns, LeaseWatch, Stored
 from podembed.workers.storage.errors import StoreUnavailable
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
+from tests.long_tests import examples
 
 TIMEOUT_S = 30.0
 PAUSE_S = 5.0
@@ -139,7 +140,7 @@ def test_one_that_stands_by_follows_its_driver_from_generation_to_generation_and
     assert signs.look(passed_s=PAUSE_S, was_called=False) is not None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans(), st.booleans(), st.booleans()), max_size=60))
 def test_it_never_ends_within_the_timeout_after_a_sign(looks: list[tuple[float, bool, bool, bool]]) -> None:
     """Whatever the gaps, outages, calls and beats: between the last sign that it saw and the end lies the timeout."""

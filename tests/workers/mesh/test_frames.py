@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from podembed.workers.mesh.errors import FrameError, MeshUsageError
 from podembed.workers.mesh.frames import HEADER_BYTES, FrameHeader, Tag, byte_view, byte_views, checksum
+from tests.long_tests import examples
 
 _U32 = st.integers(0, 2**32 - 1)
 _U64 = st.integers(0, 2**64 - 1)
@@ -36,7 +37,7 @@ def test_a_header_is_read_back_as_written(header: FrameHeader) -> None:
 
 
 @given(_HEADERS, st.integers(0, HEADER_BYTES * 8 - 1))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_flipped_bit_of_a_header_is_found(header: FrameHeader, bit: int) -> None:
     data = bytearray(header.pack())
     data[bit // 8] ^= 1 << bit % 8

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from podembed.workers.mesh.errors import HandshakeRefused, MeshUsageError
 from podembed.workers.mesh.handshake import Dialogue, MeshIdentity, answer, dial
+from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import TOKEN, identity
 
 _DIALER_NONCE = b"d" * 32
@@ -137,7 +138,7 @@ def test_the_wrong_host_at_an_address_is_found() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_no_changed_byte_gets_through(data: st.DataObject) -> None:
     at_message = data.draw(st.integers(0, 3))
     position = data.draw(st.integers(0, 10_000))

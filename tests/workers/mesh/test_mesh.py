@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podembed.workers.mesh.mesh import Mesh, MeshBroken, MeshOptions, MeshUsageError, PeerLost, Tag
+from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade
 
 # From no frame at all over one packet to more than the kernel holds on both sides.
@@ -62,7 +63,7 @@ def _run_steps(mesh: Mesh, sizes: list[np.ndarray], is_split: bool) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
 @given(data=st.data())
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(4), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_byte_arrives_where_it_belongs(num_ranks: int, data: st.DataObject) -> None:
     cells = st.lists(_SIZES, min_size=num_ranks**2, max_size=num_ranks**2)
     sizes = [np.reshape(data.draw(cells), (num_ranks, num_ranks)) for _ in range(3)]

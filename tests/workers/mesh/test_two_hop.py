@@ -17,6 +17,7 @@ from podembed.workers.mesh.grid import Grid
 from podembed.workers.mesh.mesh import Mesh
 from podembed.workers.mesh.options import MeshOptions
 from podembed.workers.mesh.two_hop import FIRST_HOP, SECOND_HOP, TwoHop
+from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import PATIENCE_S, Inbox, in_threads, meshes, succeed, trade
 
 _NO_FRAME = -1
@@ -52,7 +53,7 @@ def _run_steps(mesh: Mesh, sizes: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5, 7, 12])
 @given(data=st.data())
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(3), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_frame_arrives_where_it_belongs(num_ranks: int, data: st.DataObject) -> None:
     cells = st.lists(_SIZES, min_size=num_ranks**2, max_size=num_ranks**2)
     sizes = [np.reshape(data.draw(cells), (num_ranks, num_ranks)) for _ in range(4)]
