@@ -201,6 +201,15 @@ def _checked(values: Any, shape: tuple[int, int], table_name: str) -> np.ndarray
     return array
 
 
+def fills_single_rows(initializer: Callable[..., Any], table_name: str) -> bool:
+    """Whether first values of some rows cost no more than these rows.
+
+    Raises:
+      ValueError: as `row_source`.
+    """
+    return _style(initializer, table_name) == "rows" and not getattr(initializer, "reads_in_order", False)
+
+
 class _RowWise:
     """Fills rows from `fn(rows, dim, seed)`."""
 

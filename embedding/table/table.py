@@ -72,6 +72,7 @@ class Table:
       index: which local row an id has.
       before_change: called with the local rows (int64, may repeat) that an update is about to change, if set. What it
         raises leaves the table unchanged.
+      on_change: called with the same rows after that, still before they change, for who only looks.
 
     Raises:
       ValueError: the buckets are not rising bucket numbers of the table.
@@ -90,6 +91,7 @@ class Table:
         self._marks = np.zeros(self.num_rows, np.int32)
         self._room = _Room(0)
         self.before_change: Callable[[np.ndarray], None] | None = None
+        self.on_change: Callable[[np.ndarray], None] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -296,6 +298,9 @@ class Table:
         before_change = self.before_change
         if before_change is not None:
             before_change(local_rows)
+        on_change = self.on_change
+        if on_change is not None:
+            on_change(local_rows)
 
     @property
     def can_be_cut(self) -> bool:

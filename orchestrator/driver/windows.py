@@ -26,6 +26,7 @@ from podembed.orchestrator.planning.measured import measured_tables, profiles_of
 from podembed.orchestrator.prediction.forecast import setting_of
 from podembed.workers.device.process import DeviceWindow
 from podembed.workers.host.spec import HostWindow
+from podembed.workers.host.table_looks.figures import table_figures
 from podembed.workers.job.learning.window_figures import figures_of
 
 LOOK_EVERY_S, LOOK_SHARE, LOOK_AT_LEAST_EVERY_S = 1.0, 0.01, 30.0
@@ -129,6 +130,7 @@ class Windows:
                 seconds=done.seconds,
                 figures=figures_of([device.quality for device in devices]),
                 norms=devices[0].norms,
+                tables=table_figures([host.tables for host in hosts]),
                 rates={table: rate for table, rate in zip(names, hosts[0].rates, strict=False) if rate},
                 hosts=tuple(
                     _measures(number, host, device, names)

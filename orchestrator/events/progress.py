@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from podembed.orchestrator.api.result import Evaluation, MeasuredTable
 from podembed.orchestrator.events.event import Event, Level
+from podembed.workers.host.table_looks.figures import TableFigures
 from podembed.workers.input.data_sample import DataSample
 from podembed.workers.job.learning.window_figures import DenseNorms, LabelFigures
 from podembed.workers.job.ranking import Baseline
@@ -80,6 +81,7 @@ class WindowTrained(Event):
       figures: of each label whose scores are log odds, before its samples were trained on.
       norms: of the dense half; None where they are not known.
       rates: learning rate of each trained table in the last step.
+      tables: of samples of the largest tables' rows, where hosts looked.
     """
 
     kind: ClassVar[str] = "window"
@@ -92,6 +94,7 @@ class WindowTrained(Event):
     figures: tuple[LabelFigures, ...] = ()
     norms: DenseNorms | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
+    tables: tuple[TableFigures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,24 @@ CATALOG: dict[str, Metric] = {
         _gauge("slowest_host_ratio", "ratio", "Work time of the slowest host over that of the others."),
         _gauge("owner_imbalance_ratio", "ratio", "Rows requested of the busiest owner over the mean of all."),
         # Tables.
+        _gauge(
+            "table_trained_ratio", "ratio", "Share of a sample of the table's rows that were ever updated.", "table"
+        ),
+        _gauge("table_row_norm", "", "Quantile of the Euclidean norms of such rows.", "table", "quantile"),
+        _gauge(
+            "table_update_ratio",
+            "ratio",
+            "Quantile of the change of a row by one step over its norm.",
+            "table",
+            "quantile",
+        ),
+        _gauge("table_updated_rows", "rows", "Different rows that one step updated.", "table"),
+        _gauge(
+            "table_effective_rank",
+            "",
+            "Effective rank of such rows of 8 or more columns: 1 where all point the same way, at most their width.",
+            "table",
+        ),
         _gauge("requested_rows", "rows", "Rows a step that hosts requested of other tables than whole ones.", "table"),
         # Commits.
         _counter("commits", "", "Commits that were acknowledged."),

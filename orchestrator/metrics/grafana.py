@@ -58,6 +58,12 @@ ROWS: dict[str, tuple[Shown, ...]] = {
         Shown("Recoveries by cause", ("recoveries",), is_sum=True),
         Shown("Hosts", ("hosts",)),
     ),
+    "Tables": (
+        Shown("Effective rank of rows", ("table_effective_rank",)),
+        Shown("Change of a row by a step over its norm", ("table_update_ratio",)),
+        Shown("Norms of rows", ("table_row_norm",)),
+        Shown("Rows that were ever updated", ("table_trained_ratio",)),
+    ),
     "Data": (
         Shown("Samples that differ from the first ones", ("feature_distance_ratio",)),
         Shown("Samples without an id", ("feature_empty_ratio",)),

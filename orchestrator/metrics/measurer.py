@@ -12,6 +12,7 @@ from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, 
 from podembed.orchestrator.metrics.data import DataSeries
 from podembed.orchestrator.metrics.learning import learning, rates_changed
 from podembed.orchestrator.metrics.point import Measurement, Point
+from podembed.orchestrator.metrics.tables import table_measurements
 from podembed.workers.liveness.progress import Phase
 
 
@@ -125,6 +126,7 @@ class Measurer:
             Measurement("owner_imbalance_ratio", report.imbalance),
             *learning(event),
             *self._learning_rates(event),
+            *table_measurements(event.tables, event.rates),
             *self._processor_time(event),
         ]
         for host in event.hosts:

@@ -149,6 +149,7 @@ class Generation:
             schedule=self._job.schedule,
             route=self.spec.exchange,
             ids=self._on_devices.ids(end),
+            looks=self._on_devices.looks(),
         )
         rows = self._on_devices.rows(end, timeout_s=self.spec.step_timeout_s, check=self._check, tracker=self._tracker)
         self.take_rows = rows.take

@@ -13,6 +13,7 @@ from podembed.embedding.costs.profile import TableProfile
 from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.device.shared_memory import Invitation
 from podembed.workers.faults.plan import FaultPlan
+from podembed.workers.host.table_looks.figures import TableLook
 from podembed.workers.input.data_sample import DataSample
 from podembed.workers.input.index import InputIndex
 from podembed.workers.job.candidates import Ranks
@@ -114,6 +115,7 @@ class HostWindow:
       usage: of the process, at its end.
       data: histograms of some of the samples, where the driver wants them.
       rates: per table, its learning rate in the last step.
+      tables: samples of the largest tables' rows, where it looked.
     """
 
     num_samples: int
@@ -128,6 +130,7 @@ class HostWindow:
     usage: ProcessUsage | None = None
     data: DataSample | None = None
     rates: tuple[float, ...] = ()
+    tables: tuple[TableLook, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,6 +7,7 @@ window of steps, is `workers.host.windows`' business.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from podembed.workers.host.device_tables.ids import DeviceIds
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.lookups import HostLookups, HostSequences, Lengths
 from podembed.workers.host.prefetch_choice import PrefetchChoice
+from podembed.workers.host.table_looks.look import TableLooks
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.job.sequence_rooms import NO_LEVELS
 from podembed.workers.job.tables import learning_rates
@@ -62,6 +64,7 @@ class Steps:
       route: of all exchanges.
       check: called while this host waits for its device; raises to end the wait.
       ids: of tables on devices.
+      looks: at samples of rows.
     """
 
     def __init__(
@@ -79,8 +82,9 @@ class Steps:
         schedule: Callable[[int], float] | None = None,
         route: Route = Route.AUTO,
         ids: DeviceIds,
+        looks: TableLooks,
     ) -> None:
-        self._lookups, self._ids = lookups, ids
+        self._lookups, self._ids, self.looks = lookups, ids, looks
         self._device, self._tracker, self._check, self._timeout_s = device, tracker, check, timeout_s
         self._schedule = schedule
         exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s, route=route)
@@ -198,9 +202,10 @@ class Steps:
             )
         return self._device.buffers[step.buffer]
 
-    def backward(self, step: Step) -> None:
+    def backward(self, step: Step, *, is_looked_at: bool = False) -> None:
         """Gradients of this host's samples to the owners of the rows, then one update of each touched row."""
-        self._steps.backward(step.lookup, self._gradients[step.buffer], self.rates(step))
+        with self.looks.around_update() if is_looked_at else nullcontext():
+            self._steps.backward(step.lookup, self._gradients[step.buffer], self.rates(step))
 
     def rates(self, step: Step) -> tuple[float, ...]:
         """Learning rates of all tables in a step; 0 where one is not trained."""

@@ -62,6 +62,7 @@ class Windows:
         sent_before = self._mesh.statistics.bytes_sent
         num_samples = 0
         sampler = self._input.sampler if is_sampled else None
+        is_looked_at = is_sampled and steps.looks.is_due()
         steps.take_rows_asked()
         self._tracker.take_phase_s()
         looks_ahead = is_followed and staleness > 0
@@ -78,7 +79,7 @@ class Windows:
                 if staleness and not is_last:
                     steps.announce(upcoming, RecordKind.TRAIN)
             steps.await_device(step)
-            steps.backward(step)
+            steps.backward(step, is_looked_at=is_last and is_looked_at)
             if not staleness and not is_last:
                 steps.forward(upcoming)
                 steps.announce(upcoming, RecordKind.TRAIN)
@@ -103,6 +104,7 @@ class Windows:
             usage=own_usage(),
             data=None if sampler is None else sampler.finish(),
             rates=steps.rates(step),
+            tables=steps.looks.take(),
         )
 
     def _first_lookup(self, reader: ReadAhead, number: int) -> Step:

@@ -9,6 +9,7 @@ from podembed.workers.device.shared_memory import ChannelEnd
 from podembed.workers.device.tables.ids_layout import IdsLayout
 from podembed.workers.host.device_tables.ids import DeviceIds, ids_layout
 from podembed.workers.host.device_tables.rows import DeviceRows
+from podembed.workers.host.table_looks.look import TableLooks
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.on_devices.declared import device_tables
 from podembed.workers.liveness.progress import Tracker
@@ -31,6 +32,11 @@ class DeviceTables:
     def ids(self, device: ChannelEnd) -> DeviceIds:
         """The ids of batches."""
         return DeviceIds(self._job, device)
+
+    def looks(self) -> TableLooks:
+        """Looks at all other tables, whose rows are here."""
+        away = {table.at for table in device_tables(self._job)}
+        return TableLooks([table for at, table in enumerate(self._tables) if at not in away])
 
     def rows(self, device: ChannelEnd, *, timeout_s: float, check: Callable[[], None], tracker: Tracker) -> DeviceRows:
         """The way of buckets."""
