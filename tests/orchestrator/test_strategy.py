@@ -247,7 +247,9 @@ def test_a_function_may_hold_the_interpreter_and_sleep(strategy):
     assert strategy.run(sleep).values == ("awake", "awake")
 
 
-@pytest.mark.parametrize("kind", ["host", pytest.param("device", marks=is_long)])
+# make test stops a host beside a batch that hosts have room for, below.
+@is_long
+@pytest.mark.parametrize("kind", ["host", "device"])
 def test_a_process_that_is_stopped_is_found_named_and_ended(ray_cluster, kind):
     config, _ = declared()
     # So long is waited where it is not noticed.
@@ -274,6 +276,8 @@ def test_a_process_that_is_stopped_is_found_named_and_ended(ray_cluster, kind):
             embedding.dequeue()
 
 
+# make test kills a host between two batches, and a device process between two functions.
+@is_long
 def test_a_host_that_is_lost_while_functions_run_is_named(ray_cluster):
     config, _ = declared()
     # So long is waited where the loss is not noticed.
