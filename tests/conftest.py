@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -32,7 +33,10 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_
 # Tests wait for the compiler more than for anything else, and it takes a third less so. Long tests have programs as
 # users have them.
 if VARIABLE not in os.environ:
-    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    # The imports above have loaded JAX, which reads the variable once. Without this, only processes that tests start
+    # and those of pytest-xdist had such programs, and this process had numbers with other last bits than they.
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,8 +48,6 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache of compiled programs for this process alone, since many tests compile the same ones. Processes that tests
     start have none of it.
     """
-    import jax
-
     wanted = {
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
