@@ -87,6 +87,31 @@ ALARMS: dict[str, Alarm] = {
             remedy="Lower the learning rate of the dense optimizer, or warm it up.",
         ),
         Alarm(
+            name="table_collapses",
+            begins="rows of a table point nearly the same way: their effective rank is below 1.5 in three looks",
+            remedy="Lower the table's learning rate, and look for a loss that pulls all rows together, such as one "
+            "without negatives. Then go back to a commit from before.",
+        ),
+        Alarm(
+            name="table_rate_too_high",
+            begins="a step changes half of the rows that it updates by half of their norm, and a tenth of them by "
+            "twice their norm, in three looks",
+            remedy="Lower the learning rate of the table's optimizer, warm it up, or clip its gradients (clipvalue).",
+        ),
+        Alarm(
+            name="table_not_training",
+            begins="no row of a trained table changes, in three looks",
+            remedy="Look whether its features have ids and reach the model's output, and whether its learning rate is "
+            "near zero. Declare a table that shall not change as not trainable.",
+        ),
+        Alarm(
+            name="rows_never_train",
+            begins="after 1,000 steps fewer than half of a table's rows were ever updated, and hardly any more come; a "
+            "note",
+            remedy="Rows that no sample names only take memory. A smaller table with hashed ids may do as well.",
+            is_note=True,
+        ),
+        Alarm(
             name="feature_empty",
             begins="an input that had ids has none any more, in two readings of 4,096 samples each",
             remedy="Look at its column in the files that were read since then, and at what writes them. Then go back "

@@ -18,6 +18,7 @@ from podembed.orchestrator.health.learning import LossFalls
 from podembed.orchestrator.health.machines import Commits, MemoryGrows
 from podembed.orchestrator.health.scores import Calibration, DenseUpdates
 from podembed.orchestrator.health.speed import SlowHost, device_bound, input_bound
+from podembed.orchestrator.health.tables import TableHealth
 from podembed.orchestrator.metrics.point import Point
 
 DETECTORS: Sequence[Callable[[], Detector]] = (
@@ -29,6 +30,7 @@ DETECTORS: Sequence[Callable[[], Detector]] = (
     LossFalls,
     Calibration,
     DenseUpdates,
+    TableHealth,
     DataChanges,
 )
 MOST_SNAPSHOTS = 512

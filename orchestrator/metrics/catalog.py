@@ -99,7 +99,7 @@ CATALOG: dict[str, Metric] = {
         _gauge(
             "table_update_ratio",
             "ratio",
-            "Quantile of the change of a row by one step over its norm.",
+            "Quantile of the change of a row by one step, not its first, over its norm.",
             "table",
             "quantile",
         ),

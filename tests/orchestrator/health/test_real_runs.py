@@ -6,18 +6,32 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from podembed.embedding.table_spec import TableSpec
 from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import CheckpointConfig, MetricsConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.driver import windows
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.health import machines, speed
+from podembed.orchestrator.inspect.extract import extract
+from podembed.orchestrator.metrics.reading import StreamReader
+from podembed.orchestrator.run.reference import open_commit
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.faults.plan import Fault, FaultPlan
+from podembed.workers.host.table_looks import look
+from podembed.workers.host.table_looks.figures import LEAST_ROWS, QUANTILES, effective_rank
+from podembed.workers.host.table_looks.look import sampled_ids
 from podembed.workers.job.reference import JobReference
+from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
+from tests.small_job import small_job
+
+SMALL_JOB = "tests.small_job:small_job"
+SPOILT_JOB = "tests.orchestrator.health.spoilt_tables:spoilt_job"
 
 
 class Heard(SilentReporter):
@@ -40,6 +54,15 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "SLOW_COMMIT_S", 0.3)
 
 
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at every window."""
+    monkeypatch.setattr(windows, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(windows, "LOOK_SHARE", 0.0)
+    monkeypatch.setattr(look, "FIRST_LOOK", 0)
+    monkeypatch.setattr(look, "LOOK_EVERY", 1)
+
+
 def trained(
     folder: str,
     where: Path,
@@ -48,12 +71,12 @@ def trained(
     every: int = 30,
     epochs: int = 3,
     metrics: MetricsConfig | None = None,
+    job: str = SMALL_JOB,
 ) -> Heard:
     heard = Heard()
     (where / "faults").mkdir(exist_ok=True)
-    reference = JobReference(
-        function="tests.small_job:small_job", arguments={"folder": folder, "audit": False, "epochs": epochs}
-    )
+    arguments = {"folder": folder, "epochs": epochs} | ({"audit": False} if job == SMALL_JOB else {})
+    reference = JobReference(function=job, arguments=arguments)
     config = RunConfig(
         name="run",
         storage_path=str(where),
@@ -97,9 +120,27 @@ def test_a_run_on_a_slow_disk(small_data: str, tmp_path: Path, capsys: pytest.Ca
     assert "ALARM slow_storage" in out
 
 
+@is_long
+@pytest.mark.usefixtures("often")
+def test_a_run_with_spoilt_tables(small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    heard = trained(small_data, tmp_path, epochs=25, every=20, job=SPOILT_JOB)
+    begun = {(one.alarm, one.subject) for one in heard.alarms}
+    assert {
+        ("table_collapses", "table alike"),
+        ("table_rate_too_high", "table jumps"),
+        ("table_not_training", "table still"),
+    } <= begun
+    assert not [alarm for alarm, subject in begun if subject == "table sound"]
+    code, out, _ = asked(tmp_path / "run", capsys)
+    assert code == 1
+    assert "ALARM table_collapses" in out
+
+
+@pytest.mark.usefixtures("often")
 def test_a_clean_run_is_healthy(small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heard = trained(small_data, tmp_path)
     assert heard.alarms == []
+    check_table_figures(tmp_path / "run", small_data)
     code, out, _ = asked(tmp_path / "run", capsys)
     assert code == 0
     assert "healthy: no alarm stands" in out
@@ -112,6 +153,26 @@ def test_a_clean_run_is_healthy(small_data: str, tmp_path: Path, capsys: pytest.
     code, out, _ = asked(tmp_path / "run", capsys)
     assert code == 0
     assert "1 line could not be read" in out
+
+
+def check_table_figures(run: Path, folder: str) -> None:
+    """Those of the last step are those of the rows that were committed after it."""
+    state, job = open_commit(str(run)), small_job(folder=folder, audit=False)
+    point = StreamReader(Store(str(run))).read().windows[-1]
+    for declared in job.tables:
+        spec = TableSpec.of(declared, seed=job.seed)
+        ids = sampled_ids(spec)
+        found = extract(state, spec.name, ids.tolist()).values
+        slots = [(found[slot.name] != slot.initial_value).any(axis=1) for slot in spec.optimizer.slots]  # type: ignore[union-attr]
+        is_trained, rows = np.logical_or.reduce(slots), found["rows"]
+        assert point.value("table_trained_ratio", table=spec.name) == pytest.approx(is_trained.mean())
+        norms = np.linalg.norm(rows[is_trained], axis=1)
+        for quantile in QUANTILES:
+            told = point.value("table_row_norm", table=spec.name, quantile=f"{quantile:g}")
+            assert told == pytest.approx(np.quantile(norms, quantile), rel=1e-5)
+        rank = point.value("table_effective_rank", table=spec.name)
+        assert (rank is None) == (is_trained.sum() < LEAST_ROWS)
+        assert rank is None or rank == pytest.approx(effective_rank(rows[is_trained]), rel=1e-4)
 
 
 def test_bad_input_is_said(small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,8 @@ class TableLook:
       norms: float32 `[num_trained]`, Euclidean, of trained rows of the sample.
       factor: float32 `[k, dim]`, with `factor^T factor = V^T V` for their values `V`; `k` is at most `dim`. None for
         rows narrower than 8.
-      changes: float32 `[c]`, of some rows that the last step updated: norm of the change over that of the row.
+      changes: float32 `[c]`, of some rows that the last step updated: norm of the change over that of the row. Rows
+        that changed for the first time, as far as slots tell, are left out.
     """
 
     table: str

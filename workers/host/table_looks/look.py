@@ -76,6 +76,7 @@ class _Changes:
         self.num_updated: int | None = 0
         self._rows = np.zeros(0, np.int64)
         self._before = np.zeros((0, table.spec.dim), np.float32)
+        self._is_new = np.zeros(0, bool)
         table.on_change = self._take
 
     def _take(self, local_rows: np.ndarray) -> None:
@@ -89,12 +90,21 @@ class _Changes:
             stride = max(1, -(-len(local_rows) // MOST_CHANGED))
             self._rows = np.unique(local_rows[::stride])
             self._before = self.table.rows[self._rows]
+            # Of a rule without slots nothing tells, and all count.
+            self._is_new = np.zeros(len(self._rows), bool)
+            if (is_trained := _traces(self.table, self._rows)) is not None:
+                self._is_new = ~is_trained
 
     def ratios(self) -> np.ndarray:
-        """float32, of those rows that were not zero: norm of the change over that of the row."""
+        """float32, of those rows: norm of the change over that of the row.
+
+        The first change of a row that begins near zero is large, and right, so first changes are left out. Rows that
+        do not change count, whatever happened before.
+        """
         norms = np.linalg.norm(self._before, axis=1)
         moved = np.linalg.norm(self.table.rows[self._rows] - self._before, axis=1)
-        return (moved[norms > 0] / norms[norms > 0]).astype(np.float32)
+        counts = (moved == 0) | ((norms > 0) & ~self._is_new)
+        return (moved[counts] / np.where(norms > 0, norms, 1)[counts]).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,14 +139,19 @@ class _Sample:
 
     def _are_trained(self, values: np.ndarray) -> np.ndarray | None:
         """bool `[n]`; None where nothing tells. Slots tell it best."""
-        optimizer = self.table.spec.optimizer
         if self.first is not None:
             return (values != self.first).any(axis=1)
-        if optimizer is None or not optimizer.slots:
-            return None
-        slots = self.table.slots
-        moved = [(slots[slot.name][self.rows] != slot.initial_value).any(axis=1) for slot in optimizer.slots]
-        return np.logical_or.reduce(moved)
+        return _traces(self.table, self.rows)
+
+
+def _traces(table: Table, rows: np.ndarray) -> np.ndarray | None:
+    """Whether each local row has slots that an update has changed: bool `[n]`; None for tables without slots."""
+    optimizer, slots = table.spec.optimizer, table.slots
+    if optimizer is None or not optimizer.slots:
+        return None
+    return np.logical_or.reduce(
+        [(slots[slot.name][rows] != slot.initial_value).any(axis=1) for slot in optimizer.slots]
+    )
 
 
 def sampled_ids(spec: TableSpec) -> np.ndarray:
