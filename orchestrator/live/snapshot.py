@@ -73,11 +73,13 @@ class Snapshot:
                 return value
         return None
 
-    def newest_of(self, name: str, label: str) -> dict[str, float]:
-        """The newest value for each value of a label."""
+    def newest_of(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """The newest value for each value of a label, where the others have these values."""
         found: dict[str, float] = {}
         for point in self.stream.points:
-            found |= point.by_label(name, label)
+            for one in point.each(name):
+                if label in one.labels and all(one.labels.get(other) == value for other, value in labels.items()):
+                    found[one.labels[label]] = one.value
         return found
 
     def values(self, name: str) -> list[float]:

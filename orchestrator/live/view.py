@@ -19,8 +19,12 @@ _SOURCES = ("input", "device", "hosts", "storage")
 _BAR_WIDTH = 30
 _FIGURES = {"auc": "AUC", "log_loss": "log loss"}
 # Learning curves of windows, where the run has them, and how they are called here.
-_WINDOW_FIGURES = {"window_auc": "AUC of windows", "normalized_entropy_ratio": "NE", "calibration_ratio": "calibration"}
-_FIXED_LINES = 11
+_WINDOW_FIGURES = {
+    "window_auc": "AUC of windows",
+    "window_normalized_entropy": "NE",
+    "window_calibration": "calibration",
+}
+_FIXED_LINES = 12
 """Of a view, beside those of hosts and faults."""
 
 
@@ -39,13 +43,14 @@ def screen(seen: Snapshot, *, width: int, height: int, is_unicode: bool, ended: 
         _speed(seen, is_unicode=is_unicode),
         _goodput(seen),
         _commit(seen),
+        *_tables(seen),
     ]
     room = max(2, height - _FIXED_LINES)
     num_faults = min(max(1, len(seen.faults)), max(1, room // 2))
     hosts = _busiest(seen.hosts, max(1, room - num_faults))
-    parts: list[RenderableType] = [_cut(line, width) for line in lines]
-    parts += [Text(), _hosts_table(hosts, len(seen.hosts), width), Text()]
-    parts += [_cut(line, width) for line in _faults(seen, num_faults)]
+    parts: list[RenderableType] = [_cut(line, width, is_unicode=is_unicode) for line in lines]
+    parts += [Text(), _hosts_table(hosts, len(seen.hosts), width, is_unicode=is_unicode), Text()]
+    parts += [_cut(line, width, is_unicode=is_unicode) for line in _faults(seen, num_faults)]
     return Group(*parts)
 
 
@@ -112,7 +117,10 @@ def _learning(seen: Snapshot, *, is_unicode: bool) -> Text:
         for name, value in seen.newest_of("evaluation", "metric").items()
         if name != "loss"
     ]
-    parts += [_figure(words, seen.last(name), ".4f") for name, words in _WINDOW_FIGURES.items()]
+    for name, words in _WINDOW_FIGURES.items():
+        # Those of several tasks would not fit.
+        of_tasks = [*seen.newest_of(name, "task").values()]
+        parts += [_figure(words, of_tasks[0], ".4f")] if len(of_tasks) == 1 else []
     return Text("  ".join(part for part in parts if part))
 
 
@@ -148,6 +156,23 @@ def _commit(seen: Snapshot) -> Text:
     return Text(printable("  ".join(words)))
 
 
+def _tables(seen: Snapshot) -> list[Text]:
+    """The table that is worst in each respect, where hosts have looked at their rows."""
+    ranks, trained = seen.newest_of("table_effective_rank", "table"), seen.newest_of("table_trained_ratio", "table")
+    changes = seen.newest_of("table_update_ratio", "table", quantile="0.5")
+    parts = []
+    if ranks:
+        table = min(ranks, key=lambda name: ranks[name])
+        parts.append(f"rank from {ranks[table]:.1f} ({printable(table)})")
+    if changes:
+        table = max(changes, key=lambda name: changes[name])
+        parts.append(f"steps to {changes[table]:.2%} ({printable(table)})")
+    if trained:
+        table = min(trained, key=lambda name: trained[name])
+        parts.append(f"trained from {trained[table]:.0%} ({printable(table)})")
+    return [Text("tables   " + "  ".join(parts))] if parts else []
+
+
 def _busiest(hosts: Sequence[HostView], room: int) -> list[HostView]:
     """The slowest by their own work, in the order of their numbers, if not all fit."""
     if len(hosts) <= room:
@@ -156,7 +181,7 @@ def _busiest(hosts: Sequence[HostView], room: int) -> list[HostView]:
     return [host for host in hosts if host in slow]
 
 
-def _hosts_table(hosts: Sequence[HostView], num: int, width: int) -> Table:
+def _hosts_table(hosts: Sequence[HostView], num: int, width: int, *, is_unicode: bool) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", width=width, pad_edge=False)
     title = "host" if len(hosts) == num else f"{len(hosts)} of {num}"
     table.add_column(title, justify="right", no_wrap=True)
@@ -164,7 +189,9 @@ def _hosts_table(hosts: Sequence[HostView], num: int, width: int) -> Table:
     for source in _SOURCES:
         table.add_column(source, justify="right", no_wrap=True)
     table.add_column("memory", justify="right", no_wrap=True)
-    table.add_column("longest phases, ms a step", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("longest phases, ms a step", no_wrap=True, ratio=1)
+    for column in table.columns:
+        column.overflow = "ellipsis" if is_unicode else "crop"
     for host in hosts:
         shares = [f"{host.waited[source]:.0%}" if source in host.waited else "-" for source in _SOURCES]
         phases = ", ".join(f"{printable(phase)} {seconds * 1e3:.3g}" for phase, seconds in host.phase_s.items())
@@ -182,8 +209,8 @@ def _faults(seen: Snapshot, room: int) -> Iterator[Text]:
         yield Text(fault_line(line), style="red" if line.kind == "generation_lost" else "")
 
 
-def _cut(text: Text, width: int) -> Text:
-    text.truncate(width, overflow="ellipsis")
+def _cut(text: Text, width: int, *, is_unicode: bool) -> Text:
+    text.truncate(width, overflow="ellipsis" if is_unicode else "crop")
     return text
 
 

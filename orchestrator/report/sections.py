@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from podembed.orchestrator.api.text import format_bytes, format_duration, plural
 from podembed.orchestrator.commit.checkpoint import CommitInfo
 from podembed.orchestrator.commit.run_record import SHUFFLED
-from podembed.orchestrator.metrics.point import Line
+from podembed.orchestrator.metrics.point import Line, Measurement
 from podembed.orchestrator.metrics.reading import FAULTS
 from podembed.orchestrator.report.commands import commands_of
 from podembed.orchestrator.report.curves import worded
@@ -226,8 +226,9 @@ def tables_table(material: Material) -> Html:
     }
     newest: dict[str, dict[str, float]] = {}
     for _, one in material.measurements():
-        if set(one.labels) == {"table"}:
-            newest.setdefault(one.name, {})[one.labels["table"]] = one.value
+        name = _column(one)
+        if name:
+            newest.setdefault(name, {})[one.labels["table"]] = one.value
     rows = []
     for declared in record.tables if record else ():
         seen = measured.get(declared.name, {})
@@ -245,8 +246,25 @@ def tables_table(material: Material) -> Html:
             )
         )
     head_row = ["table", "rows", "dim", "slots", "bytes", "ids a sample", "distinct", "hottest 256 rows"]
-    note = "Ids, distinct ids and the share of the hottest rows are those of a first step." if measured else ""
-    return join([table("Tables", [*head_row, *map(worded, newest)], rows), element("p", note, class_="note")])
+    notes = ["Ids, distinct ids and the share of the hottest rows are those of a first step."] if measured else []
+    if any(name.startswith("effective_rank") for name in newest):
+        notes.append(
+            "Row norms, the change of a row by a step over its norm, the share of rows that were ever trained and the "
+            "effective rank are those of samples of rows, when hosts looked last. A rank near 1 says that all rows "
+            "point the same way."
+        )
+    return join(
+        [table("Tables", [*head_row, *map(worded, newest)], rows), element("p", " ".join(notes), class_="note")]
+    )
+
+
+def _column(one: Measurement) -> str:
+    """What a series of tables is called in their table; empty for other series. Of quantiles the median has one."""
+    name = one.name.removeprefix("table_")
+    if set(one.labels) == {"table"}:
+        return name
+    is_median = set(one.labels) == {"table", "quantile"} and one.labels["quantile"] == "0.5"
+    return f"median_{name}" if is_median else ""
 
 
 def _percent(share: object) -> str:

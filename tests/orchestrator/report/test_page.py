@@ -188,6 +188,21 @@ def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
     assert any(text.startswith("old: This run has no measurements") for text in reader.texts)
 
 
+def test_tables_have_what_hosts_saw_of_their_rows(run: Path, tmp_path: Path) -> None:
+    other = copied(run, tmp_path / "other")
+    seen = [
+        Measurement("table_effective_rank", 5.25, {"table": "a"}),
+        Measurement("table_row_norm", 0.375, {"table": "a", "quantile": "0.5"}),
+        Measurement("table_row_norm", 77.5, {"table": "a", "quantile": "0.9"}),
+    ]
+    add_lines(other, a_point(13, *seen))
+    text = page_of(material(other)).text
+    for part in ("Effective rank", "5.25", "Median row norm", "0.375", "those of samples of rows"):
+        assert part in text
+    assert "77.5" not in text
+    assert "samples of rows" not in page_of(material(run)).text
+
+
 def test_series_and_lines_of_another_version(run: Path, tmp_path: Path) -> None:
     other = copied(run, tmp_path / "other")
     add_lines(
