@@ -166,7 +166,7 @@ def _tables(seen: Snapshot) -> list[Text]:
         parts.append(f"rank from {ranks[table]:.1f} ({printable(table)})")
     if changes:
         table = max(changes, key=lambda name: changes[name])
-        parts.append(f"steps to {changes[table]:.2%} ({printable(table)})")
+        parts.append(f"steps to {100 * changes[table]:.2g}% ({printable(table)})")
     if trained:
         table = min(trained, key=lambda name: trained[name])
         parts.append(f"trained from {trained[table]:.0%} ({printable(table)})")

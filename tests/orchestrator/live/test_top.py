@@ -94,7 +94,7 @@ def test_all_that_matters_fits_a_small_terminal(run: Path) -> None:
     assert "fault: host 1 was killed?[2J" in text, "what a terminal would obey is replaced"
     assert "1 recovery, 2 steps lost" in text
     assert "AUC of windows 0.7100" in text
-    assert "tables   rank from 1.2 (users)  steps to 3.10% (clicks)  trained from 8% (clicks)" in lines
+    assert "tables   rank from 1.2 (users)  steps to 3.1% (clicks)  trained from 8% (clicks)" in lines
 
 
 def test_of_many_hosts_and_faults_some_are_shown(run: Path) -> None:
