@@ -129,6 +129,18 @@ def test_a_collapsed_table_has_one_direction_left() -> None:
     assert found.changes == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("optimizer", [Adam(RATE, lazy_adam=False), Adam(RATE), Adagrad(RATE)])
+def test_rows_that_rest_count_where_a_step_names_them(optimizer: Optimizer) -> None:
+    hosts = Hosts([spec_of("t", 200, 16, optimizer)], 1)
+    ids = np.arange(20)
+    hosts.update(0, ids, np.ones((20, 16), np.float32))
+    (found,) = hosts.look(0, ids, np.ones((20, 16), np.float32))
+    # Dense rules step all rows, and those without a history do not count.
+    assert min(found.changes) > 0
+    (found,) = hosts.look(0, np.arange(100, 120), np.zeros((20, 16), np.float32))
+    assert (found.changes == (0.0, 0.0, 0.0)) == (not optimizer.touches_all_rows)
+
+
 def test_what_has_no_figure() -> None:
     frozen, narrow = spec_of("frozen", 100, 16, None), spec_of("narrow", 100, 4, Adagrad(RATE))
     # Its first values cannot be had row by row, and plain gradients leave no other trace.

@@ -98,12 +98,15 @@ class _Changes:
     def ratios(self) -> np.ndarray:
         """float32, of those rows: norm of the change over that of the row.
 
-        The first change of a row that begins near zero is large, and right, so first changes are left out. Rows that
-        do not change count, whatever happened before.
+        The first change of a row that begins near zero is large, and right, so first changes are left out. Rows with a
+        gradient that do not change count, whatever happened before.
         """
         norms = np.linalg.norm(self._before, axis=1)
         moved = np.linalg.norm(self.table.rows[self._rows] - self._before, axis=1)
-        counts = (moved == 0) | ((norms > 0) & ~self._is_new)
+        rests, counts = moved == 0, ~self._is_new
+        if self.num_updated is not None:
+            counts |= rests
+        counts &= rests | (norms > 0)
         return (moved[counts] / np.where(norms > 0, norms, 1)[counts]).astype(np.float32)
 
 
