@@ -126,7 +126,7 @@ class Train:
     tensorboard: str | None = None
     """Folder of this machine for TensorBoard's event files of the run. Default: none."""
     trace: str | None = None
-    """Steps to trace, such as 20:25 for 20 to 24, for Perfetto: see docs/observability.md. Default: none."""
+    """Steps to trace, such as 20:25 for 20 to 24, or 20:25+jax: see docs/observability.md. Default: none."""
     fault_plan: str | None = None
     """Inject the faults of this file: see `podembed chaos`."""
 
@@ -208,7 +208,7 @@ class Resume:
     tensorboard: str | None = None
     """Folder of this machine for TensorBoard's event files of the run. Default: none."""
     trace: str | None = None
-    """Steps to trace, such as 20:25 for 20 to 24, for Perfetto: see docs/observability.md. Default: none."""
+    """Steps to trace, such as 20:25 for 20 to 24, or 20:25+jax: see docs/observability.md. Default: none."""
     fault_plan: str | None = None
     """Inject the faults of this file: see `podembed chaos`."""
 

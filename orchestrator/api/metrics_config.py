@@ -12,15 +12,20 @@ from podembed.orchestrator.api.configuration_error import ConfigurationError
 from podembed.workers.declared_types import check_plain_fields
 
 _LAST_PORT = 65535
-_TEXT = re.compile(r"(\d{1,15}):(\d{1,15})")
+_TEXT = re.compile(r"(\d{1,15}):(\d{1,15})(\+jax)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedSteps:
-    """The steps `first` to `last - 1` of a trace, counted from 0, as text `first:last`."""
+    """The steps `first` to `last - 1` of a trace, counted from 0, as text `first:last`, or `first:last+jax`.
+
+    Attributes:
+      with_jax: merge what JAX's own profiler sees of the devices.
+    """
 
     first: int
     last: int
+    with_jax: bool = False
 
     @staticmethod
     def parse(text: str) -> TracedSteps:
@@ -31,7 +36,7 @@ class TracedSteps:
         if found is None:
             raise ConfigurationError(
                 f"Found trace={text!r}. Expected two steps, FIRST:LAST, of which the last is not traced any more. "
-                "20:25 traces the five steps 20, 21, 22, 23 and 24."
+                "20:25 traces the five steps 20, 21, 22, 23 and 24. 20:25+jax adds JAX's own profile of the devices."
             )
         first, last = int(found[1]), int(found[2])
         if first >= last:
@@ -39,10 +44,10 @@ class TracedSteps:
                 f"Found trace={text!r}, which holds no step. Expected a first step below the last one, which is not "
                 f"traced any more. {first}:{first + 5} traces the five steps from {first} on."
             )
-        return TracedSteps(first=first, last=last)
+        return TracedSteps(first=first, last=last, with_jax=found[3] is not None)
 
     def __str__(self) -> str:
-        return f"{self.first}:{self.last}"
+        return f"{self.first}:{self.last}" + ("+jax" if self.with_jax else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,7 @@ class MetricsConfig:
       ray: make them metrics of Ray as well. None does so in a cluster that others started, where its metrics are
         collected; one of the program's own has no collector.
       trace: steps of which a trace is written to `traces/` in the run's folder, such as `"20:25"` for steps 20 to 24.
+        `"20:25+jax"` adds JAX's own profile of the devices.
       on_point: called with each `podembed.Point`, in a thread of its own.
     """
 

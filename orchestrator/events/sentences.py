@@ -100,10 +100,11 @@ def _(event: tracing.TraceWritten) -> str:
     dropped = f" {event.num_dropped:,} spans found no room." if event.num_dropped else ""
     fault = f" A fault ended it: {event.fault.rstrip('.')}." if event.fault else ""
     missing = f" Without {', '.join(event.missing)}, which did not answer." if event.missing else ""
+    jax = f" JAX's profile is not in it: {'; '.join(event.without_jax)}." if event.without_jax else ""
     return (
         f"traced steps {event.first_step} to {event.last_step - 1}: {event.location} "
         f"({format_bytes(event.size_bytes)}, {event.num_spans:,} spans). Open it at https://ui.perfetto.dev. Clocks "
-        f"against the driver's: {clocks or 'of none'}.{fault}{dropped}{missing}"
+        f"against the driver's: {clocks or 'of none'}.{fault}{dropped}{missing}{jax}"
     )
 
 

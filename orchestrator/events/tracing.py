@@ -34,6 +34,7 @@ class TraceWritten(Event):
       clocks: of all processes in it but the driver.
       missing: processes that did not answer when the trace was gathered.
       fault: that ended the trace before the last step was done, in words; empty if none did.
+      without_jax: device processes of which JAX's profile was requested and could not be had, each with the reason.
     """
 
     location: str
@@ -45,6 +46,7 @@ class TraceWritten(Event):
     clocks: tuple[ProcessClock, ...]
     missing: tuple[str, ...]
     fault: str = ""
+    without_jax: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,8 +87,10 @@ class TracedCalls(WorkerCalls):
     def trace_clock_s(self) -> Call[float]:
         return self.handle.control("trace_clock_s")
 
-    def begin_trace(self) -> Call[None]:
-        return self.handle.control("begin_trace")
+    def begin_trace(self, *, with_jax: bool) -> Call[None]:
+        # A host process has no JAX.
+        own = () if self.handle.worker.is_host else (with_jax,)
+        return self.handle.control("begin_trace", *own)
 
     def end_trace(self) -> Call[Recorded]:
         return self.handle.control("end_trace")

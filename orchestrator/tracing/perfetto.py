@@ -20,6 +20,8 @@ _EXPLICIT = 3
 _STATE_CLEARED = 1
 _SEQUENCE = 1
 _TRACKS_A_PROCESS = 1 << 20
+# How the tracks of JAX's own profile begin.
+_JAX = "JAX "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ def _slices(uuid: int, spans: Sequence[Span], process: TracedProcess) -> Iterato
 
 def _lanes(spans: Iterable[Span]) -> list[tuple[str, list[Span]]]:
     """The spans of each track, in order. Spans that overlap in part, as those of several threads do, get one more track
-    of that name.
+    of that name. What JAX saw comes last, since it has many tracks.
     """
     lanes: dict[str, list[tuple[list[Span], list[float]]]] = {}
     for span in sorted(spans, key=lambda one: (one.began_s, -one.ended_s)):
@@ -92,7 +94,7 @@ def _lanes(spans: Iterable[Span]) -> list[tuple[str, list[Span]]]:
         lane[1].append(span.ended_s)
     return [
         (f"{track} ({number})" if number else track, own)
-        for track, of_track in lanes.items()
+        for track, of_track in sorted(lanes.items(), key=lambda one: one[0].startswith(_JAX))
         for number, (own, _) in enumerate(of_track)
     ]
 

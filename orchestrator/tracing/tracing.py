@@ -15,7 +15,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.errors import Failure
@@ -97,7 +97,7 @@ class Tracing:
         if reasons:
             reason = ", and ".join(reasons)
             self._emit(TraceCut(asked=str(self._left), first_step=first, last_step=last, reason=reason))
-        self._left = TracedSteps(first=first, last=last)
+        self._left = replace(self._left, first=first, last=last)
 
     def boundary(self, step: int) -> int:
         """A step after `step` that no window passes: steps that are traced have windows of their own."""
@@ -110,7 +110,8 @@ class Tracing:
         if self._left is None or step < self._left.first:
             return
         if self._recording is None:
-            self._safely(lambda: self._record(group, step))
+            with_jax = self._left.with_jax
+            self._safely(lambda: self._record(group, step, with_jax))
             group.on_poll()
         self._window_began_s = self.driver.now_s()
 
@@ -132,7 +133,7 @@ class Tracing:
         if recording is not None:
             self._end()
             if self._left is not None:
-                self._left = TracedSteps(first=recording.reached, last=self._left.last)
+                self._left = replace(self._left, first=recording.reached)
 
     def cut(self, reason: str, lost: Collection[Worker] = ()) -> None:
         """The generation ends out of order, in the middle of a trace or elsewhere. What was recorded is written.
@@ -158,10 +159,13 @@ class Tracing:
 
     # ------------------------------------------------------------------ one trace
 
-    def _record(self, group: ProcessGroup, step: int) -> None:
+    def _record(self, group: ProcessGroup, step: int, with_jax: bool) -> None:
         calls = [TracedCalls(handle) for pair in group.handles for handle in (pair.host, pair.device)]
         begun = answers_within(
-            group.backend, [one.begin_trace() for one in calls], timeout_s=BEGIN_S, clock=group.clock
+            group.backend,
+            [one.begin_trace(with_jax=with_jax) for one in calls],
+            timeout_s=BEGIN_S,
+            clock=group.clock,
         )
         able = [one for at, one in enumerate(calls) if at in begun and not isinstance(begun[at], Failure)]
         offsets = asked(group, able)
@@ -199,7 +203,8 @@ class Tracing:
         after = {} if fault else asked(group, [one for one in calls if one.handle.worker in recorded])
         offsets = {
             worker: offset
-            for worker in recorded
+            # In the file, a host's two processes lie below each other.
+            for worker in sorted(recorded, key=lambda one: (one.number, not one.is_host))
             if (offset := best([*recording.offsets.get(worker, ()), *after.get(worker, ())])) is not None
         }
         missing = tuple(str(one.handle.worker) for one in recording.calls if one.handle.worker not in offsets)
@@ -293,14 +298,21 @@ class _Trace:
             ),
             missing=self.missing,
             fault=self.fault,
+            without_jax=tuple(
+                f"{worker}: {self.recorded[worker].without_jax}"
+                for worker in self.offsets
+                if self.recorded[worker].without_jax
+            ),
         )
 
 
 def _machine(recorded: Recorded) -> dict[str, int | float | str]:
+    without = {"without JAX's profile": recorded.without_jax} if recorded.without_jax else {}
     return {
         "machine": recorded.hostname,
         "process id": recorded.process,
         "spans without room": recorded.num_dropped,
+        **without,
     }
 
 

@@ -90,6 +90,7 @@ READS_CLOCK = {
     "workers/checkpoint/file_threads.py",
     "workers/device/doorway.py",
     "workers/device/gang.py",
+    "workers/device/measures/jax_profile.py",
     "workers/device/model_step.py",
     "workers/device/process.py",
     "workers/device/shared_memory.py",

@@ -8,6 +8,7 @@ import time
 
 import jax
 
+from podembed.workers.descriptors import require_for_device
 from podembed.workers.device.gang_errors import GangError, looking_for
 from podembed.workers.device.options import DeviceOptions
 
@@ -21,10 +22,12 @@ def join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: 
       platform: that its devices must be of, as JAX calls it; empty for any.
 
     Raises:
+      DescriptorsExhausted: this process may not open enough of them for the other members.
       RuntimeError: the gang did not form within `timeout_s`.
       GangError: it formed, and the devices of its members are not joined.
       DeviceMissing: this machine has no devices of the platform.
     """
+    require_for_device(num_processes)
     with looking_for(platform):
         _join_gang(coordinator=coordinator, num_processes=num_processes, process=process, timeout_s=timeout_s)
 

@@ -22,10 +22,10 @@ import numpy as np
 from podembed.workers.checkpoint.save_pace import SavePace
 from podembed.workers.checkpoint.shard import CheckpointMismatch, DenseFile, read_dense, write_dense
 from podembed.workers.crew import ThreadCrew
-from podembed.workers.descriptors import require_for_device
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.device.gang import join_gang, leave_gang, make_cpu_devices
+from podembed.workers.device.measures.jax_profile import JaxProfile
 from podembed.workers.device.model_step import DenseStateError, DeviceOptions, DeviceWindow, DeviceWorker
 from podembed.workers.device.shared_memory import ChannelEnd, Invitation
 from podembed.workers.faults.inject import FaultPlan, FaultPoints
@@ -115,6 +115,7 @@ class DeviceProcess:
 
     def __init__(self) -> None:
         self._tracker = Tracker()
+        self._profile = JaxProfile(self._tracker.trace)
         self._end: ChannelEnd | None = None
         self._abort_reason: str | None = None
         self._frozen: dict[str, np.ndarray] = {}
@@ -142,7 +143,6 @@ class DeviceProcess:
         self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, str(Worker("device", spec.host)))
         self._tracker.point("start.begin")
         laps = Laps()
-        require_for_device(spec.num_hosts)
         job = spec.job.resolve() if isinstance(spec.job, JobReference) else spec.job
         if spec.compile_cache:
             use_compile_cache(spec.compile_cache)
@@ -328,13 +328,22 @@ class DeviceProcess:
         """The clock of a trace. From any thread."""
         return self._tracker.trace.now_s()
 
-    def begin_trace(self) -> None:
-        """Records from now on what this process does. From any thread."""
+    def begin_trace(self, with_jax: bool) -> None:
+        """Records from now on what this process does, with JAX's own profile if asked. From any thread."""
+        if with_jax:
+            self._profile.begin()
         self._tracker.trace.begin()
 
     def end_trace(self) -> Recorded:
         """What was recorded. From any thread."""
-        return self._tracker.trace.end()
+        recorded = self._tracker.trace.end()
+        spans, num_dropped, reason = self._profile.end()
+        return replace(
+            recorded,
+            spans=(*recorded.spans, *spans),
+            num_dropped=recorded.num_dropped + num_dropped,
+            without_jax=reason,
+        )
 
     def abort(self, reason: str) -> None:
         """Ends a wait for the host within 100 ms. From any thread."""

@@ -43,12 +43,14 @@ class Recorded:
     Attributes:
       num_dropped: spans that found no room.
       process: its id on its machine.
+      without_jax: why JAX's profile was requested and is not in it, in words; empty if all is well.
     """
 
     spans: tuple[Span, ...]
     num_dropped: int
     process: int
     hostname: str
+    without_jax: str = ""
 
 
 def _nothing() -> None: ...

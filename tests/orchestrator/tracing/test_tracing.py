@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+import jax
 import pytest
 
 from podembed.orchestrator.api.config import (
@@ -18,8 +20,10 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.tracing import TraceCut, TraceLost, TraceWritten
 from podembed.orchestrator.trainer import Trainer
+from podembed.workers.device.measures.jax_profile import JaxProfile
 from podembed.workers.job.reference import JobReference
 from podembed.workers.liveness.progress import Phase
+from podembed.workers.tracing.recorder import Recorder
 from tests.orchestrator.tracing.reading import read_trace
 from tests.run_state import assert_same_bytes, committed_state
 
@@ -60,7 +64,7 @@ def plain(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 
 def test_a_trace_shows_its_steps_and_changes_none(plain: Result, small_data: str, tmp_path: Path) -> None:
-    result, events = trained(small_data, tmp_path, "5:9")
+    result, events = trained(small_data, tmp_path, "5:9+jax")
     assert result.losses == plain.losses
     assert_same_bytes(committed_state(result.path), committed_state(plain.path))
     assert not [*Path(plain.path).glob("traces")]
@@ -86,6 +90,22 @@ def test_a_trace_shows_its_steps_and_changes_none(plain: Result, small_data: str
     assert [one.name for one in device.tracks["work"] if one.name.startswith("device step")] == [
         f"device {step}" for step in steps
     ]
+    assert written.without_jax == ()
+    operations = [
+        one
+        for track, slices in device.tracks.items()
+        if track.startswith("JAX ")
+        for one in slices
+        if "hlo_op" in one.values
+    ]
+    # Each operation of the compiled step once, and on the common clock.
+    found = Counter(one.values["hlo_op"] for one in operations if one.values["hlo_module"] == "jit_train")
+    assert len(found) > 10
+    assert {*found.values()} == {4}
+    middles = [(one.began_ns + one.ended_ns) / 2 for one in operations]
+    for step in steps:
+        (around,) = device.named(f"device {step}")
+        assert sum(around.began_ns <= middle <= around.ended_ns for middle in middles) >= len(operations) // 5
     # The commit of step 7 begins between two windows.
     (first,), (second,) = driver.named("steps 5:7"), driver.named("steps 7:9")
     (commit,) = driver.named("begin commit")
@@ -98,6 +118,22 @@ def test_a_trace_shows_its_steps_and_changes_none(plain: Result, small_data: str
     assert {one.name for one in host.tracks["input"]} & {f"read step {number}" for number in range(5, 14)}
     assert host.tracks["save"][0].name == device.tracks["save"][0].name == "write s000000007-g00000001"
     assert written.num_spans == sum(len(track) for one in processes.values() for track in one.tracks.values())
+
+
+def test_a_job_that_profiles_itself_keeps_its_profile(tmp_path: Path) -> None:
+    recorder = Recorder()
+    profile = JaxProfile(recorder)
+    jax.profiler.start_trace(tmp_path)
+    profile.begin()
+    spans, num_dropped, reason = profile.end()
+    jax.profiler.stop_trace()
+    assert (spans, num_dropped) == ([], 0)
+    assert "Only one profile may be run at a time" in reason
+    assert [*tmp_path.rglob("*.xplane.pb")]
+    # What was asked before and did not begin is forgotten.
+    profile.begin()
+    jax.numpy.ones(3).block_until_ready()
+    assert profile.end()[2] == ""
 
 
 def test_what_is_said_of_a_trace_that_cannot_be(small_data: str, tmp_path: Path) -> None:
@@ -128,6 +164,7 @@ def test_what_is_said_of_a_trace_that_cannot_be(small_data: str, tmp_path: Path)
         ("20:20", "Found trace='20:20', which holds no step"),
         ("x", "Found trace='x'. Expected two steps, FIRST:LAST"),
         ("-1:5", "Found trace='-1:5'. Expected two steps"),
+        ("5:9+gpu", "20:25.jax adds JAX's own profile"),
         ("5", "20:25 traces the five steps 20, 21, 22, 23 and 24"),
         ("", "Found trace=''. Expected two steps"),
     ],
