@@ -15,6 +15,9 @@ from podembed.orchestrator.metrics.point import Measurement, Point
 from podembed.orchestrator.metrics.tables import table_measurements
 from podembed.workers.liveness.progress import Phase
 
+CAUSES = ("host", "preemption", "host_memory", "device_memory", "user")
+"""To which a run that goes on may charge a fault: `orchestrator.decisions.failure.FaultClass`."""
+
 
 class Measurer:
     """See the module. Mutated: totals of this driver, and the windows since the last commit.
@@ -28,6 +31,7 @@ class Measurer:
         self._monotonic_s, self._wall_s = monotonic_s, wall_s
         self._began_s = monotonic_s()
         self._generation = self._step = 0
+        self._has_begun = False
         # Step → seconds of the window that ended there. Those up to a commit are in one sum.
         self._windows: dict[int, float] = {}
         self._kept_s = 0.0
@@ -79,7 +83,7 @@ class Measurer:
                 # A driver that goes on with a run says so before anything is counted.
                 self._generation, self._step = generation, base_step
                 self._rates = {}
-                return None
+                return self._begun()
             case GenerationLost(fault=fault):
                 self._fault = fault
                 return None
@@ -87,6 +91,15 @@ class Measurer:
                 return self._recovered(event)
             case _:
                 return None
+
+    def _begun(self) -> Point | None:
+        """Zeros of what faults and commits count, once: an increase is seen from a value before it."""
+        if self._has_begun:
+            return None
+        self._has_begun = True
+        by_cause = [Measurement(name, 0, {"cause": cause}) for name in ("lost_steps", "recoveries") for cause in CAUSES]
+        counted = [Measurement(name, 0) for name in ("commits", "failed_saves", "commit_delay_seconds")]
+        return self._at(self._step, [*counted, *by_cause])
 
     def _recovered(self, event: Recovered) -> Point:
         cause, recovery = self._fault, event.recovery

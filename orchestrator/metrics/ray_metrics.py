@@ -5,6 +5,7 @@ only where a run is in such a cluster.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from podembed.orchestrator.metrics.catalog import CATALOG
@@ -15,17 +16,22 @@ class RaySink:
     """A `Sink`. Mutated: Ray's metrics, and what its counters have.
 
     Ray puts `ray_` before the names, and labels of its own beside those of here. Its counters take differences. It
-    forgets a gauge that was not set for some 20 s, such as that of a host that is gone.
+    forgets a gauge that was not set for some 20 s, so what was measured last is said again. A value that a later window
+    leaves out, such as that of a host that is gone, is not.
 
     Args:
       run: name of the run, a label of all series.
+      monotonic_s: a clock.
     """
 
-    flush_s = 60.0
+    flush_s = 10.0
     name = "Ray's metrics"
 
-    def __init__(self, *, run: str) -> None:
-        self._run = run
+    def __init__(self, *, run: str, monotonic_s: Callable[[], float]) -> None:
+        self._run, self._monotonic_s = run, monotonic_s
+        # Gauge → labels → value, and when all of them were said.
+        self._newest: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+        self._said_s = monotonic_s()
         self._metrics: dict[str, Any] = {}
         self._counted: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
@@ -42,17 +48,20 @@ class RaySink:
                 "found no Ray cluster that the driver is in; expected one, so leave MetricsConfig(ray=True) out where "
                 "hosts are in the driver's process"
             )
+        for name in {one.name for one in line.point.measurements}:
+            self._newest[name] = {}
         for one in line.point.measurements:
             if math.isfinite(one.value):
                 self._record(one)
 
     def _record(self, one: Measurement) -> None:
         tags = {"run": self._run, **one.labels}
-        metric = self._metric(one.name)
+        metric, labels = self._metric(one.name), tuple(sorted(one.labels.items()))
         if one.metric.kind == "gauge":
             metric.set(float(one.value), tags=tags)
+            self._newest[one.name][labels] = float(one.value)
             return
-        key = (one.name, tuple(sorted(one.labels.items())))
+        key = (one.name, labels)
         more = one.value - self._counted.get(key, 0.0)
         # Ray refuses to count nothing.
         if more > 0:
@@ -69,7 +78,13 @@ class RaySink:
         return self._metrics[name]
 
     def flush(self) -> None:
-        """Nothing waits: Ray takes what it has every 10 s."""
+        """Says again what was measured last, every 10 s."""
+        if self._monotonic_s() - self._said_s < self.flush_s:
+            return
+        self._said_s = self._monotonic_s()
+        for name, values in self._newest.items():
+            for labels, value in values.items():
+                self._metrics[name].set(value, tags={"run": self._run, **dict(labels)})
 
     def close(self) -> None:
         """Nothing is open."""

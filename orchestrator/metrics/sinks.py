@@ -51,7 +51,7 @@ def measuring(
     if config.ray or (config.ray is None and is_in_cluster):
         from podembed.orchestrator.metrics.ray_metrics import RaySink
 
-        sinks.append(RaySink(run=name))
+        sinks.append(RaySink(run=name, monotonic_s=clock.monotonic_s))
     if config.on_point is not None:
         sinks.append(CallbackSink(config.on_point))
     measurer = Measurer(monotonic_s=clock.monotonic_s, wall_s=clock.wall_s)

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from podembed.orchestrator.decisions.failure import FaultClass
 from podembed.orchestrator.events.commits import Committed
-from podembed.orchestrator.events.run import GenerationLost, NothingLeft
+from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, NothingLeft
 from podembed.orchestrator.metrics.learning import MOST_RATES
 from podembed.orchestrator.metrics.measurer import Measurer
 from podembed.orchestrator.metrics.point import Point
@@ -94,6 +95,20 @@ def test_goodput_leaves_out_what_a_fault_took_back(measurer: Measurer, clock: Fa
     clock.now_s += 10
     point = told(measurer, window(10, 20, generation=2, seconds=1.0))
     assert point.value("goodput_ratio") == pytest.approx(3.0 / 10.0)
+
+
+def test_what_faults_count_begins_at_zero_once(measurer: Measurer) -> None:
+    started = GenerationStarted(
+        generation=3, num_hosts=1, commit="c", base_step=40, start_s=1.0, compile_s=1.0, survivors=0, restore={}
+    )
+    point = told(measurer, started)
+    assert (point.generation, point.first_step, point.step) == (3, 40, 40)
+    assert {*point.by_label("lost_steps", "cause")} == {
+        kind.name.lower() for kind in FaultClass if kind is not FaultClass.REFUSAL
+    }
+    assert {one.value for one in point.measurements} == {0}
+    assert {one.metric.kind for one in point.measurements} == {"counter"}
+    assert measurer.point(started) is None
 
 
 def test_lost_steps_are_charged_to_the_fault(measurer: Measurer) -> None:
