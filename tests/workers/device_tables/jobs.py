@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import optax
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, RowWiseAdagrad
@@ -35,14 +36,16 @@ PLAIN = {"few": SGD(0.5), "many": Adagrad(0.3), "cut": Adagrad(0.3)}
 
 
 class Perceptron:
-    """One hidden layer over the sums of all features' vectors and the dense columns."""
+    """One hidden layer over the sums of all features' vectors and the dense columns. A mesh may cut it."""
+
+    shardings = {"hidden": P(None, "model"), "out": P("model")}  # noqa: RUF012
 
     def init(self, key: jax.Array, spec: Any) -> dict[str, jax.Array]:
         first, second = jax.random.split(key)
         return {"hidden": 0.3 * jax.random.normal(first, (DIM + 1, 16)), "out": jax.random.normal(second, (16,))}
 
     def apply(self, params: Any, batch: Any, context: Any) -> jax.Array:
-        total = sum(values.reshape(len(values), -1, DIM).sum(axis=1) for values in batch.activations.values())
+        total = sum(values.reshape(values.shape[0], -1, DIM).sum(axis=1) for values in batch.activations.values())
         hidden = jnp.tanh(jnp.concatenate([batch.dense, total], axis=1) @ params["hidden"])
         return hidden @ params["out"]
 
@@ -150,6 +153,7 @@ def train(
     max_steps: int = 20,
     reporter: SilentReporter | None = None,
     devices_per_host: int | None = None,
+    mesh: Mapping[str, int] | None = None,
     in_process: bool | None = None,
     job: str = "placed_job",
     **arguments: Any,
@@ -160,6 +164,7 @@ def train(
         threads_per_host=1,
         in_process=num_hosts == 1 if in_process is None else in_process,
         devices_per_host=devices_per_host,
+        mesh=mesh,
     )
     config = RunConfig(
         storage_path=str(storage),

@@ -85,13 +85,20 @@ class Killer(SilentReporter):
 
 @pytest.mark.ray
 @is_long
-@pytest.mark.parametrize("kind", ["HostActor", "DeviceActor"])
+@pytest.mark.parametrize(
+    ("kind", "devices"),
+    [
+        ("HostActor", {"devices_per_host": 2}),
+        ("DeviceActor", {"mesh": {"data": 1, "model": 2}}),
+        ("DeviceActor", {"mesh": {"data": 2, "model": 2}}),
+    ],
+)
 def test_after_a_loss_devices_have_the_rows_of_the_last_commit(
-    folder: Path, tmp_path: Path, ray_cluster: None, kind: str
+    folder: Path, tmp_path: Path, ray_cluster: None, kind: str, devices: dict[str, Any]
 ) -> None:
-    """On two hosts with two devices each."""
+    """On two hosts with two or four devices each, of which two may share samples and cut the model."""
     expected, killer = train(folder, tmp_path, "hosts", job="wide_job"), Killer(kind)
-    placed = {"job": "wide_job", "on_devices": True, "num_hosts": 2, "devices_per_host": 2}
+    placed = {"job": "wide_job", "on_devices": True, "num_hosts": 2, **devices}
     found = train(folder, tmp_path, "devices", reporter=killer, **placed)
     assert len(killer.killed) == len(killer.recoveries) == 1
     assert_close(found, expected)
