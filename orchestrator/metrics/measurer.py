@@ -16,7 +16,7 @@ from podembed.orchestrator.metrics.tables import table_measurements
 from podembed.workers.liveness.progress import Phase
 
 CAUSES = ("host", "preemption", "host_memory", "device_memory", "user")
-"""To which a run that goes on may charge a fault: `orchestrator.decisions.failure.FaultClass`."""
+"""To which a run that goes on may charge a fault, as `FaultClass` names them."""
 
 
 class Measurer:
