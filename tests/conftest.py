@@ -28,7 +28,7 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
-# Before anything imports JAX: several processes share the machine.
+# Before JAX makes its devices: several processes share the machine.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 # Tests wait for the compiler more than for anything else, and it takes a third less so. Long tests have programs as
 # users have them.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.health.alarms import Finding
-from podembed.orchestrator.health.detector import Standing
+from podembed.orchestrator.health.detector import Standing, shortened
 from podembed.orchestrator.metrics.data import CERTAINLY, LEAST_USUAL, USUAL_AT_MOST, became_certain
 from podembed.orchestrator.metrics.point import Point
 
@@ -26,8 +26,6 @@ SHIFT_BEGINS, SHIFT_ENDS = 0.5, 0.3
 """Beyond what is usual. Then half of the samples are others."""
 SWAP_BEGINS = 0.3
 DRIFT_BEGINS, DRIFT_ENDS = 0.2, 0.12
-MOST_NAMED = 8
-"""Inputs with the same alarm that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +110,7 @@ class DataChanges:
                 found.append(one)
             elif (more := _drift(known, is_standing=("data_drifts", "") in standing)) > 0:
                 drifting.append((more, name))
-        return [*_few(found, standing), *_drifts(sorted(drifting, reverse=True), len(self._known))]
+        return [*shortened(found, standing, what="input"), *_drifts(sorted(drifting, reverse=True), len(self._known))]
 
 
 def _readings(point: Point) -> dict[str, Reading]:
@@ -241,18 +239,6 @@ def _drifts(drifting: Sequence[tuple[float, str]], num_inputs: int) -> list[Find
     if len(drifting) == 1:
         text = f"{drifting[0][1]} differs from the first part of the run in {drifting[0][0]:.0%} of its samples"
     return [Finding(alarm="data_drifts", text=text)]
-
-
-def _few(found: Sequence[Finding], standing: Standing) -> list[Finding]:
-    """At most `MOST_NAMED` of each alarm; those that stood before stay."""
-    kept: list[Finding] = []
-    for alarm in dict.fromkeys(one.alarm for one in found):
-        alike = sorted((one for one in found if one.alarm == alarm), key=lambda one: one.key not in standing)
-        if len(alike) > MOST_NAMED:
-            more = f"; {plural(len(alike) - 1, 'other input')} have the same alarm"
-            alike = [replace(one, text=one.text + more) for one in alike[:MOST_NAMED]]
-        kept += alike
-    return kept
 
 
 def _usually(known: Known) -> str:

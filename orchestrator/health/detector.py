@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.health.alarms import Finding
 from podembed.orchestrator.metrics.point import Point
 
@@ -32,6 +33,10 @@ class Detector(Protocol):
           standing: what stood before. An alarm ends at a lower value than that at which it begins.
         """
         ...
+
+
+MOST_NAMED = 8
+"""Subjects of the same alarm that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +75,19 @@ def is_window(point: Point) -> bool:
 def window_s(point: Point) -> float:
     """Seconds of a window."""
     return (point.value("step_seconds") or 0.0) * (point.step - point.first_step)
+
+
+def shortened(found: Sequence[Finding], standing: Standing, *, what: str) -> list[Finding]:
+    """At most `MOST_NAMED` of each alarm; those that stood before stay.
+
+    Args:
+      what: the alarms are about, such as `table`.
+    """
+    kept: list[Finding] = []
+    for alarm in dict.fromkeys(one.alarm for one in found):
+        alike = sorted((one for one in found if one.alarm == alarm), key=lambda one: one.key not in standing)
+        if len(alike) > MOST_NAMED:
+            more = f"; {plural(len(alike) - 1, f'other {what}')} have the same alarm"
+            alike = [replace(one, text=one.text + more) for one in alike[:MOST_NAMED]]
+        kept += alike
+    return kept

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.health.alarms import Finding
-from podembed.orchestrator.health.detector import Standing, is_window
+from podembed.orchestrator.health.detector import Standing, is_window, shortened
 from podembed.orchestrator.metrics.point import Point
 
 LOOKS = 3
@@ -29,8 +28,6 @@ STANDS_STILL = 1e-8
 NEVER_BEGINS, NEVER_ENDS = 0.5, 0.6
 GROWS = 0.01
 NEVER_STEPS = 1000
-MOST_NAMED = 8
-"""Tables with the same alarm that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +69,7 @@ class TableHealth:
             if len(last) == LOOKS and last[0].step >= LEAST_STEPS
             for finding in _found(table, last, standing)
         ]
-        return _few(found, standing)
+        return shortened(found, standing, what="table")
 
 
 def _looks(point: Point) -> dict[str, Look]:
@@ -149,15 +146,3 @@ def _known(looks: Sequence[Look], name: str) -> list[float]:
     """A figure of all looks; nothing where one of them does not have it."""
     values = [getattr(one, name) for one in looks]
     return [] if None in values else values
-
-
-def _few(found: Sequence[Finding], standing: Standing) -> list[Finding]:
-    """At most `MOST_NAMED` of each alarm; those that stood before stay."""
-    kept: list[Finding] = []
-    for alarm in dict.fromkeys(one.alarm for one in found):
-        alike = sorted((one for one in found if one.alarm == alarm), key=lambda one: one.key not in standing)
-        if len(alike) > MOST_NAMED:
-            more = f"; {plural(len(alike) - 1, 'other table')} have the same alarm"
-            alike = [replace(one, text=one.text + more) for one in alike[:MOST_NAMED]]
-        kept += alike
-    return kept

@@ -6,7 +6,7 @@ table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 PREFIX = "podembed_"
@@ -22,6 +22,7 @@ class Metric:
       unit: `seconds`, `bytes`, `ratio`, `samples` and so on; empty for a plain number.
       meaning: a sentence.
       labels: names of labels.
+      is_kept: a window names it only where it changed, so what was seen before stands.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Metric:
     unit: str
     meaning: str
     labels: tuple[str, ...] = ()
+    is_kept: bool = False
 
     @property
     def full_name(self) -> str:
@@ -65,7 +67,7 @@ CATALOG: dict[str, Metric] = {
         ),
         _gauge("window_calibration", "", "Positives that the same scores predict over those that came.", "task"),
         _gauge("window_positives", "samples", "Positives of the window, by their weight.", "task"),
-        _gauge("learning_rate", "", "Learning rate of a table, where it changed.", "table"),
+        replace(_gauge("learning_rate", "", "Learning rate of a table, where it changed.", "table"), is_kept=True),
         _gauge("dense_gradient_norm", "", "Euclidean norm of all dense gradients, mean of the window."),
         _gauge("dense_largest_gradient_norm", "", "The largest of one step in the window."),
         _gauge("dense_update_norm", "", "Euclidean norm of the change of all dense parameters, mean of the window."),

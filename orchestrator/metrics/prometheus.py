@@ -63,7 +63,7 @@ class PrometheusSink(Collector):
         fresh = {(one.name, tuple(sorted(one.labels.items()))): one.value for one in line.point.measurements}
         # What a window does not name any more, such as a host that is gone, is not known; counters stay.
         gone = {name for name, _ in fresh} | (_OF_WINDOWS if line.point.step > line.point.first_step else set())
-        gone = {name for name in gone if CATALOG[name].kind == "gauge"}
+        gone = {name for name in gone if CATALOG[name].kind == "gauge" and not CATALOG[name].is_kept}
         with self._lock:
             self._values = {key: value for key, value in self._values.items() if key[0] not in gone} | fresh
 

@@ -48,7 +48,7 @@ class RaySink:
                 "found no Ray cluster that the driver is in; expected one, so leave MetricsConfig(ray=True) out where "
                 "hosts are in the driver's process"
             )
-        for name in {one.name for one in line.point.measurements}:
+        for name in {one.name for one in line.point.measurements if not one.metric.is_kept}:
             self._newest[name] = {}
         for one in line.point.measurements:
             if math.isfinite(one.value):
@@ -59,7 +59,7 @@ class RaySink:
         metric, labels = self._metric(one.name), tuple(sorted(one.labels.items()))
         if one.metric.kind == "gauge":
             metric.set(float(one.value), tags=tags)
-            self._newest[one.name][labels] = float(one.value)
+            self._newest.setdefault(one.name, {})[labels] = float(one.value)
             return
         key = (one.name, labels)
         more = one.value - self._counted.get(key, 0.0)

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from podembed.workers.tracing.recorder import Span
+from podembed.workers.tracing.recorder import JAX_TRACK, Span
 
 # TrackEvent.Type
 _BEGIN, _END, _INSTANT = 1, 2, 3
@@ -20,8 +20,6 @@ _EXPLICIT = 3
 _STATE_CLEARED = 1
 _SEQUENCE = 1
 _TRACKS_A_PROCESS = 1 << 20
-# How the tracks of JAX's own profile begin.
-_JAX = "JAX "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,7 @@ def _lanes(spans: Iterable[Span]) -> list[tuple[str, list[Span]]]:
         lane[1].append(span.ended_s)
     return [
         (f"{track} ({number})" if number else track, own)
-        for track, of_track in sorted(lanes.items(), key=lambda one: one[0].startswith(_JAX))
+        for track, of_track in sorted(lanes.items(), key=lambda one: one[0].startswith(JAX_TRACK))
         for number, (own, _) in enumerate(of_track)
     ]
 

@@ -13,7 +13,7 @@ from podembed.workers.mesh.frames import Buffer, Tag, frame_views, size_of
 from podembed.workers.mesh.link import Link
 from podembed.workers.tracing.recorder import Recorder
 
-TRACED_NAMES = {
+TRACED_NAMES: dict[int, str] = {
     Tag.IDS: "id exchange",
     Tag.ROWS: "activation exchange",
     Tag.GRADIENTS: "gradient exchange",
@@ -93,7 +93,7 @@ class Exchange:
     def _record(self, link: Link) -> None:
         """Frames of both directions are over: what came is here, and the kernel has what goes."""
         hop, tag = divmod(self.tag, 1 << _HOP_BITS)
-        name = TRACED_NAMES.get(Tag(tag), "exchange") + (f", hop {hop}" if hop else "")
+        name = TRACED_NAMES.get(tag, "exchange") + (f", hop {hop}" if hop else "")
         self.trace.add(
             f"with host {link.rank}",
             name,

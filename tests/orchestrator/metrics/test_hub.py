@@ -171,17 +171,19 @@ def test_prometheus_scrapes_what_a_run_measures(tmp_path: Path) -> None:
     emitted: list[Event] = []
     with measuring(MetricsConfig(port=0), Store(str(tmp_path / "my-run")), emitted.append) as emit:
         (served,) = [event for event in emitted if isinstance(event, MetricsServed)]
-        emit(window(0, 10))
+        emit(window(0, 10, rates={"clicks": 0.1, "users": 0.2}))
         found = until_scraped(served.port, "podembed_loss")
         assert found["podembed_loss"] == {(("run", "my-run"),): 0.5}
         assert found["podembed_samples"] == {(("run", "my-run"),): 640}
         hosts = {dict(labels)["host"] for labels in found["podembed_memory_bytes"]}
         assert hosts == {"0", "1"}
         assert set(found) <= {f"podembed_{name}" for name in CATALOG}
-        emit(window(10, 20, num_hosts=1))
+        emit(window(10, 20, num_hosts=1, rates={"clicks": 0.05, "users": 0.2}))
         end = monotonic() + WAIT_S
-        while len(scraped(served.port)["podembed_memory_bytes"]) != 1:
+        while len((found := scraped(served.port))["podembed_memory_bytes"]) != 1:
             assert monotonic() < end, "a host that is gone should not stay at its last value"
+        rates = {dict(labels)["table"]: value for labels, value in found["podembed_learning_rate"].items()}
+        assert rates == {"clicks": 0.05, "users": 0.2}, "a rate that did not change is still known"
 
 
 def test_a_port_in_use_is_said_and_taken_when_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from podembed.workers.tracing.recorder import MOST_SPANS, Recorder, Span
+from podembed.workers.tracing.recorder import JAX_TRACK, MOST_SPANS, Recorder, Span
 
 _LONGEST_TEXT = 200
 # Where the profiler keeps the moment at which it began.
@@ -25,7 +25,6 @@ _ENVIRONMENT = "Task Environment"
 _BEGAN_NS = "profile_start_time"
 # The CPU's own mark behind each operation.
 _MARKS = "end: "
-TRACK = "JAX "
 
 
 class JaxProfile:
@@ -102,7 +101,7 @@ def _spans(profile: Any, ahead_s: float) -> Iterator[Span]:
         # What is above the devices, such as the machine's metadata, has no lines.
         for line in plane.lines:
             name = _track(plane.name, line.name)
-            track = f"{TRACK}{name}" + (f" {seen[name]}" if seen[name] else "")
+            track = f"{JAX_TRACK}{name}" + (f" {seen[name]}" if seen[name] else "")
             seen[name] += 1
             for event in line.events:
                 if event.duration_ns > 0 and not event.name.startswith(_MARKS):
