@@ -295,17 +295,35 @@ def _needing_files() -> Iterator[None]:
 
 def _join(address: str) -> None:
     import ray
+    from ray.exceptions import AuthenticationError
 
     from podembed.orchestrator.cluster.worker_path import DriverPath
 
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, job_config=DriverPath())
-    except (ConnectionError, TimeoutError) as error:
+    except (AuthenticationError, ConnectionError, TimeoutError) as error:
+        if _is_about_tokens(error):
+            raise ClusterNotStarted(
+                f"The Ray cluster at {address} refused this program, which has not its token. Expected the cluster's "
+                "token. Set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as the cluster has it. "
+                "Without these two, Ray reads ~/.ray/auth_token, where `ray start` leaves it on the head's machine."
+            ) from error
         raise ClusterNotStarted(
             f"Ray did not let the program join the cluster at {address}: {error}. Expected its head, and a node on "
             "this machine. "
             "What is committed stands: see to the cluster, then `podembed resume` goes on."
         ) from error
+
+
+def _is_about_tokens(error: BaseException | None) -> bool:
+    """Whether Ray says so, perhaps in the text of an error below another one."""
+    from ray.exceptions import AuthenticationError
+
+    while error is not None:
+        if isinstance(error, AuthenticationError) or AuthenticationError.__name__ in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What the connection to Ray refuses before anything of Ray is started. What it starts is seen in
+"""What the connection to Ray refuses, mostly before anything of Ray is started. What it starts is seen in
 `tests/faults/test_own_cluster.py`.
 """
 
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.long_tests import is_long
 
 # Connects with the limits (soft, hard) of its first two arguments, after the statement of the third one.
 PROGRAM = """
@@ -102,3 +104,20 @@ def test_a_cluster_that_lost_its_head_is_left_behind_after_a_moment(tmp_path: Pa
     assert "takes no connection" in lines[1]
     assert lines[2].startswith("leaving Ray without its head")
     assert lines[3] == "True True"
+
+
+@is_long
+@pytest.mark.ray
+def test_a_cluster_that_asks_for_a_token_says_how_to_give_it(ray_cluster: None, tmp_path: Path) -> None:
+    import ray
+
+    joining = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    for environment in (
+        joining | {"RAY_AUTH_TOKEN": "ab" * 32},
+        {name: value for name, value in joining.items() if not name.startswith("RAY_AUTH_")},
+    ):
+        command = [sys.executable, "-m", "podembed", "train", "--job", "synthetic", "--max-steps", "1"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert "refused this program" in done.stderr
+        assert "Set RAY_AUTH_MODE=token" in done.stderr
