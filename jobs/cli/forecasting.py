@@ -10,8 +10,16 @@ from podembed.embedding.lookup.placement import Chosen
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.table_plan import Plan, render
 from podembed.orchestrator.planning.report import render_followed
-from podembed.orchestrator.prediction.dense_half import default_path, dense_half, hosts_together
-from podembed.orchestrator.prediction.forecast import forecast, setting_of, unpredicted
+from podembed.orchestrator.prediction.choices import table_choices
+from podembed.orchestrator.prediction.dense_half import default_path, dense_halves, hosts_together
+from podembed.orchestrator.prediction.device_tables import (
+    candidates,
+    ids_per_bag,
+    proposal,
+    render_held,
+    render_proposal,
+)
+from podembed.orchestrator.prediction.forecast import demands, forecast, setting_of
 from podembed.orchestrator.prediction.report import render_forecast, render_profiles
 from podembed.orchestrator.prediction.slices import forecast_slices, render_slices
 from podembed.workers.calibration.record import read_calibration, this_machine
@@ -49,7 +57,10 @@ def show(
     Raises:
       CalibrationError: constants cannot be used, or a child failed.
     """
-    print(render(plan(command.hosts)), flush=True)
+    declared = plan(command.hosts)
+    print(render(declared), flush=True)
+    if (held := render_held(declared)) is not None:
+        print(f"\n{held}", flush=True)
     for part in _parts(command, job, reference, index, plan=plan, placed=placed, problem=problem, topology=topology):
         print(f"\n{part}", flush=True)
 
@@ -66,9 +77,6 @@ def _parts(
     topology: Topology | None,
 ) -> Iterator[str]:
     """The text behind the tables; only a remedy where there are no constants."""
-    if (reason := unpredicted(job)) is not None:
-        yield f"No time is predicted: {reason}."
-        return
     if problem is not None:
         yield _assumed(problem)
     path = Path(command.calibration).expanduser() if command.calibration else default_path()
@@ -100,13 +108,19 @@ def _parts(
     yield render_profiles(job.table_names, profiles.tables)
     if reference is None:
         yield "the dense half is left out: only a job that is named package.module:function can be measured"
-    dense = dense_half(
+    declared = plan(hosts)
+    here = demands(job, declared, profiles.tables)
+    ways = table_choices(here, setting, whys=[table.why for table in declared.tables], calibration=calibration)
+    movable = candidates(job, ways) if reference is not None else ()
+    dense, *dense_with = dense_halves(
         job,
         reference,
         calibration,
         num_hosts=hosts,
         num_processes=min(hosts, together, cpus),
         threads=command.threads_per_host,
+        lengths=ids_per_bag(job, profiles.tables),
+        moved=((), movable) if movable else ((),),
     )
     found = forecast(
         job,
@@ -119,6 +133,10 @@ def _parts(
         placed=placed,
     )
     yield render_forecast(found)
+    for with_them in dense_with:
+        yield render_proposal(
+            proposal(job, movable, here, ways, setting, calibration=calibration, dense=dense, dense_with=with_them)
+        )
     if placed is not None and hosts > 1:
         yield render_followed(
             job, index, calibration, profiles.tables, num_hosts=hosts, threads=command.threads_per_host

@@ -152,6 +152,7 @@ class MeasuredTable:
       sent_bytes: that a host sends for it in a step, in the mean; counted, not measured.
       step_s: seconds of a host in a step, in the mean: its share of the phases that go over tables, by the floats that
         it touches. Exchanges are left out.
+      is_on_devices: devices look up in it, so hosts neither send nor spend anything for it.
     """
 
     name: str
@@ -160,6 +161,7 @@ class MeasuredTable:
     hot_share: float
     sent_bytes: float
     step_s: float
+    is_on_devices: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,14 @@ from podembed.orchestrator.api.text import columns, format_bytes, printable
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import choose_buckets, cut_ways, features_per_table, table_specs, why_rows
+from podembed.workers.job.tables import (
+    choose_buckets,
+    cut_ways,
+    features_per_table,
+    host_features_per_table,
+    table_specs,
+    why_rows,
+)
 
 MAX_HOSTS_SHOWN = 32
 
@@ -31,6 +38,7 @@ class PlannedTable:
       hosts: who owns buckets of it, rising.
       why: it lies so, and whether bags are pooled at its owners or rows travel.
       is_pooled: its owners pool the bags of its features; otherwise rows travel.
+      is_on_devices: each device holds all of it and looks up there. Its owners keep what was committed.
     """
 
     spec: TableSpec
@@ -39,6 +47,12 @@ class PlannedTable:
     hosts: tuple[int, ...]
     why: str
     is_pooled: bool
+    is_on_devices: bool = False
+
+    @property
+    def device_bytes(self) -> int:
+        """Rows and slots of it that each device holds."""
+        return self.spec.num_rows * self.spec.row_bytes if self.is_on_devices else 0
 
     @property
     def is_whole(self) -> bool:
@@ -87,22 +101,41 @@ def plan(
     """
     specs = table_specs(job, table_buckets or choose_buckets(job))
     before = None if previous is None else [np.asarray(previous[spec.name], np.int32) for spec in specs]
-    counts = features_per_table(job)
+    counts = host_features_per_table(job)
     owners = place_tables(specs, num_features=counts, num_hosts=num_hosts, previous=before, chosen=chosen)
     found = ways(specs, num_features=counts, num_hosts=num_hosts, chosen=chosen)
     cut = cut_ways(job, specs, bag_lengths(job, index), num_hosts=num_hosts, chosen=chosen)
     tables = tuple(
-        _table(spec, way, count, placed, why=why, cut=if_cut)
-        for spec, way, count, placed, why, if_cut in zip(specs, found, counts, owners, why_rows(job), cut, strict=True)
+        _table(spec, way, count, placed, why=why, cut=if_cut, is_on_devices=config.is_on_devices)
+        for config, spec, way, count, placed, why, if_cut in zip(
+            job.tables, specs, found, features_per_table(job), owners, why_rows(job), cut, strict=True
+        )
     )
     return Plan(tables=tables, hosts=_hosts(tables, owners, before, num_hosts=num_hosts))
 
 
 def _table(
-    spec: TableSpec, way: Way, num_features: int, owners: np.ndarray, *, why: str | None, cut: CutWay
+    spec: TableSpec,
+    way: Way,
+    num_features: int,
+    owners: np.ndarray,
+    *,
+    why: str | None,
+    cut: CutWay,
+    is_on_devices: bool,
 ) -> PlannedTable:
     """`why`: rows must travel for the features' sake. `cut`: how it is looked up if it is cut."""
     hosts = tuple(int(host) for host in np.unique(owners))
+    if is_on_devices:
+        return PlannedTable(
+            spec=spec,
+            way=way,
+            num_features=num_features,
+            hosts=hosts,
+            why="place='device': each holds all of it; hosts keep what was committed",
+            is_pooled=False,
+            is_on_devices=True,
+        )
     why = why or why_not_pooled(spec)
     is_whole = len(hosts) == 1
     reason = "there is one host" if is_whole and not way.is_whole else way.reason
@@ -147,10 +180,14 @@ def _hosts(
 
 def summary(found: Plan) -> str:
     """One line: how many tables lie which way, what a host holds, and what another host held before."""
-    whole = sum(table.is_whole for table in found.tables)
+    on_hosts = [table for table in found.tables if not table.is_on_devices]
+    whole = sum(table.is_whole for table in on_hosts)
     sizes = [host.shard_bytes for host in found.hosts]
-    cut = len(found.tables) - whole
+    cut, away = len(on_hosts) - whole, len(found.tables) - len(on_hosts)
     parts = [f"{whole} whole at one host"] * bool(whole) + [f"{cut} cut over the hosts"] * bool(cut)
+    if away:
+        device_bytes = sum(table.device_bytes for table in found.tables)
+        parts.append(f"{away} on the devices, {format_bytes(device_bytes)} on each")
     least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
     held = least if least == most else f"{least} to {most}"
     moving = sum(host.incoming_bytes or 0 for host in found.hosts)
@@ -180,7 +217,8 @@ def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
         rule = (type(spec.optimizer), *spec.widths.items())
         kind = (spec.num_rows, spec.dim, rule, spec.layout.num_buckets, table.num_features, table.way, table.why)
         # A cut table lies on all hosts; whole ones may lie anywhere.
-        groups.setdefault((*kind, () if table.is_whole else table.hosts), []).append(table)
+        is_anywhere = table.is_whole or table.is_on_devices
+        groups.setdefault((*kind, () if is_anywhere else table.hosts), []).append(table)
     return [*groups.values()]
 
 
@@ -196,7 +234,7 @@ def _line(tables: Sequence[PlannedTable], num_hosts: int) -> tuple[str, ...]:
         f"{spec.num_rows:,}",
         str(spec.dim),
         rule,
-        f"{format_bytes(table.way.size_bytes)}{each}",
+        f"{format_bytes(table.device_bytes or table.way.size_bytes)}{each}",
         str(spec.layout.num_buckets),
         str(table.num_features),
         _where(tables, num_hosts),
@@ -206,6 +244,8 @@ def _line(tables: Sequence[PlannedTable], num_hosts: int) -> tuple[str, ...]:
 
 def _where(tables: Sequence[PlannedTable], num_hosts: int) -> str:
     hosts = sorted({host for table in tables for host in table.hosts})
+    if tables[0].is_on_devices:
+        return "all devices"
     if not tables[0].is_whole:
         return "all hosts" if len(hosts) == num_hosts else f"{len(hosts)} of {num_hosts} hosts"
     if len(tables) == 1:

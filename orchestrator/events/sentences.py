@@ -10,7 +10,7 @@ from functools import singledispatch
 from typing import Any
 
 from podembed.orchestrator.api.errors import listed
-from podembed.orchestrator.api.result import Evaluation, Recovery
+from podembed.orchestrator.api.result import Evaluation, MeasuredTable, Recovery
 from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.orchestrator.events import commits, health, machines, plans, progress, run, tracing
 from podembed.orchestrator.events.event import Event
@@ -224,11 +224,19 @@ def _(event: plans.PlanChanges) -> str:
 def _(event: progress.TablesMeasured) -> str:
     slowest = sorted(event.tables, key=lambda table: -table.step_s)[:MOST_TABLES]
     each = "; ".join(
-        f"{table.name} {1e3 * table.step_s:.2f} ({table.ids_per_sample:.3g} ids a sample, {table.distinct_share:.0%} "
-        f"distinct, {table.hot_share:.0%} of 256 rows, sends {format_bytes(table.sent_bytes)})"
+        f"{table.name} {_took(table)} ({table.ids_per_sample:.3g} ids a sample, {table.distinct_share:.0%} distinct, "
+        f"{table.hot_share:.0%} of 256 rows{_sent(table)})"
         for table in slowest
     )
     return f"step {event.step}: ms a step of a host for each of {plural(len(event.tables), 'table')}: {each}"
+
+
+def _took(table: MeasuredTable) -> str:
+    return "on the devices" if table.is_on_devices else f"{1e3 * table.step_s:.2f}"
+
+
+def _sent(table: MeasuredTable) -> str:
+    return "" if table.is_on_devices else f", sends {format_bytes(table.sent_bytes)}"
 
 
 @sentence.register
@@ -242,7 +250,7 @@ def _(event: progress.ExchangesChosen) -> str:
 def _(event: progress.ProgramsCompiled) -> str:
     programs = plural(event.num_programs, "program")
     return (
-        f"step {event.step}: compiled {programs} for sequences of other lengths in {event.seconds:.1f} s, "
+        f"step {event.step}: compiled {programs} for bags or sequences of other lengths in {event.seconds:.1f} s, "
         f"{event.total} so far"
     )
 

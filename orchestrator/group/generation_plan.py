@@ -21,7 +21,7 @@ from podembed.workers.device.options import DeviceOptions
 from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import cut_ways, features_per_table, table_specs
+from podembed.workers.job.tables import cut_ways, host_features_per_table, table_specs
 from podembed.workers.mesh.options import Route
 
 
@@ -155,7 +155,7 @@ def _placed(
     num_hosts: int,
 ) -> tuple[np.ndarray, ...]:
     previous = None if before is None else [np.asarray(before[spec.name], np.int32) for spec in specs]
-    features = features_per_table(job)
+    features = host_features_per_table(job)
     return tuple(place_tables(specs, num_features=features, num_hosts=num_hosts, previous=previous, chosen=chosen))
 
 

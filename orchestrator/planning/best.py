@@ -21,7 +21,7 @@ from podembed.orchestrator.prediction.step import predict
 from podembed.workers.calibration.record import Calibration
 from podembed.workers.input.index import InputIndex
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import features_per_table, table_specs
+from podembed.workers.job.tables import host_features_per_table, table_specs
 
 BY_RULE = "by size and features"
 FIRST_GAIN = 0.05
@@ -62,7 +62,9 @@ class Tables:
     def owners(self, chosen: Sequence[Chosen] | None) -> Mapping[str, Sequence[int]]:
         """Of each bucket of each table, in a new run that has this plan."""
         specs = table_specs(self.job, self.buckets)
-        placed = place_tables(specs, num_features=features_per_table(self.job), num_hosts=self.num_hosts, chosen=chosen)
+        placed = place_tables(
+            specs, num_features=host_features_per_table(self.job), num_hosts=self.num_hosts, chosen=chosen
+        )
         return {spec.name: owners.tolist() for spec, owners in zip(specs, placed, strict=True)}
 
 

@@ -52,6 +52,7 @@ def measured_tables(
             hot_share=profile.hot_share,
             sent_bytes=sent_bytes([asked], setting) if setting.num_hosts > 1 else 0.0,
             step_s=spent_s * own / max(sum(floats), 1e-30),
+            is_on_devices=table.is_on_devices,
         )
         for table, profile, asked, own in zip(plan.tables, profiles, traffic, floats, strict=True)
     )

@@ -12,10 +12,11 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import NotPredicted
 from podembed.orchestrator.planning.planner import Planner
 from podembed.orchestrator.prediction.dense_half import default_path, dense_half, hosts_together
-from podembed.orchestrator.prediction.forecast import demands, setting_of, unpredicted
+from podembed.orchestrator.prediction.device_tables import ids_per_bag
+from podembed.orchestrator.prediction.forecast import demands, setting_of
 from podembed.orchestrator.prediction.step import predict
 from podembed.orchestrator.run.run import OpenRun
-from podembed.workers.calibration.record import CalibrationError, read_calibration, this_machine
+from podembed.workers.calibration.record import read_calibration, this_machine
 from podembed.workers.input.profile import profiles_at_hand
 from podembed.workers.liveness.progress import Phase
 
@@ -57,8 +58,6 @@ def prediction_of(
     calibration = read_calibration(calibration_path or default_path(), this_machine())
     if calibration is None:
         return None
-    if (reason := unpredicted(run.job)) is not None:
-        raise CalibrationError(reason)
     job, num_hosts, cpus = run.job, scaling.least_hosts, calibration.machine.cpus
     base = run.newest_commit()
     planner = Planner(run, scaling, emit=lambda event: None)
@@ -81,6 +80,7 @@ def prediction_of(
         num_hosts=num_hosts,
         num_processes=min(together, cpus),
         threads=scaling.threads_per_host or 1,
+        lengths=ids_per_bag(job, profiles.tables),
     )
     step = predict(demands(job, found, profiles.tables), setting, calibration=calibration, dense=dense)
     num_steps, step_s = result.num_samples / job.batch_size, job.batch_size / result.median_samples_per_s

@@ -33,7 +33,6 @@ from podembed.orchestrator.planning.records import (
     write_planning,
 )
 from podembed.orchestrator.prediction.dense_half import default_path
-from podembed.orchestrator.prediction.forecast import unpredicted
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.calibration.record import CalibrationRefused, read_calibration, this_machine
 from podembed.workers.input.profile import profiles_at_hand
@@ -60,7 +59,6 @@ class Planner:
         self._run, self._emit = run, emit
         self._threads = scaling.threads_per_host or 1
         self._follows = scaling.plan == "auto"
-        self._unpredicted = unpredicted(run.job)
         self._record: PlanningRecord | None = None
         self._current: PlanRecord | None = None
         self._steps: list[int] = []
@@ -72,7 +70,7 @@ class Planner:
 
     def recorded(self, *, num_hosts: int, step: int) -> tuple[Chosen, ...] | None:
         """What was chosen for a step on so many hosts; None for the rule, and where nothing was chosen yet."""
-        if not self._follows or num_hosts == 1 or self._unpredicted is not None:
+        if not self._follows or num_hosts == 1:
             return None
         found = self._plan(num_hosts=num_hosts, step=step)
         return found.chosen if found is not None else None
@@ -106,9 +104,6 @@ class Planner:
         """
         self._current = None
         if not self._follows or num_hosts == 1:
-            return None
-        if self._unpredicted is not None:
-            self._emit(NotPlanned(reason=self._unpredicted))
             return None
         self._record = self._planning()
         if self._record is None and step == 0:

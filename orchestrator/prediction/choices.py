@@ -58,12 +58,14 @@ class TableChoice:
     Attributes:
       why: it goes this way.
       costs: of each way that its optimizer and its features allow.
+      is_on_devices: hosts do nothing for it in a step.
     """
 
     name: str
     way: TableWay
     why: str
     costs: tuple[tuple[TableWay, WayCost], ...]
+    is_on_devices: bool = False
 
     @property
     def cost(self) -> WayCost:
@@ -129,13 +131,14 @@ def table_choices(
                 (way, _cost(replace(asked, way=way), setting, footprint, kernels, calibration))
                 for way in _ways(table, setting)
             ),
+            is_on_devices=table.is_on_devices,
         )
         for table, asked, why in zip(tables, traffic, whys, strict=True)
     )
 
 
 def _ways(table: TableDemand, setting: Setting) -> list[TableWay]:
-    if setting.num_hosts == 1 or table.must_travel or why_not_pooled(table.spec) is not None:
+    if setting.num_hosts == 1 or table.is_on_devices or table.must_travel or why_not_pooled(table.spec) is not None:
         return [table.way]
     return [*TableWay]
 

@@ -57,6 +57,7 @@ class TableDemand:
       num_features: that look up in it.
       num_divided: of these, those whose combiner divides.
       must_travel: its rows go to the samples as they are, whatever else would be faster.
+      is_on_devices: devices look up and update it. Hosts keep its rows in memory, and do nothing for it in a step.
     """
 
     spec: TableSpec
@@ -66,10 +67,23 @@ class TableDemand:
     num_divided: int
     profile: TableProfile
     must_travel: bool = False
+    is_on_devices: bool = False
 
     def traffic(self, setting: Setting) -> TableTraffic:
-        """What one step asks of it."""
+        """What one step asks of it from hosts."""
         samples, profile = setting.host_samples, self.profile
+        if self.is_on_devices:
+            return TableTraffic(
+                dim=self.spec.dim,
+                slot_floats=sum(self.spec.widths.values()) - self.spec.dim,
+                num_rows=self.spec.num_rows,
+                way=TableWay.WHOLE,
+                features=0,
+                bags=0.0,
+                ids=0.0,
+                host_rows=0.0,
+                all_rows=0.0,
+            )
         return TableTraffic(
             dim=self.spec.dim,
             slot_floats=sum(self.spec.widths.values()) - self.spec.dim,

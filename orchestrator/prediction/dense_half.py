@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from podembed.orchestrator.cluster.worker_environment import worker_environment
 from podembed.orchestrator.prediction.demand import DenseHalf
+from podembed.orchestrator.prediction.device_tables import exchanged_bytes
 from podembed.workers.calibration.measure import MAX_SIDE_BY_SIDE, measure_models
 from podembed.workers.calibration.record import Calibration, ModelTime
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.on_devices.moved import on_devices
 from podembed.workers.job.reference import JobReference
 
 
@@ -35,26 +39,62 @@ def dense_half(
     num_hosts: int,
     num_processes: int,
     threads: int = 1,
+    lengths: Mapping[str, float] | None = None,
 ) -> DenseHalf:
+    """As `dense_halves`, of the job as it is."""
+    (found,) = dense_halves(
+        job,
+        reference,
+        calibration,
+        num_hosts=num_hosts,
+        num_processes=num_processes,
+        threads=threads,
+        lengths=lengths,
+        moved=((),),
+    )
+    return found
+
+
+def dense_halves(
+    job: JobConfig,
+    reference: JobReference | None,
+    calibration: Calibration,
+    *,
+    num_hosts: int,
+    num_processes: int,
+    threads: int = 1,
+    lengths: Mapping[str, float] | None = None,
+    moved: Sequence[Sequence[str]],
+) -> list[DenseHalf]:
     """The job's own training step, measured with a host's samples. Its overhead is that of this machine's device.
+
+    Tables on devices are a part of it. What devices exchange for them is counted as for gradients.
 
     Args:
       reference: by which a child builds the job; None leaves the dense half out.
       num_processes: that work side by side on one machine.
       threads: of a device process.
+      lengths: by feature the mean length of its bags; 1 where nothing is said.
+      moved: for each step the tables that are put on the devices, beside those that are there.
 
     Raises:
       MeasuringFailed: a child ended without an answer.
     """
     if reference is None:
-        return DenseHalf(step_s=0.0, sample_s=0.0)
+        return [DenseHalf(step_s=0.0, sample_s=0.0) for _ in moved]
     samples = max(1, job.batch_size // num_hosts)
-    (time,) = measure_models(
-        [(reference, samples)],
+    times = measure_models(
+        [(reference, samples)] * len(moved),
         num_processes=min(num_processes, MAX_SIDE_BY_SIDE),
         environment=children_environment(threads),
+        on_devices=moved,
+        ids_per_bag=lengths,
     )
-    return dense_of(time, calibration, num_processes=num_processes)
+    found = [dense_of(time, calibration, num_processes=num_processes) for time in times]
+    return [
+        replace(one, gradient_bytes=one.gradient_bytes + exchanged_bytes(on_devices(job, names), lengths or {}))
+        for one, names in zip(found, moved, strict=True)
+    ]
 
 
 def dense_of(time: ModelTime, calibration: Calibration, *, num_processes: int) -> DenseHalf:

@@ -126,16 +126,6 @@ def setting_of(
     )
 
 
-def unpredicted(job: JobConfig) -> str | None:
-    """Why no step of a job is predicted; None where it is. Constants of a machine say nothing of lookups on devices,
-    and to count such tables for hosts would be wrong.
-    """
-    names = [name for name, table in zip(job.table_names, job.tables, strict=True) if table.is_on_devices]
-    if not names:
-        return None
-    return f"tables {', '.join(names)} have place='device', and no constant of this machine is about lookups there"
-
-
 def demands(job: JobConfig, plan: Plan, profiles: Sequence[TableProfile]) -> list[TableDemand]:
     """The tables of a job as a plan places them."""
     bindings = feature_bindings(job)
@@ -151,12 +141,15 @@ def demands(job: JobConfig, plan: Plan, profiles: Sequence[TableProfile]) -> lis
             num_divided=divided[at],
             profile=profile,
             must_travel=travels[at],
+            is_on_devices=table.is_on_devices,
         )
         for at, (table, profile) in enumerate(zip(plan.tables, profiles, strict=True))
     ]
 
 
 def _way(table: PlannedTable) -> TableWay:
+    if table.is_on_devices:
+        return TableWay.WHOLE
     if not table.is_pooled:
         return TableWay.ROWS
     return TableWay.WHOLE if table.is_whole else TableWay.PARTIAL

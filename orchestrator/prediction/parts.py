@@ -66,6 +66,8 @@ class HostSeconds:
         self.prefetches_rows = _is_worthwhile(traffic, setting, of_rows=True)
         self.prefetches_pooled = _is_worthwhile(traffic, setting, of_rows=False)
         for table, asked in zip(tables, traffic, strict=True):
+            if table.is_on_devices:
+                continue
             work = table_work(asked, num_hosts=num_hosts, footprint=footprint, memory=kernels.memory)
             self._add(work.every_host, asked, None, kernels)
             self._add(work.owner, asked, table.owner, kernels)

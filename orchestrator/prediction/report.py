@@ -63,7 +63,8 @@ def _ways(tables: Sequence[TableChoice]) -> str:
     """The way of each table and what the others would cost, the most expensive table first. Alike ones share a line."""
     rows: list[tuple[str, ...]] = [("table", "way", *(f"{way} ms" for way in TableWay), "sends", "why", "cheaper")]
     alike: dict[tuple[str, ...], list[str]] = {}
-    for table in sorted(tables, key=lambda table: -table.cost.host_s):
+    on_hosts = [table for table in tables if not table.is_on_devices]
+    for table in sorted(on_hosts, key=lambda table: -table.cost.host_s):
         costs = dict(table.costs)
         cheapest = table.cheapest
         is_better = costs[cheapest].host_s * _CHEAPER < table.cost.host_s

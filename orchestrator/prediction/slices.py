@@ -18,6 +18,7 @@ from podembed.orchestrator.api.text import columns, format_bytes, plural, printa
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.decisions.table_plan import Plan
 from podembed.orchestrator.prediction.demand import Setting, traffic_of
+from podembed.orchestrator.prediction.device_tables import exchanged_bytes, ids_per_bag
 from podembed.orchestrator.prediction.forecast import demands
 from podembed.orchestrator.prediction.parts import sent_bytes
 from podembed.workers.device.dense_half import initial
@@ -34,7 +35,7 @@ class SlicesForecast:
       held_bytes: rows and slots of the host that has most.
       all_bytes, all_rows: of all hosts.
       exchanged_bytes: that a host sends to others in a step over DCN, in the mean.
-      gradient_bytes: of the dense model.
+      gradient_bytes: of the dense model, and of tables on the devices.
       lost_bytes, lost_rows: of the slice that has most; rows in the mean, as if all had equally many bytes.
     """
 
@@ -99,7 +100,7 @@ def forecast_slices(
         all_bytes=all_bytes,
         all_rows=all_rows,
         exchanged_bytes=sent_bytes(traffic_of(demands(job, plan, profiles), setting), setting),
-        gradient_bytes=gradient_bytes(job),
+        gradient_bytes=gradient_bytes(job) + math.ceil(exchanged_bytes(job, ids_per_bag(job, profiles))),
         lost_bytes=max(of_slices),
         lost_rows=round(all_rows * max(of_slices) / all_bytes) if all_bytes else 0,
     )

@@ -90,13 +90,25 @@ def measure_exchanges(num_hosts: int, environment: Mapping[str, str]) -> list[fl
 
 
 def measure_models(
-    jobs: Sequence[tuple[JobReference, int]], *, num_processes: int, environment: Mapping[str, str]
+    jobs: Sequence[tuple[JobReference, int]],
+    *,
+    num_processes: int,
+    environment: Mapping[str, str],
+    on_devices: Sequence[Sequence[str]] | None = None,
+    ids_per_bag: Mapping[str, float] | None = None,
 ) -> list[ModelTime]:
-    """Steps of the dense halves of jobs with so many samples, in so many processes side by side; the slowest ones."""
+    """Steps of the dense halves of jobs with so many samples, in so many processes side by side; the slowest ones.
+
+    Args:
+      on_devices: for each job names of tables that are put there, beside those that it declares so.
+      ids_per_bag: as of `measure_model`.
+    """
     request = {
         "measure": "models",
         "jobs": [{"function": job.function, "arguments": dict(job.arguments), "folder": job.folder} for job, _ in jobs],
         "samples": [samples for _, samples in jobs],
+        "on_devices": [list(names) for names in on_devices or [()] * len(jobs)],
+        "ids_per_bag": dict(ids_per_bag or {}),
     }
     answers = answers_of([request] * num_processes, environment)
     found = [[from_document(ModelTime, "model", document) for document in answer] for answer in answers]

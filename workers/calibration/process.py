@@ -37,11 +37,14 @@ def answer(request: Mapping[str, Any]) -> Any:
             return measure_exchange(int(request["rank"]), token, num_hosts=hosts, swap=_swap)
         case "models":
             from podembed.workers.calibration.model import measure_model
+            from podembed.workers.job.on_devices.moved import on_devices
             from podembed.workers.job.reference import JobReference
 
-            jobs = [JobReference(**job).resolve() for job in request["jobs"]]
-            pairs = zip(jobs, request["samples"], strict=True)
-            return [to_document(measure_model(job, int(samples))) for job, samples in pairs]
+            found = []
+            for job, samples, names in zip(request["jobs"], request["samples"], request["on_devices"], strict=True):
+                moved = on_devices(JobReference(**job).resolve(), names)
+                found.append(measure_model(moved, int(samples), ids_per_bag=request["ids_per_bag"]))
+            return [to_document(time) for time in found]
         case other:
             raise ValueError(f"Found {other!r} to measure. Expected lookups, dense, models, reading or exchange.")
 

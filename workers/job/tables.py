@@ -148,6 +148,14 @@ def features_per_table(job: JobConfig) -> tuple[int, ...]:
     return tuple(bound.count(at) for at in range(len(job.tables)))
 
 
+def host_features_per_table(job: JobConfig) -> tuple[int, ...]:
+    """The same of those that hosts look up. A table on the devices has none: its owners only keep what was committed,
+    so it gives them no work.
+    """
+    counts = features_per_table(job)
+    return tuple(0 if table.is_on_devices else count for table, count in zip(job.tables, counts, strict=True))
+
+
 def learning_rates(
     specs: Sequence[TableSpec], step: int, schedule: Callable[[int], float] | None = None
 ) -> list[float]:

@@ -31,7 +31,14 @@ def plan(folder: str, constants: Path, *more: str) -> tuple[int, str, str]:
 def test_a_plan_predicts_the_step_of_a_job(small_data: str, constants: Path) -> None:
     code, out, err = plan(small_data, constants, "--hosts", "2")
     assert (code, err) == (0, "")
-    for words in ("untouched before", "phase of a step, host 0", "dedup", "undo log, when full", "against the plan"):
+    for words in (
+        "untouched before",
+        "phase of a step, host 0",
+        "dedup",
+        "undo log, when full",
+        "against the plan",
+        "place='device'",
+    ):
         assert words in out
     assert "spread evenly" not in out
 

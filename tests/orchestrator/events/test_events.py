@@ -149,7 +149,9 @@ def told(node: ast.AST) -> list[str]:
 
 def test_programs_that_are_compiled_in_the_middle_are_counted() -> None:
     compiled = progress.ProgramsCompiled(step=24, num_programs=2, seconds=3.25, total=5)
-    assert sentence(compiled) == "step 24: compiled 2 programs for sequences of other lengths in 3.2 s, 5 so far"
+    assert (
+        sentence(compiled) == "step 24: compiled 2 programs for bags or sequences of other lengths in 3.2 s, 5 so far"
+    )
 
 
 def test_a_choice_of_routes_says_what_goes_by_way_of_relays() -> None:

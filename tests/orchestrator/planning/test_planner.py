@@ -134,19 +134,19 @@ def test_constants_that_cannot_be_used_are_named(run: OpenRun, tmp_path: Path) -
     assert str(path) in event.reason
 
 
-def test_tables_on_devices_are_not_planned_and_named(
+def test_tables_on_devices_have_no_part_in_what_hosts_take(
     run: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calibrate(tmp_path, dedup_rows=SLOW_ROWS)
     monkeypatch.setattr(run.job.tables[0], "place", "device")
     heard: list[Event] = []
-    planner = Planner(run, TWO, emit=heard.append)
-    assert planner.begin(num_hosts=2, step=0) is None
-    assert planner.recorded(num_hosts=2, step=0) is None
+    chosen = Planner(run, TWO, emit=heard.append).begin(num_hosts=2, step=0)
+    assert chosen is not None
+    assert chosen[0].work == 0
+    assert sum(one.work for one in chosen) == pytest.approx(1.0)
     (event,) = heard
-    assert isinstance(event, NotPlanned)
-    assert run.job.table_names[0] in event.reason
-    assert not run.store.exists(PLANNING_FILE)
+    assert isinstance(event, TablesPlanned)
+    assert event.tables[0].why.startswith("place='device'")
 
 
 @pytest.mark.parametrize("name", [PLANNING_FILE, "plans/s000000000-h00002.json"])

@@ -38,10 +38,17 @@ def test_a_byte_costs_what_large_messages_take_longer() -> None:
 def test_the_dense_half_of_a_job_is_measured(tmp_path: Path) -> None:
     reference = JobReference(function="tests.small_job:small_job", arguments={"folder": str(tmp_path)})
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "JAX_PLATFORMS": "cpu"}
-    few, many = measure_models([(reference, 8), (reference, 16)], num_processes=1, environment=environment)
-    assert (few.num_samples, many.num_samples) == (8, 16)
+    few, many, moved = measure_models(
+        [(reference, 8), (reference, 16), (reference, 16)],
+        num_processes=1,
+        environment=environment,
+        on_devices=[(), (), ("a", "bags")],
+        ids_per_bag={"bag": 2.5},
+    )
+    assert (few.num_samples, many.num_samples, moved.num_samples) == (8, 16, 16)
     assert 0 < few.step_s < 10
-    assert few.gradient_bytes == many.gradient_bytes > 0
+    assert few.gradient_bytes == many.gradient_bytes == moved.gradient_bytes > 0
+    assert 0 < moved.step_s < 10
 
 
 def test_reading_costs_something() -> None:

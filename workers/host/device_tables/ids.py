@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
 from podembed.workers.data.errors import InputError
 from podembed.workers.device.shared_memory import ChannelEnd
 from podembed.workers.device.tables.ids_layout import BagArrays, IdsLayout
@@ -18,11 +18,11 @@ from podembed.workers.job.on_devices.rooms import MOST_IDS, first_levels, level_
 from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels
 
 
-def ids_layout(job: JobConfig, tables: Sequence[Table], *, num_samples: int) -> IdsLayout:
+def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) -> IdsLayout:
     """The arrays for the tables on devices.
 
     Args:
-      tables: the shard.
+      specs: of all tables.
       num_samples: of this host's share of a batch, with padding.
     """
     held = device_tables(job)
@@ -32,7 +32,7 @@ def ids_layout(job: JobConfig, tables: Sequence[Table], *, num_samples: int) -> 
         num_bags={name: num_samples * math.prod(job.activation_shapes[name][:-1]) for name in job.device_features},
         weighted=weighted_features(job),
         num_tables=len(held),
-        bucket_floats=max(tables[one.at].spec.bucket_bytes for one in held) // 4,
+        bucket_floats=max(specs[one.at].bucket_bytes for one in held) // 4,
     )
 
 

@@ -27,7 +27,7 @@ class DeviceTables:
 
     def layout(self, *, num_samples: int) -> IdsLayout:
         """What the shared memory has for them, where this host's share of a batch has so many samples."""
-        return ids_layout(self._job, self._tables, num_samples=num_samples)
+        return ids_layout(self._job, [table.spec for table in self._tables], num_samples=num_samples)
 
     def ids(self, device: ChannelEnd) -> DeviceIds:
         """The ids of batches."""
