@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podembed.embedding.lookup.placement import Chosen
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.table_plan import Plan, render
 from podembed.orchestrator.planning.report import render_followed
-from podembed.orchestrator.prediction.choices import table_choices
-from podembed.orchestrator.prediction.dense_half import default_path, dense_halves, hosts_together
-from podembed.orchestrator.prediction.device_tables import (
-    candidates,
-    ids_per_bag,
-    proposal,
-    render_held,
-    render_proposal,
-)
-from podembed.orchestrator.prediction.forecast import demands, forecast, setting_of
+from podembed.orchestrator.prediction.dense_half import default_path, hosts_together
+from podembed.orchestrator.prediction.forecast import Placed, forecast, setting_of
+from podembed.orchestrator.prediction.on_devices.proposal import dense_and_proposal, render_proposal
 from podembed.orchestrator.prediction.report import render_forecast, render_profiles
 from podembed.orchestrator.prediction.slices import forecast_slices, render_slices
 from podembed.workers.calibration.record import read_calibration, this_machine
@@ -40,7 +32,7 @@ def show(
     index: InputIndex | None,
     *,
     plan: Callable[[int], Plan],
-    placed: Callable[[Sequence[Chosen]], Plan] | None = None,
+    placed: Placed | None = None,
     problem: str | None = None,
     topology: Topology | None = None,
 ) -> None:
@@ -57,10 +49,7 @@ def show(
     Raises:
       CalibrationError: constants cannot be used, or a child failed.
     """
-    declared = plan(command.hosts)
-    print(render(declared), flush=True)
-    if (held := render_held(declared)) is not None:
-        print(f"\n{held}", flush=True)
+    print(render(plan(command.hosts)), flush=True)
     for part in _parts(command, job, reference, index, plan=plan, placed=placed, problem=problem, topology=topology):
         print(f"\n{part}", flush=True)
 
@@ -72,7 +61,7 @@ def _parts(
     index: InputIndex | None,
     *,
     plan: Callable[[int], Plan],
-    placed: Callable[[Sequence[Chosen]], Plan] | None,
+    placed: Placed | None,
     problem: str | None,
     topology: Topology | None,
 ) -> Iterator[str]:
@@ -108,20 +97,7 @@ def _parts(
     yield render_profiles(job.table_names, profiles.tables)
     if reference is None:
         yield "the dense half is left out: only a job that is named package.module:function can be measured"
-    declared = plan(hosts)
-    here = demands(job, declared, profiles.tables)
-    ways = table_choices(here, setting, whys=[table.why for table in declared.tables], calibration=calibration)
-    movable = candidates(job, ways) if reference is not None else ()
-    dense, *dense_with = dense_halves(
-        job,
-        reference,
-        calibration,
-        num_hosts=hosts,
-        num_processes=min(hosts, together, cpus),
-        threads=command.threads_per_host,
-        lengths=ids_per_bag(job, profiles.tables),
-        moved=((), movable) if movable else ((),),
-    )
+    dense, proposed = dense_and_proposal(job, reference, plan(hosts), profiles.tables, setting, calibration=calibration)
     found = forecast(
         job,
         setting,
@@ -133,10 +109,8 @@ def _parts(
         placed=placed,
     )
     yield render_forecast(found)
-    for with_them in dense_with:
-        yield render_proposal(
-            proposal(job, movable, here, ways, setting, calibration=calibration, dense=dense, dense_with=with_them)
-        )
+    if proposed is not None:
+        yield render_proposal(proposed)
     if placed is not None and hosts > 1:
         yield render_followed(
             job, index, calibration, profiles.tables, num_hosts=hosts, threads=command.threads_per_host

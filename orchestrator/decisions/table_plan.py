@@ -206,7 +206,10 @@ def render(found: Plan) -> str:
         hosts.append((str(number), format_bytes(host.shard_bytes), str(host.num_pooled), incoming))
     if len(found.hosts) > MAX_HOSTS_SHOWN:
         hosts.append((f"... {len(found.hosts) - 1}", "", "", ""))
-    return printable(f"{columns(lines)}\n\n{columns(hosts)}\n\n{summary(found)}")
+    text = printable("\n\n".join([columns(lines), columns(hosts), summary(found)]))
+    if not any(table.is_on_devices for table in found.tables):
+        return text
+    return f"{text}\nhosts send nothing for tables on the devices, and hold their rows as they were committed"
 
 
 def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:

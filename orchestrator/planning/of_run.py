@@ -12,8 +12,8 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import NotPredicted
 from podembed.orchestrator.planning.planner import Planner
 from podembed.orchestrator.prediction.dense_half import default_path, dense_half, hosts_together
-from podembed.orchestrator.prediction.device_tables import ids_per_bag
 from podembed.orchestrator.prediction.forecast import demands, setting_of
+from podembed.orchestrator.prediction.on_devices.exchanged import ids_per_bag
 from podembed.orchestrator.prediction.step import predict
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.calibration.record import read_calibration, this_machine

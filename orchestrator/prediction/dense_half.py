@@ -9,7 +9,7 @@ from pathlib import Path
 
 from podembed.orchestrator.cluster.worker_environment import worker_environment
 from podembed.orchestrator.prediction.demand import DenseHalf
-from podembed.orchestrator.prediction.device_tables import exchanged_bytes
+from podembed.orchestrator.prediction.on_devices.exchanged import exchanged_bytes
 from podembed.workers.calibration.measure import MAX_SIDE_BY_SIDE, measure_models
 from podembed.workers.calibration.record import Calibration, ModelTime
 from podembed.workers.job.job import JobConfig

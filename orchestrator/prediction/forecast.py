@@ -19,6 +19,9 @@ from podembed.workers.calibration.record import Calibration
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import feature_bindings, needs_rows
 
+Placed = Callable[[Sequence[Chosen]], Plan]
+"""Where tables would lie if costs decided."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
@@ -50,7 +53,7 @@ def forecast(
     calibration: Calibration,
     dense: DenseHalf,
     undo_share: float,
-    placed: Callable[[Sequence[Chosen]], Plan] | None = None,
+    placed: Placed | None = None,
 ) -> Forecast:
     """Predicts the declared setting, and those that may be better.
 

@@ -18,8 +18,8 @@ from podembed.orchestrator.api.text import columns, format_bytes, plural, printa
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.decisions.table_plan import Plan
 from podembed.orchestrator.prediction.demand import Setting, traffic_of
-from podembed.orchestrator.prediction.device_tables import exchanged_bytes, ids_per_bag
 from podembed.orchestrator.prediction.forecast import demands
+from podembed.orchestrator.prediction.on_devices.exchanged import exchanged_bytes, ids_per_bag
 from podembed.orchestrator.prediction.parts import sent_bytes
 from podembed.workers.device.dense_half import initial
 from podembed.workers.job.job import JobConfig

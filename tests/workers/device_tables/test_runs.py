@@ -7,12 +7,19 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.inference.evaluate import evaluate
+from podembed.orchestrator.inference.export_model import export_model
+from podembed.orchestrator.inference.predict import predict
+from podembed.workers.inference.exported_model import load
 from tests.long_tests import is_long, long_case
 from tests.processes import actor_processes
+from tests.run_state import committed_state
 from tests.workers.device_tables.jobs import SIZES, assert_close, train, write_rows
 
 
@@ -33,7 +40,25 @@ def on_hosts(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
 def test_tables_on_devices_train_as_those_on_hosts(
     folder: Path, tmp_path: Path, on_hosts: Result, on_devices: list[str]
 ) -> None:
-    assert_close(train(folder, tmp_path, "run", on_devices=on_devices), on_hosts)
+    found = train(folder, tmp_path, "run", on_devices=on_devices)
+    assert_close(found, on_hosts)
+    assert {table.name: (table.is_on_devices, table.sent_bytes, table.step_s > 0) for table in found.tables} == {
+        name: (name in on_devices, 0.0, name not in on_devices) for name in SIZES
+    }
+    if len(on_devices) == len(SIZES):
+        assert_served(found, folder, tmp_path)
+
+
+def assert_served(found: Result, folder: Path, scratch: Path) -> None:
+    """A commit is predicted and exported with the tables of the devices: the same scores to the last bit."""
+    rows = str(folder / "rows.parquet")
+    assert evaluate(found.path).evaluation.loss == pytest.approx(found.evaluations[-1].loss, rel=1e-6)
+    predict(found.path, data=(rows,), out=str(scratch / "scores.parquet"))
+    export_model(found.path, out=str(scratch / "model"))
+    columns = pq.read_table(rows).drop_columns(["label", "shares"]).to_pydict()
+    scores = pq.read_table(scratch / "scores.parquet")["score"].to_numpy()
+    assert np.ptp(scores) > 0.1
+    np.testing.assert_array_equal(load(str(scratch / "model")).predict(columns), scores)
 
 
 def test_a_run_moves_a_table_when_it_resumes(folder: Path, tmp_path: Path, on_hosts: Result) -> None:
@@ -81,6 +106,29 @@ class Killer(SilentReporter):
         if self.has_commit and not self.killed:
             self.killed.append(actor_processes(self.kind)[0])
             os.kill(self.killed[0], signal.SIGKILL)
+
+
+@pytest.mark.ray
+@is_long
+def test_numbers_of_hosts_change_with_the_bytes_of_a_run_without_a_loss(
+    folder: Path, tmp_path: Path, on_hosts: Result, ray_cluster: None
+) -> None:
+    """Two hosts, one, and two again, with one table on hosts. A host is killed on the way."""
+    killer = Killer("HostActor")
+    disturbed = chain(folder, tmp_path, "disturbed", killer)
+    assert len(killer.killed) == len(killer.recoveries) == 1
+    assert_close(disturbed, on_hosts)
+    arrays = committed_state(disturbed.path)
+    for name, values in committed_state(chain(folder, tmp_path, "alone", SilentReporter()).path).items():
+        np.testing.assert_array_equal(arrays[name], values, err_msg=name)
+
+
+def chain(folder: Path, storage: Path, name: str, reporter: SilentReporter) -> Result:
+    """A run whose parts have other numbers of hosts; the first part has the reporter."""
+    placed: dict[str, Any] = {"on_devices": ["few", "many"]}
+    train(folder, storage, name, num_hosts=2, max_steps=15, reporter=reporter, **placed)
+    train(folder, storage, name, max_steps=18, **placed)
+    return train(folder, storage, name, num_hosts=2, **placed)
 
 
 @pytest.mark.ray

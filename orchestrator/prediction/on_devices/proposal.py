@@ -1,28 +1,26 @@
-"""Tables on devices in predictions: what they hold, what devices exchange for them, and which host tables should go
-there.
-
-What a device takes to look up and update is measured with the job's own step (`dense_half`). Functions of their
-arguments alone.
+"""Which host tables devices could hold, and whether that pays. Functions of their arguments alone, but for
+`dense_and_proposal`, which measures.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from podembed.embedding.costs.profile import TableProfile
 from podembed.orchestrator.api.text import columns, format_bytes, plural, printable
 from podembed.orchestrator.decisions.table_plan import Plan
-from podembed.orchestrator.prediction.choices import TableChoice
+from podembed.orchestrator.prediction.choices import TableChoice, table_choices
 from podembed.orchestrator.prediction.demand import DenseHalf, Setting, TableDemand
+from podembed.orchestrator.prediction.dense_half import dense_halves
+from podembed.orchestrator.prediction.forecast import demands
+from podembed.orchestrator.prediction.on_devices.exchanged import device_sizes, ids_per_bag
 from podembed.orchestrator.prediction.step import predict
 from podembed.orchestrator.prediction.timeline import PredictedStep
 from podembed.workers.calibration.record import Calibration
 from podembed.workers.job.job import JobConfig, JobError
-from podembed.workers.job.on_devices.declared import device_tables, weighted_features
 from podembed.workers.job.on_devices.moved import on_devices
-from podembed.workers.job.on_devices.rooms import level_for, room_at
+from podembed.workers.job.reference import JobReference
 
 MOST_PROPOSED_BYTES = 1 << 30
 """Of all tables that are proposed, on each device: the rest of it is for the model and its batches."""
@@ -30,7 +28,6 @@ LEAST_SHARE = 0.02
 """Of what hosts do for tables, that a table must have to be worth a word."""
 LEAST_GAIN = 0.05
 """Of the step: predictions are no better than that."""
-_WORD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,48 +69,6 @@ class Proposal:
         return sum(table.device_bytes for table in self.tables)
 
 
-def ids_per_bag(job: JobConfig, profiles: Sequence[TableProfile]) -> Mapping[str, float]:
-    """By feature the mean length of its bags.
-
-    Args:
-      profiles: one a table.
-    """
-    found = {}
-    for table, profile in zip(job.tables, profiles, strict=True):
-        names = [name for name, feature in job.features.items() if feature.table is table]
-        for name, ids in zip(names, profile.ids_per_sample, strict=True):
-            found[name] = ids / _bags_per_sample(job, name)
-    return found
-
-
-def exchanged_bytes(job: JobConfig, lengths: Mapping[str, float]) -> float:
-    """What devices exchange in a step for the tables that they hold, as the bytes of a sum over all devices.
-
-    Of a table with fewer rows than bags, the sums of all rows are added up. Of others, all devices get the ids and
-    gradients of all. That is half the way of a sum.
-
-    Args:
-      lengths: by feature the mean length of its bags.
-    """
-    found, weighted = 0.0, weighted_features(job)
-    for table in device_tables(job):
-        spec = table.spec
-        if spec.optimizer is None:
-            continue
-        bags = {name: job.batch_size * _bags_per_sample(job, name) for name in table.features}
-        if spec.optimizer.touches_all_rows or spec.num_rows <= sum(bags.values()):
-            found += _WORD_BYTES * spec.num_rows * (spec.dim + 1)
-            continue
-        for name, count in bags.items():
-            room = room_at(level_for(math.ceil(lengths.get(name, 1.0)))) * (2 if name in weighted else 1)
-            found += _WORD_BYTES * count * (spec.dim + room) / 2
-    return found
-
-
-def _bags_per_sample(job: JobConfig, name: str) -> int:
-    return math.prod(job.activation_shapes[name][:-1])
-
-
 def candidates(job: JobConfig, tables: Sequence[TableChoice]) -> tuple[str, ...]:
     """Host tables that may lie on devices, are busy, and fit there together; those that save most a byte come first.
 
@@ -135,21 +90,51 @@ def candidates(job: JobConfig, tables: Sequence[TableChoice]) -> tuple[str, ...]
     return tuple(found)
 
 
-def device_sizes(job: JobConfig) -> Mapping[str, int]:
-    """By table, the bytes of its rows and slots on a device."""
-    return {
-        name: table.vocabulary_size
-        * ((table.optimizer or job.optimizer).row_bytes(table.dim) if table.trainable else _WORD_BYTES * table.dim)
-        for name, table in zip(job.table_names, job.tables, strict=True)
-    }
-
-
 def _may_move(job: JobConfig, name: str) -> bool:
     try:
         on_devices(job, (name,))
     except JobError:
         return False
     return True
+
+
+def dense_and_proposal(
+    job: JobConfig,
+    reference: JobReference | None,
+    plan: Plan,
+    profiles: Sequence[TableProfile],
+    setting: Setting,
+    *,
+    calibration: Calibration,
+) -> tuple[DenseHalf, Proposal | None]:
+    """The dense half of a job, and what it would be worth to put its busy tables on the devices. One child measures
+    both steps, so that they can be compared.
+
+    Args:
+      reference: by which a child builds the job; None leaves out the dense half, and proposes nothing.
+      plan: of its tables.
+      profiles: one a table.
+
+    Raises:
+      MeasuringFailed: a child ended without an answer.
+    """
+    here = demands(job, plan, profiles)
+    costs = table_choices(here, setting, whys=[table.why for table in plan.tables], calibration=calibration)
+    names = candidates(job, costs) if reference is not None else ()
+    dense, *others = dense_halves(
+        job,
+        reference,
+        calibration,
+        num_hosts=setting.num_hosts,
+        num_processes=min(setting.share_a_machine, calibration.machine.cpus),
+        threads=setting.threads,
+        lengths=ids_per_bag(job, profiles),
+        moved=((), names) if names else ((),),
+    )
+    if not others:
+        return dense, None
+    found = proposal(job, names, here, costs, setting, calibration=calibration, dense=dense, dense_with=others[0])
+    return dense, found
 
 
 def proposal(
@@ -186,18 +171,6 @@ def proposal(
         before=predict(demands, setting, calibration=calibration, dense=dense),
         after=predict(moved, setting, calibration=calibration, dense=dense_with),
     )
-
-
-def render_held(found: Plan) -> str | None:
-    """What each device holds of the tables that lie there; None where there are none."""
-    tables = [table for table in found.tables if table.is_on_devices]
-    if not tables:
-        return None
-    rows = [("on the devices", "rows", "on each device")]
-    rows += [(table.spec.name, f"{table.spec.num_rows:,}", format_bytes(table.device_bytes)) for table in tables]
-    rows.append(("all", "", format_bytes(sum(table.device_bytes for table in tables))))
-    note = "hosts send nothing for them; each keeps its buckets of the last commit, which count among its rows"
-    return f"{printable(columns(rows))}\n{note}"
 
 
 def render_proposal(found: Proposal) -> str:
