@@ -135,6 +135,12 @@ CATALOG: dict[str, Metric] = {
             "feature",
         ),
         _gauge(
+            "feature_top_ten_ratio",
+            "ratio",
+            "Share of the ten most frequent ids of a feature, among such samples.",
+            "feature",
+        ),
+        _gauge(
             "feature_distance_ratio",
             "ratio",
             "Share of an input's samples that differ from those of the reference, beyond chance.",

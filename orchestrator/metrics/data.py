@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from podembed.orchestrator.metrics.point import Measurement
-from podembed.workers.input.data_sample import NOTHING, NUM_BINS, DataSample
+from podembed.workers.input.data_sample import NOTHING, NUM_BINS, DataSample, most_frequent
 
 CHUNK_SAMPLES = 4096
 REFERENCE_CHUNKS = 8
@@ -32,6 +32,7 @@ LIKE_ANOTHER = 0.5
 LEAST_UNLIKE = 0.2
 LEAST_USUAL = 3
 """Readings, before which nothing is judged."""
+TEN = 10
 CERTAINLY = 0.999
 """Samples that are empty, or alike, for an input that is."""
 USUAL_AT_MOST = 0.9
@@ -46,6 +47,8 @@ class DataSeries:
         self._num_features = 0
         # int64 `[2, inputs, bins]`, and `[inputs, bins]`.
         self._open = self._reference = np.zeros(0, np.int64)
+        # Of each feature what hosts named: int64 `[2, n]`.
+        self._frequent: list[list[np.ndarray]] = []
         self._num_chunks = 0
         # float64 `[2, inputs]`: the most that was empty, and alike, in a chunk of the reference; NaN where unknown.
         self._usual = np.zeros((2, 0))
@@ -57,16 +60,19 @@ class DataSeries:
                 self._names, self._num_features = sample.names, sample.num_features
                 self._open = np.zeros(sample.counts.shape, np.int64)
                 self._reference = np.zeros(sample.counts.shape[1:], np.int64)
+                self._frequent = [[] for _ in sample.frequent]
                 self._num_chunks = 0
                 self._usual = np.full((2, len(sample.names)), np.nan)
             self._open += sample.counts
+            for known, found in zip(self._frequent, sample.frequent, strict=True):
+                known.append(found)
         if not self._names or self._open[:, 0].sum() < CHUNK_SAMPLES:
             return []
-        chunk = self._open
-        self._open = np.zeros_like(chunk)
-        return [*self._measured(chunk)]
+        chunk, frequent = self._open, self._frequent
+        self._open, self._frequent = np.zeros_like(chunk), [[] for _ in frequent]
+        return [*self._measured(chunk, frequent)]
 
-    def _measured(self, halves: np.ndarray) -> Iterator[Measurement]:
+    def _measured(self, halves: np.ndarray, frequent: Sequence[Sequence[np.ndarray]]) -> Iterator[Measurement]:
         counts, before = halves.sum(axis=0), self._reference
         filled = counts[:, :NUM_BINS].sum(axis=1)
         empty = counts[:, NOTHING] / counts.sum(axis=1)
@@ -85,6 +91,8 @@ class DataSeries:
                 yield Measurement("feature_empty_ratio", float(empty[at]), by_name)
             if filled[at] >= LEAST_FILLED:
                 yield Measurement("feature_top_ratio", float(top[at]), by_name)
+                if at < self._num_features:
+                    yield Measurement("feature_top_ten_ratio", top_ten(frequent[at]) / int(filled[at]), by_name)
             yield Measurement("feature_spread_ratio", float(spreads[at]), by_name)
             if not has_reference:
                 continue
@@ -110,6 +118,12 @@ class DataSeries:
         others[at - first] = math.inf
         best = int(np.argmin(others))
         return (self._names[first + best], float(others[best])) if others[best] <= LIKE_ANOTHER * distance else None
+
+
+def top_ten(frequent: Sequence[np.ndarray]) -> int:
+    """How many samples have one of the ten most frequent ids, of what hosts named: int64 `[2, n]` each."""
+    ids, counts = np.concatenate(frequent, axis=1)
+    return int(most_frequent(ids, counts)[1, :TEN].sum())
 
 
 def became_certain(before: Any, now: Any) -> Any:

@@ -68,6 +68,7 @@ ROWS: dict[str, tuple[Shown, ...]] = {
         Shown("Samples that differ from the first ones", ("feature_distance_ratio",)),
         Shown("Samples without an id", ("feature_empty_ratio",)),
         Shown("Share of the most frequent id", ("feature_top_ratio",)),
+        Shown("Share of the ten most frequent ids", ("feature_top_ten_ratio",)),
         Shown("Malformed rows", ("malformed_rows",)),
     ),
     "Machines": (

@@ -37,6 +37,8 @@ _SMALLEST, _STEPS_AN_OCTAVE, _MOST_STEPS = -10, 3, 126
 """Numbers below 2^-10 share the bin of zero, those from 2^32 on the last one."""
 _ZERO = 128
 _GOLDEN = 0.6180339887498949
+MOST_FREQUENT = 32
+"""Ids of a feature that a host names with their counts. Far more than ten, since hosts need not agree on the order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,11 +50,13 @@ class DataSample:
       num_features: how many of them are features with ids.
       counts: uint16 `[2, len(names), NUM_BINS + 1]`. Samples of a batch are halved: halves come from different places
         in the data. The last bin is `NOTHING`.
+      frequent: of each feature its most frequent ids, and their counts, int64 `[2, at most MOST_FREQUENT]`.
     """
 
     names: tuple[str, ...]
     num_features: int
     counts: np.ndarray
+    frequent: tuple[np.ndarray, ...]
 
     @property
     def num_samples(self) -> int:
@@ -71,6 +75,8 @@ class Sampler:
         # Where in a bag the id of each sample is taken: evenly, and without a period that bags may have too.
         self._places = np.arange(self._wanted) * _GOLDEN % 1.0
         self._counts = np.zeros((2, len(self._names), NUM_BINS + 1), np.int64)
+        # Of each batch int64 and bool `[features, rows]`: ids, and where there are none.
+        self._ids: list[tuple[np.ndarray, np.ndarray]] = []
 
     def take(self, batch: Batch) -> None:
         """Looks at a batch, unless there are enough samples. Reads it and keeps nothing of it."""
@@ -95,7 +101,16 @@ class Sampler:
         counts = self._counts.astype(np.uint16)
         self._counts[:] = 0
         self._missing = self._wanted
-        return DataSample(names=self._names, num_features=len(self._features), counts=counts)
+        return DataSample(
+            names=self._names, num_features=len(self._features), counts=counts, frequent=self._take_frequent()
+        )
+
+    def _take_frequent(self) -> tuple[np.ndarray, ...]:
+        taken, self._ids = self._ids, []
+        if not taken:
+            return (np.zeros((2, 0), np.int64),) * len(self._features)
+        ids, is_empty = (np.concatenate(parts, axis=1) for parts in zip(*taken, strict=True))
+        return tuple(most_frequent(found[~none]) for found, none in zip(ids, is_empty, strict=True))
 
     def _of_ids(self, batch: Batch, rows: np.ndarray) -> np.ndarray:
         """int64 `[features, rows]`."""
@@ -112,6 +127,7 @@ class Sampler:
             chosen, is_empty[at] = places[key]
             if len(ragged.values):
                 picked[at] = ragged.values[chosen]
+        self._ids.append((picked, is_empty))
         bins = (mix64(picked) >> _SHIFT).astype(np.int64)
         bins[is_empty] = NOTHING
         return bins
@@ -122,6 +138,19 @@ class Sampler:
         parts.append(batch.dense[rows][:, self._dense].T)
         parts += [batch.columns[name][rows][None].astype(np.float32) for name in self._named]
         return bins_of_numbers(np.concatenate(parts))
+
+
+def most_frequent(ids: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    """The most frequent ids first, with how often they come: int64 `[2, at most MOST_FREQUENT]`.
+
+    Args:
+      ids: int64 `[n]`, in any order.
+      counts: int64 `[n]`, of each; one by default.
+    """
+    different, places = np.unique(ids, return_inverse=True)
+    total = np.bincount(places, counts, minlength=len(different)).astype(np.int64)
+    chosen = np.argsort(-total, kind="stable")[:MOST_FREQUENT]
+    return np.stack([different[chosen], total[chosen]])
 
 
 def bins_of_numbers(numbers: np.ndarray) -> np.ndarray:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from podembed.orchestrator.metrics import data
 from podembed.orchestrator.metrics.data import DataSeries, distance_beyond_chance
-from podembed.workers.input.data_sample import NUM_BINS, DataSample
+from podembed.workers.input.data_sample import NUM_BINS, DataSample, most_frequent
+
+
+NAMED_NOTHING = np.zeros((2, 0), np.int64)
 
 
 def drawn(chances: np.ndarray, count: int, *, inputs: int, seed: int) -> np.ndarray:
@@ -40,7 +45,9 @@ def sample(count: int, columns: int, *, seed: int) -> DataSample:
     chances = np.full(NUM_BINS + 1, 1 / (NUM_BINS + 1))
     halves = [drawn(chances, count // 2, inputs=columns, seed=seed + half) for half in range(2)]
     names = tuple(f"f{at}" for at in range(columns))
-    return DataSample(names=names, num_features=columns, counts=np.array(halves, np.uint16))
+    return DataSample(
+        names=names, num_features=columns, counts=np.array(halves, np.uint16), frequent=(NAMED_NOTHING,) * columns
+    )
 
 
 def test_of_many_inputs_the_worst_are_measured() -> None:
@@ -53,8 +60,22 @@ def test_of_many_inputs_the_worst_are_measured() -> None:
     odd[:, :, 5] = data.CHUNK_SAMPLES // 2
     usual = sample(data.CHUNK_SAMPLES, 100, seed=1)
     counts = np.where(np.arange(100)[:, None] % 10 == 0, odd, usual.counts)
-    found = series.take([DataSample(names=usual.names, num_features=100, counts=counts)])
+    found = series.take([replace(usual, counts=counts)])
     distances = {one.labels["feature"]: one.value for one in found if one.name == "feature_distance_ratio"}
     assert len(distances) == data.MOST_FEATURES
     far = {name for name, distance in distances.items() if distance > 0.5}
     assert far == {f"f{at}" for at in range(0, 100, 10)}
+
+
+def test_the_ten_most_frequent_ids_are_those_of_all_hosts() -> None:
+    random = np.random.default_rng(3)
+    # Zipf's law over far more ids than hosts name, so that hosts disagree on the order of the rarer ones.
+    ids = random.zipf(1.4, data.CHUNK_SAMPLES) * 7
+    parts = np.split(ids, 8)
+    series, usual = DataSeries(), sample(data.CHUNK_SAMPLES // 8, 1, seed=1)
+    full = np.zeros_like(usual.counts)
+    full[:, 0, 5] = data.CHUNK_SAMPLES // 16
+    found = series.take([replace(usual, counts=full, frequent=(most_frequent(part),)) for part in parts])
+    (ratio,) = [one.value for one in found if one.name == "feature_top_ten_ratio"]
+    exact = np.sort(np.unique(ids, return_counts=True)[1])[-10:].sum() / len(ids)
+    assert ratio == pytest.approx(exact, abs=0.002)

@@ -42,7 +42,10 @@ def test_a_sample_counts_once_in_each_column(tmp_path) -> None:
     other = Sampler(job, num_hosts=8)
     for sampled in (sampler, other):
         sampled.take(batch_of(job, [[5, 6], [], [7], [7]]))
-        assert np.array_equal(sampled.finish().counts, found.counts)
+        again = sampled.finish()
+        assert np.array_equal(again.counts, found.counts)
+        # Of the bag with two ids the first was taken.
+        assert [one.tolist() for one in again.frequent] == [[[7, 5], [2, 1]]] * 4
 
 
 def test_a_look_is_bounded(tmp_path) -> None:
@@ -52,7 +55,9 @@ def test_a_look_is_bounded(tmp_path) -> None:
         for _ in range(9):
             sampler.take(batch_of(job, [[1]] * 700))
         assert sampler.finish().num_samples == expected
-    assert sampler.finish().num_samples == 0
+    nothing = sampler.finish()
+    assert nothing.num_samples == 0
+    assert [one.shape for one in nothing.frequent] == [(2, 0)] * 4
 
 
 def test_all_places_in_bags_are_seen(tmp_path) -> None:
