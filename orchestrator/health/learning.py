@@ -19,6 +19,10 @@ LEAST_STEPS = 200
 LEAST_FALL = 0.01
 RISE_BEGINS, RISE_ENDS = 1.20, 1.10
 """Losses of windows differ by a few per cent; seasons in the data bring ten."""
+RISE_JUMPS = 6.0
+"""So many usual differences from chunk to chunk. Where a model knows its samples by heart, a few others make its loss,
+and the best of many means is far below what is usual."""
+MOST_JUMPS = 32
 FIRST_RISE = 2.0
 """Above the loss of the first window, which is a single step as a rule, and may be a lucky one."""
 LEARNS_AUC = 0.55
@@ -37,6 +41,8 @@ class LossFalls:
         self._first = math.nan
         self._open = (0.0, 0)  # sum of the losses, and steps, of the chunk that is not full
         self._chunks: tuple[float, ...] = ()
+        # Of one chunk to the next: the logarithm of how many times the loss grew or fell.
+        self._jumps: tuple[float, ...] = ()
         self._first_chunk = (math.nan, 0)
         self._best = (math.inf, 0)
         self._learns = False
@@ -67,6 +73,8 @@ class LossFalls:
     def _close(self, mean: float, step: int) -> None:
         if math.isnan(self._first_chunk[0]):
             self._first_chunk = (mean, step)
+        if self._chunks and min(self._chunks[-1], mean) > 0:
+            self._jumps = (*self._jumps, abs(math.log(mean / self._chunks[-1])))[-MOST_JUMPS:]
         self._chunks = (*self._chunks, mean)[-LATE_CHUNKS:]
         if len(self._chunks) >= RISE_CHUNKS:
             # The best of means of several, since the best of many single ones is luck.
@@ -77,7 +85,9 @@ class LossFalls:
             return []
         now = statistics.fmean(self._chunks[-RISE_CHUNKS:])
         # A first step that is far better than all that follow was spoilt by the first updates.
-        factor = RISE_ENDS if ("loss_rises", "") in standing else RISE_BEGINS
+        stands = ("loss_rises", "") in standing
+        usual = statistics.median(self._jumps) if self._jumps else 0.0
+        factor = max(RISE_ENDS if stands else RISE_BEGINS, math.exp(RISE_JUMPS * usual / (2 if stands else 1)))
         reference, step = self._best
         if self._is_new and now >= FIRST_RISE * self._first > 0:
             reference, step = min(self._best, (self._first, 1))

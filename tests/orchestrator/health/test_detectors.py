@@ -146,6 +146,18 @@ def test_a_loss_that_rises(driver: Driver) -> None:
     assert driver.ended == [("loss_rises", "")]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_of_a_few_samples_jumps_and_that_is_no_rise(driver: Driver, seed: int) -> None:
+    random_of = random.Random(seed)
+    # As a model learns its samples by heart, fewer and fewer of them make the loss.
+    for at in range(1200):
+        spread = 0.6 * min(1.0, at / 200)
+        driver.windows(1, loss=max(1e-4, 0.69 * math.exp(-at / 50)) * random_of.lognormvariate(0.0, spread))
+    assert driver.begun == []
+    losses(driver, start=1e-2, end=0.3, windows=30)
+    assert driver.begun == [("loss_rises", "")]
+
+
 def test_a_learning_rate_that_is_far_too_high_shows_at_once(driver: Driver) -> None:
     driver.windows(1, steps=1, loss=0.69)
     losses(driver, start=5.0, end=3.0, windows=20)
