@@ -71,7 +71,8 @@ ALARMS: dict[str, Alarm] = {
         ),
         Alarm(
             name="loss_rises",
-            begins="the mean loss of 60 steps or more is a fifth above the best before, and more than it usually varies",
+            begins="the mean loss of 60 steps or more is a fifth above the best before, and more than it usually "
+            "varies",
             remedy="Lower the learning rates, clip gradients, or look for data of another kind since then.",
         ),
         Alarm(

@@ -11,7 +11,6 @@ from podembed.orchestrator.metrics import data
 from podembed.orchestrator.metrics.data import DataSeries, distance_beyond_chance
 from podembed.workers.input.data_sample import NUM_BINS, DataSample, most_frequent
 
-
 NAMED_NOTHING = np.zeros((2, 0), np.int64)
 
 
