@@ -98,6 +98,7 @@ def running(request: pytest.FixtureRequest, small_data: str, tmp_path: Path) -> 
         shutil.rmtree(base, ignore_errors=True)
 
 
+@is_long
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_signal_to_all_processes_ends_the_run_with_a_commit(running: Running) -> None:
@@ -107,8 +108,6 @@ def test_a_signal_to_all_processes_ends_the_run_with_a_commit(running: Running) 
     # A process that stands by may be there already.
     workers = {name.partition(".")[0] for name in names if name.startswith(("ray::_Host", "ray::_Device"))}
     assert workers == {"ray::_HostActor", "ray::_DeviceActor"}
-    _assert_heard_on_this_machine_alone(running.processes)
-    assert {psutil.Process(process).nice() for process in running.processes} == {psutil.Process().nice()}
     for process in [running.program.pid, *running.processes]:
         os.kill(process, signal.SIGTERM)
     assert running.program.wait(TIMEOUT_S) == EXIT_STOPPED, running.output.read_text()[-2000:]
@@ -124,6 +123,8 @@ def test_a_signal_to_all_processes_ends_the_run_with_a_commit(running: Running) 
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [1], indirect=True)
 def test_a_killed_program_leaves_no_process_and_no_file(running: Running) -> None:
+    _assert_heard_on_this_machine_alone(running.processes)
+    assert {psutil.Process(process).nice() for process in running.processes} == {psutil.Process().nice()}
     running.program.kill()
     wait_for("end of the cluster", lambda: running.left() == [], seconds=300)
     wait_for("end of its folders", lambda: not os.path.exists(running.folder), seconds=300)
