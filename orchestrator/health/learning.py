@@ -20,8 +20,8 @@ LEAST_FALL = 0.01
 RISE_BEGINS, RISE_ENDS = 1.20, 1.10
 """Losses of windows differ by a few per cent; seasons in the data bring ten."""
 RISE_JUMPS = 6.0
-"""So many usual differences from chunk to chunk. Where a model knows its samples by heart, a few others make its loss,
-and the best of many means is far below what is usual."""
+"""So many usual differences from chunk to chunk. A model may know its samples by heart, so that a few others make its
+loss. Then the best of many means is far below what is usual."""
 MOST_JUMPS = 32
 FIRST_RISE = 2.0
 """Above the loss of the first window, which is a single step as a rule, and may be a lucky one."""
