@@ -102,8 +102,13 @@ def benchmark_job(
     compute_dtype: str = "float32",
     device_ms: float | None = None,
     input: str = "memory",
+    rows_on_devices: int = 0,
 ) -> JobConfig:
-    """The workload as a job. Runs in the workers, too."""
+    """The workload as a job. Runs in the workers, too.
+
+    Args:
+      rows_on_devices: tables of up to so many rows lie there.
+    """
     import jax
     import jax.numpy as jnp
     import optax
@@ -136,7 +141,14 @@ def benchmark_job(
     optimizer = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
     features = {
         f"f{at:02d}": FeatureConfig(
-            TableConfig(rows, shape.dim, name=f"t{at:02d}", combiner="sum", initializer=table_values(shape, at))
+            TableConfig(
+                rows,
+                shape.dim,
+                name=f"t{at:02d}",
+                combiner="sum",
+                initializer=table_values(shape, at),
+                place="device" if rows <= rows_on_devices else "host",
+            )
         )
         for at, rows in enumerate(shape.table_rows)
     }
@@ -278,11 +290,11 @@ def placement(job: JobConfig, buckets: tuple[int, ...], arguments: argparse.Name
     """As the driver places a new run, or all tables cut into buckets."""
     from podembed.embedding.buckets import place
     from podembed.embedding.lookup.placement import place_tables
-    from podembed.workers.job.tables import features_per_table, table_specs
+    from podembed.workers.job.tables import host_features_per_table, table_specs
 
     specs = table_specs(job, buckets)
     if arguments.placement == "tables":
-        return tuple(place_tables(specs, num_features=features_per_table(job), num_hosts=arguments.hosts))
+        return tuple(place_tables(specs, num_features=host_features_per_table(job), num_hosts=arguments.hosts))
     sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
     return tuple(place(bucket_bytes=sizes, num_hosts=arguments.hosts))
 
@@ -392,6 +404,7 @@ def reference_of(folder: str, arguments: argparse.Namespace) -> JobReference:
     overlap = {"auto": None, "on": True, "off": False}[arguments.overlap]
     job |= {"folder": folder, "overlap": overlap, "input": getattr(arguments, "input", "memory")}
     job |= {"compute_dtype": getattr(arguments, "compute_dtype", "float32")}
+    job |= {"rows_on_devices": getattr(arguments, "rows_on_devices", 0)}
     return JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
 
 
