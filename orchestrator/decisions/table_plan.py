@@ -132,7 +132,7 @@ def _table(
             way=way,
             num_features=num_features,
             hosts=hosts,
-            why="place='device': each holds all of it; hosts keep what was committed",
+            why="place='device'; each holds all of it, hosts keep what was committed",
             is_pooled=False,
             is_on_devices=True,
         )

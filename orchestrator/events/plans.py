@@ -15,12 +15,14 @@ class TableReason:
       num_hosts: that have some of it.
       is_pooled: its owners pool the bags of its features; otherwise rows travel.
       why: in words.
+      is_on_devices: each device holds all of it, and hosts keep what was committed.
     """
 
     table: str
     num_hosts: int
     is_pooled: bool
     why: str
+    is_on_devices: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,7 +203,10 @@ def _(event: run.HostsChanged) -> str:
 
 @sentence.register
 def _(event: plans.TablesPlanned) -> str:
-    named = [f"{table.table} on {plural(table.num_hosts, 'host')}: {table.why}" for table in event.tables]
+    named = [
+        f"{table.table} on {'the devices' if table.is_on_devices else plural(table.num_hosts, 'host')}: {table.why}"
+        for table in event.tables
+    ]
     more = f"; and {plural(len(named) - MOST_TABLES, 'more table')}" if len(named) > MOST_TABLES else ""
     return (
         f"plan of the tables from step {event.step} on: {event.why}; the hosts take {1e3 * event.step_s:.2f} ms a step "

@@ -231,7 +231,13 @@ class Planner:
 
 def _reasons(plan: Plan) -> tuple[TableReason, ...]:
     return tuple(
-        TableReason(table=table.spec.name, num_hosts=len(table.hosts), is_pooled=table.is_pooled, why=table.why)
+        TableReason(
+            table=table.spec.name,
+            num_hosts=len(table.hosts),
+            is_pooled=table.is_pooled,
+            why=table.why,
+            is_on_devices=table.is_on_devices,
+        )
         for table in plan.tables
     )
 

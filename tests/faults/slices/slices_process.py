@@ -1,8 +1,9 @@
 """Trains on two pretended TPU slices, takes a machine of one away, and prints what came of it as one JSON line.
 
 Run as `python -m tests.faults.slices.slices_process DATA STORAGE TOPOLOGY TYPE STANDBY`, such as `2x2x2 TPU-V4 alone`,
-of which a slice has two machines. With `standby`, processes wait to take the place of lost ones, as only CPUs allow it.
-The run may do with one slice. A process of its own, because Ray connects a process to one cluster only.
+of which a slice has two machines; `4x4 TPU-V6E` has four. A folder DATA that is not there is written. With `standby`,
+processes wait to take the place of lost ones, as only CPUs allow it. The run may do with one slice. A process of its
+own, because Ray connects a process to one cluster only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
@@ -32,6 +34,7 @@ from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from tests.faults.slices.machines import SliceMachines, device_variables, groups_held, joined
+from tests.small_job import write_small_data
 
 EVERY = 10
 STEADY_S = 8.0  # of training before the loss: by then the processes that stand by are ready
@@ -79,6 +82,8 @@ class Loss(SilentReporter):
 
 
 def main(data: str, storage: str, shape: str, kind: str, standby: str) -> None:
+    if not Path(data).exists():
+        write_small_data(data)
     machines, topology = SliceMachines(), Topology.of(shape, kind)
     try:
         machines.add_slice("a", topology)

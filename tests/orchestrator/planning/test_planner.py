@@ -11,6 +11,7 @@ from podembed.embedding.costs.constants import Counts
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.plans import NotPlanned, TablesPlanned
+from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.fsck.records import record_findings
 from podembed.orchestrator.planning.planner import Planner
 from podembed.orchestrator.planning.records import (
@@ -146,7 +147,8 @@ def test_tables_on_devices_have_no_part_in_what_hosts_take(
     assert sum(one.work for one in chosen) == pytest.approx(1.0)
     (event,) = heard
     assert isinstance(event, TablesPlanned)
-    assert event.tables[0].why.startswith("place='device'")
+    assert event.tables[0].is_on_devices
+    assert f"{run.job.table_names[0]} on the devices: place='device'; " in sentence(event)
 
 
 @pytest.mark.parametrize("name", [PLANNING_FILE, "plans/s000000000-h00002.json"])
