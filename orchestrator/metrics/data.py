@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from podembed.orchestrator.metrics.point import Measurement
-from podembed.workers.input.data_sample import NOTHING, NUM_BINS, DataSample, most_frequent
+from podembed.workers.input.data_sample import NOTHING, NUM_BINS, DataSample, FrequentIds
 
 CHUNK_SAMPLES = 4096
 REFERENCE_CHUNKS = 8
@@ -47,8 +47,8 @@ class DataSeries:
         self._num_features = 0
         # int64 `[2, inputs, bins]`, and `[inputs, bins]`.
         self._open = self._reference = np.zeros(0, np.int64)
-        # Of each feature what hosts named: int64 `[2, n]`.
-        self._frequent: list[list[np.ndarray]] = []
+        # What hosts named for the open chunk.
+        self._frequent: list[FrequentIds] = []
         self._num_chunks = 0
         # float64 `[2, inputs]`: the most that was empty, and alike, in a chunk of the reference; NaN where unknown.
         self._usual = np.zeros((2, 0))
@@ -60,19 +60,18 @@ class DataSeries:
                 self._names, self._num_features = sample.names, sample.num_features
                 self._open = np.zeros(sample.counts.shape, np.int64)
                 self._reference = np.zeros(sample.counts.shape[1:], np.int64)
-                self._frequent = [[] for _ in sample.frequent]
+                self._frequent = []
                 self._num_chunks = 0
                 self._usual = np.full((2, len(sample.names)), np.nan)
             self._open += sample.counts
-            for known, found in zip(self._frequent, sample.frequent, strict=True):
-                known.append(found)
+            self._frequent.append(sample.frequent)
         if not self._names or self._open[:, 0].sum() < CHUNK_SAMPLES:
             return []
         chunk, frequent = self._open, self._frequent
-        self._open, self._frequent = np.zeros_like(chunk), [[] for _ in frequent]
-        return [*self._measured(chunk, frequent)]
+        self._open, self._frequent = np.zeros_like(chunk), []
+        return [*self._measured(chunk, top_ten(frequent, self._num_features))]
 
-    def _measured(self, halves: np.ndarray, frequent: Sequence[Sequence[np.ndarray]]) -> Iterator[Measurement]:
+    def _measured(self, halves: np.ndarray, ten: np.ndarray) -> Iterator[Measurement]:
         counts, before = halves.sum(axis=0), self._reference
         filled = counts[:, :NUM_BINS].sum(axis=1)
         empty = counts[:, NOTHING] / counts.sum(axis=1)
@@ -92,7 +91,7 @@ class DataSeries:
             if filled[at] >= LEAST_FILLED:
                 yield Measurement("feature_top_ratio", float(top[at]), by_name)
                 if at < self._num_features:
-                    yield Measurement("feature_top_ten_ratio", top_ten(frequent[at]) / int(filled[at]), by_name)
+                    yield Measurement("feature_top_ten_ratio", min(1.0, int(ten[at]) / int(filled[at])), by_name)
             yield Measurement("feature_spread_ratio", float(spreads[at]), by_name)
             if not has_reference:
                 continue
@@ -120,10 +119,16 @@ class DataSeries:
         return (self._names[first + best], float(others[best])) if others[best] <= LIKE_ANOTHER * distance else None
 
 
-def top_ten(frequent: Sequence[np.ndarray]) -> int:
-    """How many samples have one of the ten most frequent ids, of what hosts named: int64 `[2, n]` each."""
-    ids, counts = np.concatenate(frequent, axis=1)
-    return int(most_frequent(ids, counts)[1, :TEN].sum())
+def top_ten(frequent: Sequence[FrequentIds], num_features: int) -> np.ndarray:
+    """int64 `[num_features]`: how many samples have one of the ten most frequent ids of a feature.
+
+    Hosts do not name ids that came once. Each that is missing among the ten counts as one of these.
+    """
+    keys, counts = (np.concatenate([getattr(one, name) for one in frequent]) for name in ("keys", "counts"))
+    ten = FrequentIds.of(keys, counts, least=1, most=TEN)
+    known = np.bincount(ten.features, minlength=num_features)
+    samples = np.bincount(ten.features, ten.counts, minlength=num_features).astype(np.int64)
+    return samples + TEN - known
 
 
 def became_certain(before: Any, now: Any) -> Any:

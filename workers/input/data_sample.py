@@ -39,6 +39,48 @@ _ZERO = 128
 _GOLDEN = 0.6180339887498949
 MOST_FREQUENT = 32
 """Ids of a feature that a host names with their counts. Far more than ten, since hosts need not agree on the order."""
+FEATURE_SHIFT = np.uint64(56)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrequentIds:
+    """Some ids of all features, feature by feature.
+
+    Attributes:
+      keys: uint64 `[n]`: the number of the feature in the first byte, and behind it 56 bits of the id's hash.
+      counts: int64 `[n]`.
+    """
+
+    keys: np.ndarray
+    counts: np.ndarray
+
+    @staticmethod
+    def of(keys: np.ndarray, counts: np.ndarray | None = None, *, least: int, most: int) -> FrequentIds:
+        """At most `most` of each feature that come `least` times or more; the most frequent first.
+
+        Args:
+          keys: uint64 `[n]`, in any order. One sort of all costs a fraction of one for each feature.
+          counts: int64 `[n]`, of each; one by default.
+        """
+        order = None if counts is None else np.argsort(keys)
+        keys = np.sort(keys) if order is None else keys[order]
+        starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.zeros(0, np.intp)
+        if order is None or counts is None:
+            total = np.diff(starts, append=len(keys))
+        else:
+            total = np.add.reduceat(counts[order], starts) if len(keys) else counts
+        is_enough = total >= least
+        keys, total = keys[starts][is_enough], total[is_enough]
+        order = np.lexsort((-total, keys >> FEATURE_SHIFT))
+        keys, total = keys[order], total[order]
+        feature = keys >> FEATURE_SHIFT
+        chosen = np.arange(len(keys)) - np.searchsorted(feature, feature) < most
+        return FrequentIds(keys[chosen], total[chosen])
+
+    @property
+    def features(self) -> np.ndarray:
+        """int64 `[n]`: number of the feature of each."""
+        return (self.keys >> FEATURE_SHIFT).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,13 +92,13 @@ class DataSample:
       num_features: how many of them are features with ids.
       counts: uint16 `[2, len(names), NUM_BINS + 1]`. Samples of a batch are halved: halves come from different places
         in the data. The last bin is `NOTHING`.
-      frequent: of each feature its most frequent ids, and their counts, int64 `[2, at most MOST_FREQUENT]`.
+      frequent: ids that came twice or more, the most frequent of each feature, and how often they came.
     """
 
     names: tuple[str, ...]
     num_features: int
     counts: np.ndarray
-    frequent: tuple[np.ndarray, ...]
+    frequent: FrequentIds
 
     @property
     def num_samples(self) -> int:
@@ -75,8 +117,8 @@ class Sampler:
         # Where in a bag the id of each sample is taken: evenly, and without a period that bags may have too.
         self._places = np.arange(self._wanted) * _GOLDEN % 1.0
         self._counts = np.zeros((2, len(self._names), NUM_BINS + 1), np.int64)
-        # Of each batch int64 and bool `[features, rows]`: ids, and where there are none.
-        self._ids: list[tuple[np.ndarray, np.ndarray]] = []
+        # Of each batch, as `FrequentIds` has them.
+        self._keys: list[np.ndarray] = []
 
     def take(self, batch: Batch) -> None:
         """Looks at a batch, unless there are enough samples. Reads it and keeps nothing of it."""
@@ -105,12 +147,10 @@ class Sampler:
             names=self._names, num_features=len(self._features), counts=counts, frequent=self._take_frequent()
         )
 
-    def _take_frequent(self) -> tuple[np.ndarray, ...]:
-        taken, self._ids = self._ids, []
-        if not taken:
-            return (np.zeros((2, 0), np.int64),) * len(self._features)
-        ids, is_empty = (np.concatenate(parts, axis=1) for parts in zip(*taken, strict=True))
-        return tuple(most_frequent(found[~none]) for found, none in zip(ids, is_empty, strict=True))
+    def _take_frequent(self) -> FrequentIds:
+        keys = np.concatenate(self._keys) if self._keys else np.zeros(0, np.uint64)
+        self._keys = []
+        return FrequentIds.of(keys, least=2, most=MOST_FREQUENT)
 
     def _of_ids(self, batch: Batch, rows: np.ndarray) -> np.ndarray:
         """int64 `[features, rows]`."""
@@ -127,8 +167,10 @@ class Sampler:
             chosen, is_empty[at] = places[key]
             if len(ragged.values):
                 picked[at] = ragged.values[chosen]
-        self._ids.append((picked, is_empty))
-        bins = (mix64(picked) >> _SHIFT).astype(np.int64)
+        hashes = mix64(picked)
+        feature = np.arange(len(picked), dtype=np.uint64)[:, None] << FEATURE_SHIFT
+        self._keys.append((feature | hashes >> np.uint64(8))[~is_empty])
+        bins = (hashes >> _SHIFT).astype(np.int64)
         bins[is_empty] = NOTHING
         return bins
 
@@ -138,19 +180,6 @@ class Sampler:
         parts.append(batch.dense[rows][:, self._dense].T)
         parts += [batch.columns[name][rows][None].astype(np.float32) for name in self._named]
         return bins_of_numbers(np.concatenate(parts))
-
-
-def most_frequent(ids: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
-    """The most frequent ids first, with how often they come: int64 `[2, at most MOST_FREQUENT]`.
-
-    Args:
-      ids: int64 `[n]`, in any order.
-      counts: int64 `[n]`, of each; one by default.
-    """
-    different, places = np.unique(ids, return_inverse=True)
-    total = np.bincount(places, counts, minlength=len(different)).astype(np.int64)
-    chosen = np.argsort(-total, kind="stable")[:MOST_FREQUENT]
-    return np.stack([different[chosen], total[chosen]])
 
 
 def bins_of_numbers(numbers: np.ndarray) -> np.ndarray:

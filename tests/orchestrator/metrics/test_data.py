@@ -9,9 +9,9 @@ import pytest
 
 from podembed.orchestrator.metrics import data
 from podembed.orchestrator.metrics.data import DataSeries, distance_beyond_chance
-from podembed.workers.input.data_sample import NUM_BINS, DataSample, most_frequent
+from podembed.workers.input.data_sample import MOST_FREQUENT, NUM_BINS, DataSample, FrequentIds
 
-NAMED_NOTHING = np.zeros((2, 0), np.int64)
+NAMED_NOTHING = FrequentIds(np.zeros(0, np.uint64), np.zeros(0, np.int64))
 
 
 def drawn(chances: np.ndarray, count: int, *, inputs: int, seed: int) -> np.ndarray:
@@ -44,9 +44,7 @@ def sample(count: int, columns: int, *, seed: int) -> DataSample:
     chances = np.full(NUM_BINS + 1, 1 / (NUM_BINS + 1))
     halves = [drawn(chances, count // 2, inputs=columns, seed=seed + half) for half in range(2)]
     names = tuple(f"f{at}" for at in range(columns))
-    return DataSample(
-        names=names, num_features=columns, counts=np.array(halves, np.uint16), frequent=(NAMED_NOTHING,) * columns
-    )
+    return DataSample(names=names, num_features=columns, counts=np.array(halves, np.uint16), frequent=NAMED_NOTHING)
 
 
 def test_of_many_inputs_the_worst_are_measured() -> None:
@@ -66,15 +64,27 @@ def test_of_many_inputs_the_worst_are_measured() -> None:
     assert far == {f"f{at}" for at in range(0, 100, 10)}
 
 
+def named(ids: np.ndarray, feature: int) -> np.ndarray:
+    return ids.astype(np.uint64) | np.uint64(feature << 56)
+
+
 def test_the_ten_most_frequent_ids_are_those_of_all_hosts() -> None:
     random = np.random.default_rng(3)
-    # Zipf's law over far more ids than hosts name, so that hosts disagree on the order of the rarer ones.
-    ids = random.zipf(1.4, data.CHUNK_SAMPLES) * 7
-    parts = np.split(ids, 8)
-    series, usual = DataSeries(), sample(data.CHUNK_SAMPLES // 8, 1, seed=1)
+    # Zipf's law over far more ids than hosts name, so that hosts disagree on the order of the rarer ones. Then ids that
+    # come once, and two ids.
+    columns = [
+        random.zipf(1.4, data.CHUNK_SAMPLES),
+        np.arange(data.CHUNK_SAMPLES),
+        random.integers(0, 2, data.CHUNK_SAMPLES),
+    ]
+    series, usual = DataSeries(), sample(data.CHUNK_SAMPLES // 8, 3, seed=1)
     full = np.zeros_like(usual.counts)
-    full[:, 0, 5] = data.CHUNK_SAMPLES // 16
-    found = series.take([replace(usual, counts=full, frequent=(most_frequent(part),)) for part in parts])
-    (ratio,) = [one.value for one in found if one.name == "feature_top_ten_ratio"]
-    exact = np.sort(np.unique(ids, return_counts=True)[1])[-10:].sum() / len(ids)
-    assert ratio == pytest.approx(exact, abs=0.002)
+    full[:, :, 5] = data.CHUNK_SAMPLES // 16
+    found = []
+    for host in range(8):
+        keys = np.concatenate([named(np.split(ids, 8)[host], at) for at, ids in enumerate(columns)])
+        frequent = FrequentIds.of(keys, least=2, most=MOST_FREQUENT)
+        found += series.take([replace(usual, counts=full, frequent=frequent)])
+    ratios = [one.value for one in found if one.name == "feature_top_ten_ratio"]
+    exact = [np.sort(np.unique(ids, return_counts=True)[1])[-10:].sum() / len(ids) for ids in columns]
+    assert ratios == pytest.approx(exact, abs=0.003)

@@ -22,8 +22,9 @@ MOST_ROWS, LEAST_ROWS = 1024, 64
 MOST_NUMBERS = 1 << 16
 """Of a table's sample, over all hosts."""
 MOST_CHANGED = 256
-FIRST_LOOK, LOOK_EVERY = 4, 16
-"""In windows in which hosts look at samples at all."""
+FIRST_LOOK, LOOK_EVERY, LATER_EVERY = 4, 16, 64
+"""In windows in which hosts look at samples at all. After four looks a run is a minute old. Then they come more
+seldom."""
 
 
 class TableLooks:
@@ -43,7 +44,8 @@ class TableLooks:
     def is_due(self) -> bool:
         """Whether a window with samples gets a look. To be asked once in each."""
         self._num_windows += 1
-        return self._num_windows % LOOK_EVERY == FIRST_LOOK
+        every = LOOK_EVERY if self._num_windows <= LATER_EVERY else LATER_EVERY
+        return self._num_windows % every == FIRST_LOOK
 
     @contextmanager
     def around_update(self) -> Iterator[None]:
