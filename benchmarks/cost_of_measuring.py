@@ -8,8 +8,8 @@ from three parts instead:
 
 * A real run, `podembed train` with Prometheus and its folder. In all its processes, whatever measures is wrapped by the
   clock of its thread. The CPU seconds in there are divided by those of all processes.
-* The measurements inside the compiled step, as a program by themselves. Inside the step, the compiler joins them with
-  what is computed anyway, so this is an upper bound.
+* The measurements inside the compiled step, as a program by themselves, less the call of one that does nothing. Inside
+  the step, the compiler joins them with what is computed anyway, so this is an upper bound.
 * Pairs of the whole device step, with measurements and without, in turns in one process. They check the second part, as
   far as their spread allows. `--pairs 0` leaves them out.
 
@@ -28,7 +28,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -295,30 +294,36 @@ def of_the_step(job: JobConfig, num_samples: int, *, num_pairs: int) -> dict[str
 
 
 def _apart_s(job: JobConfig, params: Any, num_samples: int) -> float:
-    """CPU seconds of a call of a program that has nothing but a step's measurements."""
+    """CPU seconds of a program that has nothing but a step's measurements, less those of its call."""
     import jax
     import jax.numpy as jnp
 
-    from podembed.workers.device.measures.step import norms, scored
+    from podembed.workers.device.measures import step
     from podembed.workers.model.batch import ModelBatch
 
     ones, label = jnp.ones(num_samples), str(job.data.label)
     batch = ModelBatch(dense=ones, activations={}, labels={label: ones}, weights=ones, label_masks={label: ones > 0})
 
     def measured(outputs: jax.Array, gradients: Any, updates: Any, values: Any) -> Any:
-        return scored(job, outputs, batch), norms(gradients, updates, values)
+        return step.scored(job, outputs, batch), step.norms(gradients, updates, values)
 
-    compiled: Callable[..., Any] = jax.jit(measured)
+    def nothing(*_: Any) -> Any:
+        empty = jnp.zeros(1)
+        return step.Scored((empty,), (empty,)), empty
+
     copies = [jax.tree.map(partial(jnp.multiply, scale), params) for scale in (1.0, 2.0, 3.0)]
     outputs = jnp.linspace(-3, 3, num_samples)
-    jax.block_until_ready(compiled(outputs, *copies))
-    turns = []
-    for _ in range(20):
-        began_s = time.process_time()
-        for _ in range(20):
-            jax.block_until_ready(compiled(outputs, *copies))
-        turns.append((time.process_time() - began_s) / 20)
-    return statistics.median(turns)
+    programs = [jax.jit(measured), jax.jit(nothing)]
+    turns: list[list[float]] = [[], []]
+    for turn in range(41):
+        for program, spent in zip(programs, turns, strict=True):
+            began_s = time.process_time()
+            for _ in range(20):
+                jax.block_until_ready(program(outputs, *copies))
+            # The first turn compiles.
+            spent += [(time.process_time() - began_s) / 20] if turn else []
+    with_it, without = map(statistics.median, turns)
+    return with_it - without
 
 
 def parse() -> argparse.Namespace:
