@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -11,7 +11,7 @@ from podembed.workers.device.process import DeviceProcess
 from podembed.workers.host.host import HostWorker
 from podembed.workers.stepwise.device import StepwiseDevice
 from podembed.workers.stepwise.host import StepwiseHost
-from tests.architecture.test_imports import MODULES, label, parsed
+from tests.architecture.test_imports import MODULES, label, nodes
 
 KNOWS_NAMES = "orchestrator/group/calls.py"
 # Names of file operations, which go to a storage and not to a worker.
@@ -20,9 +20,9 @@ WORKERS = (HostWorker, DeviceProcess, StepwiseHost, StepwiseDevice)
 METHODS = {name for worker in WORKERS for name in vars(worker) if not name.startswith("_")}
 
 
-def named_methods(tree: ast.AST) -> Iterator[str]:
+def named_methods(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Methods of workers that are called, or looked for, by their names as text."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call):
             # Of `handle.call("train", ...)` and `getattr(worker, "train")`; other texts may be equal to a name.
             is_transport = isinstance(node.func, ast.Attribute) and node.func.attr in TRANSPORT
@@ -58,13 +58,11 @@ TRANSPORT = {
     ],
 )
 def test_a_name_as_text_is_found(source: str) -> None:
-    assert list(named_methods(ast.parse(source)))
+    assert list(named_methods(ast.walk(ast.parse(source))))
 
 
 def test_methods_of_workers_are_named_in_one_module() -> None:
-    found = {
-        label(path): sorted(set(named_methods(parsed(path)))) for path in MODULES if label(path) not in OTHER_CALLS
-    }
+    found = {label(path): sorted(set(named_methods(nodes(path)))) for path in MODULES if label(path) not in OTHER_CALLS}
     assert {where for where, names in found.items() if names} == {KNOWS_NAMES}
 
 
@@ -73,7 +71,7 @@ def test_every_named_method_is_one_of_a_worker() -> None:
     (path,) = (path for path in MODULES if label(path) == KNOWS_NAMES)
     sent = {
         node.args[0].value
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("call", "background", "control", "directly")

@@ -112,32 +112,44 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file. Many rules look at them, and to walk a tree takes longer than to go through a tuple."""
+    return tuple(ast.walk(parsed(path)))
+
+
+@cache
 def label(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
 def is_for_types(node: ast.AST) -> bool:
     """Whether it is an `if TYPE_CHECKING:` block, which never runs."""
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    return isinstance(node, ast.If) and any(
+        "TYPE_CHECKING" in (getattr(part, "id", ""), getattr(part, "attr", "")) for part in ast.walk(node.test)
+    )
 
 
-def walk(node: ast.AST, *, with_types: bool) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if with_types or not is_for_types(child):
-            yield child
-            yield from walk(child, with_types=with_types)
+def without_types(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of what may run."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += [child for child in ast.iter_child_nodes(node) if not is_for_types(child)]
 
 
-def imported(path: Path, *, with_types: bool = True) -> set[str]:
+@cache
+def imported(path: Path, *, with_types: bool = True) -> frozenset[str]:
     """Full names of all modules that a file imports, anywhere in it."""
     names: set[str] = set()
-    for node in walk(parsed(path), with_types=with_types):
+    for node in nodes(path) if with_types else without_types(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{label(path)}:{node.lineno} imports relatively"
             names.add(node.module or "")
-    return names
+    return frozenset(names)
 
 
 def packages(path: Path, *, with_types: bool = True) -> set[str]:
@@ -153,8 +165,8 @@ def offenders(found: Callable[[Path], object], *, below: str = "") -> dict[str, 
 
 def calls(path: Path) -> list[tuple[str, int]]:
     """Plain names that are called, and where."""
-    nodes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
-    return [(node.func.id, node.lineno) for node in nodes if isinstance(node.func, ast.Name)]
+    found = [node for node in nodes(path) if isinstance(node, ast.Call)]
+    return [(node.func.id, node.lineno) for node in found if isinstance(node.func, ast.Name)]
 
 
 def test_modules_have_one_name() -> None:
@@ -227,9 +239,7 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     assert offenders(lambda path: [call for call in calls(path) if call[0] in ("eval", "exec", "__import__")]) == {}
 
     def allows_pickle(path: Path) -> list[int]:
-        given = [
-            node for node in ast.walk(parsed(path)) if isinstance(node, ast.keyword) and node.arg == "allow_pickle"
-        ]
+        given = [node for node in nodes(path) if isinstance(node, ast.keyword) and node.arg == "allow_pickle"]
         return [node.value.lineno for node in given if ast.unparse(node.value) != "False"]
 
     assert offenders(allows_pickle) == {}
@@ -241,7 +251,7 @@ def test_nothing_is_checked_by_assert() -> None:
     """
 
     def asserts(path: Path) -> list[int]:
-        found = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Assert)]
+        found = [node for node in nodes(path) if isinstance(node, ast.Assert)]
         return [node.lineno for node in found if not ast.unparse(node.test).endswith(" is not None")]
 
     assert offenders(asserts) == {}
@@ -257,15 +267,15 @@ def test_every_module_says_what_it_owns() -> None:
 
 def test_functions_can_be_read_at_a_sitting() -> None:
     def long_functions(path: Path) -> list[str]:
-        nodes = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-        return [node.name for node in nodes if (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES]
+        found = [n for n in nodes(path) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return [node.name for node in found if (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES]
 
     assert offenders(long_functions) == {}
 
 
 def test_no_exception_is_hidden() -> None:
     def hidden(path: Path) -> list[int]:
-        handlers = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ExceptHandler)]
+        handlers = [node for node in nodes(path) if isinstance(node, ast.ExceptHandler)]
         broad = [node for node in handlers if not node.type or ast.unparse(node.type) in ("Exception", "BaseException")]
         return [n.lineno for n in broad if all(isinstance(part, ast.Pass | ast.Continue) for part in n.body)]
 

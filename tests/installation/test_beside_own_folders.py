@@ -16,7 +16,7 @@ import pytest
 from tests.architecture.test_imports import ROOT
 from tests.installation.builds import copy_checkout, environment, install
 from tests.installation.project import add_to_checkout, write_project
-from tests.long_tests import long_case
+from tests.long_tests import is_long, long_case
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
@@ -46,9 +46,15 @@ def plans(program: Sequence[str | Path], folder: Path, clicks: str) -> None:
 def test_a_wheel(installed: Path, clicks: str, tmp_path: Path) -> None:
     project = write_project(tmp_path / "project")
     plans([installed.with_name("podembed")], project, clicks)
+    assert run([installed, "-m", "podembed"], "--version", folder=project) == f"podembed {VERSION}\n"
+
+
+@is_long
+def test_a_wheel_by_the_other_name_of_each_command(installed: Path, clicks: str, tmp_path: Path) -> None:
+    """`make test` plans with `-m` in a checkout."""
+    project = write_project(tmp_path / "project")
     plans([installed, "-m", "podembed"], project, clicks)
-    for program in ([installed.with_name("podembed")], [installed, "-m", "podembed"]):
-        assert run(program, "--version", folder=project) == f"podembed {VERSION}\n"
+    assert run([installed.with_name("podembed")], "--version", folder=project) == f"podembed {VERSION}\n"
 
 
 def test_an_editable_install(clicks: str, tmp_path: Path) -> None:

@@ -101,8 +101,9 @@ def test_a_look_at_a_run_from_within_its_folder_runs_nothing_of_it(planted: Plan
         long_case(("extract", ".", "audit", "1")),
         ("export", ".", "--table", "a", "--format", "parquet", "--out", "../exported"),
         long_case(("compact", ".")),
-        ("plan", ".", "--hosts", "2"),
-        ("resume", ".", "--in-process", "--max-steps", "6"),
+        long_case(("plan", ".", "--hosts", "2")),
+        # The run of `planted` was trained there, and `supervise` starts a `resume`.
+        long_case(("resume", ".", "--in-process", "--max-steps", "6")),
         ("supervise", "--", "resume", "../no-run"),
         long_case(("prune", ".", "--keep", "2")),
         ("chaos", "--in-process", "--only", "F27"),

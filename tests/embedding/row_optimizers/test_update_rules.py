@@ -3,6 +3,7 @@ custom rules.
 """
 
 import math
+import os
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ from podembed.embedding.row_optimizers.custom import custom_rule
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from tests.embedding import reference
-from tests.long_tests import examples
+from tests.long_tests import VARIABLE, examples, long_case
 
 NUM_ROWS = 12
 RATE = 0.05
@@ -65,6 +66,8 @@ OPTIONS = {
     "everything": {"clipvalue": 0.5, "weight_decay_factor": 0.1, "clip_weight_min": -0.3, "clip_weight_max": 0.3},
     "one by one": {"use_gradient_accumulation": False, "weight_decay_factor": 0.1, "clip_weight_max": 0.3},
 }
+# Each is compiled for itself.
+WIDTHS = [1, 3, 17, 64, 256] if VARIABLE in os.environ else [3, 256]
 USES_POWERS = {"momentum exponent", "ftrl power", "ftrl times rate power"}
 
 
@@ -104,7 +107,7 @@ def test_same_bits_as_numpy(rule, option):
         assert same(table.slots[name], slot)
 
 
-@given(dim=st.sampled_from([1, 3, 17, 64, 256]), rule=st.sampled_from(["sgd", "row-wise", "adam"]), data=st.data())
+@given(dim=st.sampled_from(WIDTHS), rule=st.sampled_from(["sgd", "row-wise", "adam"]), data=st.data())
 @settings(max_examples=examples(60), deadline=None)
 def test_same_bits_as_numpy_at_every_width(dim, rule, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -307,8 +310,18 @@ def is_compiled(optimizer, dim):
     return hasattr(custom_rule(optimizer, dim), "py_func")
 
 
-@pytest.mark.parametrize("rule_in_python", [momentum_rule_in_python, momentum_rule_with_import])
-@pytest.mark.parametrize("options", [{}, {"clipvalue": 0.5, "weight_decay_factor": 0.1, "clip_weight_max": 0.2}])
+ALL_LIMITS = {"clipvalue": 0.5, "weight_decay_factor": 0.1, "clip_weight_max": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("options", "rule_in_python"),
+    [
+        ({}, momentum_rule_with_import),
+        (ALL_LIMITS, momentum_rule_in_python),
+        long_case({}, momentum_rule_in_python),
+        long_case(ALL_LIMITS, momentum_rule_with_import),
+    ],
+)
 def test_custom_rule_compiled_and_in_python(options, rule_in_python):
     compiled, in_python = custom(momentum_rule, **options), custom(rule_in_python, **options)
     assert is_compiled(compiled, 8)
@@ -333,7 +346,7 @@ def test_custom_rule_compiled_and_in_python(options, rule_in_python):
     assert tables[0].slots["count"].shape == (NUM_ROWS, 1)
 
 
-@pytest.mark.parametrize("num_slots", [0, 1, 4, 5])
+@pytest.mark.parametrize("num_slots", [0, long_case(1), 4, 5])
 def test_custom_rule_with_any_number_of_slots(num_slots):
     def adds_to_each(gradient, row, slots, learning_rate, hyperparameters):
         return row - learning_rate * gradient, slots

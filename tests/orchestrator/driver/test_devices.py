@@ -1,4 +1,6 @@
-"""Whole runs on several devices a host, each in a program of its own: a program can divide its CPU only once."""
+"""Whole runs on several devices a host, each in a program of its own: a program can divide its CPU only once. Runs on
+one device are trained in the process of the tests.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ class Notes(SilentReporter):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(arguments: dict[str, Any]) -> None:
-    """One program. Prints its losses and what it said as JSON."""
+def train(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The losses of a run and what it said."""
     notes = Notes(arguments.get("kill_at"))
     hosts = arguments.get("num_hosts", 1)
     result = Trainer(
@@ -73,8 +75,7 @@ def main(arguments: dict[str, Any]) -> None:
         ),
         reporter=notes,
     ).fit()
-    found = {"losses": list(result.losses.values()), "notices": notes.notices, "evaluations": notes.evaluations}
-    print(json.dumps(found), flush=True)
+    return {"losses": list(result.losses.values()), "notices": notes.notices, "evaluations": notes.evaluations}
 
 
 Run = Callable[..., dict[str, Any]]
@@ -82,15 +83,19 @@ Run = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def run(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Trains by a program of its own; returns what it printed and `state`, what it committed."""
+    """Trains, by a program of its own where that has several devices or is killed; returns what `train` does and
+    `state`, what it committed.
+    """
     runs = tmp_path_factory.mktemp("runs")
 
     def trained(name: str, **arguments: Any) -> dict[str, Any]:
-        text = json.dumps({"folder": small_data, "runs": str(runs), "name": name, **arguments})
+        given = {"folder": small_data, "runs": str(runs), "name": name, **arguments}
+        if not {"devices", "kill_at", "num_hosts"} & arguments.keys():
+            return train(given) | {"state": committed_state(str(runs / name))}
         environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
         environment |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         done = subprocess.run(
-            [sys.executable, "-m", "tests.orchestrator.driver.test_devices", text],
+            [sys.executable, "-m", "tests.orchestrator.driver.test_devices", json.dumps(given)],
             capture_output=True,
             text=True,
             cwd=ROOT,
@@ -167,4 +172,4 @@ def test_two_hosts_of_four_devices_are_one_gang(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    print(json.dumps(train(json.loads(sys.argv[1]))), flush=True)

@@ -18,10 +18,10 @@ from podembed.orchestrator.fsck.report import render
 from podembed.orchestrator.run.opening import open_run
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.storage.store import Store
+from tests.long_tests import long_case
 from tests.orchestrator.cluster.test_in_process import train
 from tests.orchestrator.run.claims_of import claims_of
 
-FLIPS_A_FILE = 3
 DATA_FILES = 8  # of some hundred, each of which the check reads as the others of its kind
 # What nobody reads that goes on with a run: heartbeats are advice that may be torn, malformed rows are for people.
 UNREAD = (".hb",)
@@ -62,7 +62,8 @@ def reopened(path: Path, **options: bool) -> OpenRun:
     return run
 
 
-def test_every_flipped_bit_is_found(run: Path) -> None:
+@pytest.mark.parametrize("flips_a_file", [1, long_case(3)])
+def test_every_flipped_bit_is_found(run: Path, flips_a_file: int) -> None:
     assert check_run(str(run)).is_intact
     files = [path for path in sorted(run.rglob("*")) if path.is_file()]
     assert {path.relative_to(run).parts[0] for path in files} >= FOLDERS
@@ -72,7 +73,7 @@ def test_every_flipped_bit_is_found(run: Path) -> None:
         name, whole = path.relative_to(run).as_posix(), path.read_bytes()
         if name.endswith(UNREAD):
             continue
-        for _ in range(1 if path in data else FLIPS_A_FILE):
+        for _ in range(1 if path in data else flips_a_file):
             at, bit = chance.randrange(len(whole)), chance.randrange(8)
             flip(path, at, bit)
             found = check_run(str(run)).all_findings

@@ -135,18 +135,21 @@ def exchanges(job: JobConfig, mesh: str, way: Transfers) -> dict[str, Any]:
     return {"asked": asked, "host": re.findall(r"\w*callback\w*|outfeed|infeed", text)}
 
 
-def resumed(job: JobConfig, before: str, after: str) -> dict[str, Any]:
-    """Some steps on one mesh, and the others on another, from what the first would commit."""
+def resumed(job: JobConfig, before: str, meshes: list[str]) -> dict[str, Any]:
+    """Some steps on one mesh, and the others on each of some meshes, from what the first would commit."""
     early, late = pair_on(job, before, Transfers.AUTO), batches(job)
-    losses = [*early.window(late[:1], RecordKind.TRAIN).losses]
+    first = [*early.window(late[:1], RecordKind.TRAIN).losses]
     arrays = {key: values.copy() for key, values in early.worker.dense_arrays().items()}
-    second = pair_on(job, after, Transfers.AUTO, is_restored_later=True)
-    second.worker.load_dense_arrays(arrays)
-    losses += second.window(late[1:], RecordKind.TRAIN).losses
-    kept = {key: values.tobytes().hex() for key, values in second.worker.dense_arrays().items()}
-    for pair in (early, second):
-        pair.close()
-    return {"losses": losses, "bytes": kept}
+    early.close()
+    found = {}
+    for after in meshes:
+        second = pair_on(job, after, Transfers.AUTO, is_restored_later=True)
+        second.worker.load_dense_arrays(arrays)
+        losses = [*first, *second.window(late[1:], RecordKind.TRAIN).losses]
+        kept = {key: values.tobytes().hex() for key, values in second.worker.dense_arrays().items()}
+        second.close()
+        found[f"{before} to {after}"] = {"losses": losses, "bytes": kept}
+    return found
 
 
 def main(folder: str, which: str) -> None:
@@ -156,10 +159,7 @@ def main(folder: str, which: str) -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2, eps=1e-3))
     job = replace(job, model=CutPart(), dense_optimizer=optimizer)
     found = {f"{mesh} {way}": trained(job, mesh, way) for mesh, way in (FEW if is_few else WAYS)}
-    again = {
-        f"{before} to {after}": resumed(job, before, after)
-        for before, after in [("data=4,model=2", "data=4,model=2"), ("data=4,model=2", "1")]
-    }
+    again = resumed(job, "data=4,model=2", ["data=4,model=2", "1"])
     # This model exchanges nothing by itself.
     plain = small_job(folder=folder, audit=False)
     ways = [Transfers.PACKED] if is_few else [Transfers.PACKED, Transfers.SEPARATE]

@@ -32,10 +32,19 @@ def _all(hosts: Pod, call: str) -> list:
     return hosts.all(call, [(None,)] * hosts.num_hosts)
 
 
-@pytest.mark.parametrize("buckets", [BUCKETS, ALL_WHOLE], ids=["cut", "whole"])
 @pytest.mark.parametrize(
-    ("num_hosts", "shares_memory"),
-    [(5, False), (7, True), *(long_case(*one) for one in [(1, True), (2, False), (3, True), (12, False)])],
+    ("num_hosts", "shares_memory", "buckets"),
+    [
+        (5, False, ALL_WHOLE),
+        (7, True, BUCKETS),
+        long_case(5, False, BUCKETS),
+        long_case(7, True, ALL_WHOLE),
+        *(
+            long_case(*one, way)
+            for one in [(1, True), (2, False), (3, True), (12, False)]
+            for way in (BUCKETS, ALL_WHOLE)
+        ),
+    ],
 )
 def test_relays_change_no_byte(
     job: JobConfig, tmp_path: Path, num_hosts: int, shares_memory: bool, buckets: tuple[int, ...]

@@ -60,7 +60,7 @@ def bytes_sent(hosts: Pod) -> int:
 
 
 @pytest.mark.parametrize("buckets", [BUCKETS, ALL_WHOLE])
-@pytest.mark.parametrize("num_hosts", [1, long_case(2), 3])
+@pytest.mark.parametrize("num_hosts", [long_case(1), long_case(2), 3])
 def test_overlap_changes_no_byte(
     job: JobConfig, tmp_path: Path, num_hosts: int, buckets: tuple[int, ...], machines: str
 ) -> None:
@@ -189,7 +189,7 @@ class StaleDense(Dense):
         self.waiting = None
 
 
-@pytest.mark.parametrize("num_hosts", [1, long_case(2), 3])
+@pytest.mark.parametrize("num_hosts", [long_case(1), long_case(2), 3])
 def test_staleness_1_misses_exactly_the_newest_update(
     plain_job: JobConfig, tmp_path: Path, num_hosts: int, machines: str
 ) -> None:
