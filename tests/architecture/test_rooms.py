@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
-from tests.architecture.test_imports import FLOORS, MODULES, ROOT, label, parsed
+from tests.architecture.test_imports import FLOORS, MODULES, ROOT, label, nodes, parsed
 
 MAX_FILES = 15
 MAX_FILE_LINES = 400
@@ -88,10 +89,11 @@ def room(module: str) -> str:
     return "/".join(module.split(".")[:2])
 
 
+@cache
 def own_imports(path: Path) -> set[str]:
     """Modules of ours that a file imports, without `podembed.`; also those inside functions and for types."""
     found: set[str] = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("podembed."):
             module = (node.module or "").removeprefix("podembed.")
             for alias in node.names:
