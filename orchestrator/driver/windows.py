@@ -29,8 +29,8 @@ from podembed.workers.host.spec import HostWindow
 from podembed.workers.host.table_looks.figures import table_figures
 from podembed.workers.job.learning.window_figures import figures_of
 
-LOOK_EVERY_S, LOOK_SHARE, LOOK_AT_LEAST_EVERY_S = 1.0, 0.01, 30.0
-"""How often hosts look at samples: often at first, later each time that a generation has grown older by a hundredth."""
+LOOK_EVERY_S, LOOK_SHARE, LOOK_AT_LEAST_EVERY_S = 1.0, 0.04, 30.0
+"""How often hosts look at samples: often at first, later each time that a generation has grown older by a 25th."""
 
 
 class Windows:

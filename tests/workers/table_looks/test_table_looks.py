@@ -13,7 +13,14 @@ from podembed.embedding.optimizers import SGD, Adagrad, Adam, Optimizer
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.host.table_looks.figures import QUANTILES, TableFigures, table_figures
-from podembed.workers.host.table_looks.look import FIRST_LOOK, LOOK_EVERY, MOST_NUMBERS, TableLooks, sampled_ids
+from podembed.workers.host.table_looks.look import (
+    FIRST_LOOK,
+    LATER_EVERY,
+    LOOK_EVERY,
+    MOST_NUMBERS,
+    TableLooks,
+    sampled_ids,
+)
 
 RATE = 0.1
 
@@ -184,8 +191,8 @@ def test_a_look_is_bounded() -> None:
     for parts in zip(*seen, strict=True):
         assert sum(part.factor.size for part in parts if part.factor is not None) <= MOST_NUMBERS
     assert [one.table for one in table_figures(seen)] == ["large", "wide"]
-    due = [number for number in range(1, 60) if hosts.looks[0].is_due()]
-    assert due == [FIRST_LOOK, FIRST_LOOK + LOOK_EVERY, FIRST_LOOK + 2 * LOOK_EVERY, FIRST_LOOK + 3 * LOOK_EVERY]
+    due = [number for number in range(1, 110) if hosts.looks[0].is_due()]
+    assert due == [FIRST_LOOK, FIRST_LOOK + LOOK_EVERY, *(FIRST_LOOK + LATER_EVERY * at for at in (1, 2, 3))]
 
 
 def _as_keras(shape: tuple[int, int], dtype: object) -> np.ndarray:

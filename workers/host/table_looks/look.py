@@ -22,8 +22,8 @@ MOST_ROWS, LEAST_ROWS = 1024, 64
 MOST_NUMBERS = 1 << 16
 """Of a table's sample, over all hosts."""
 MOST_CHANGED = 256
-FIRST_LOOK, LOOK_EVERY, LATER_EVERY = 4, 16, 64
-"""In windows in which hosts look at samples at all. After four looks a run is a minute old. Then they come more
+FIRST_LOOK, LOOK_EVERY, LATER_EVERY = 4, 16, 32
+"""In windows in which hosts look at samples at all. Later, when a run has been seen for a while, they come more
 seldom."""
 
 
