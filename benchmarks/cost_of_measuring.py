@@ -46,7 +46,7 @@ from podembed.workers.job.job import JobConfig  # noqa: E402
 
 START_TIMEOUT_S = 300.0
 NUM_EPOCHS = 1_000_000
-STEPS_A_TURN = 4
+STEPS_A_TURN = 8
 
 
 class Counted:
@@ -236,7 +236,7 @@ class DeviceStep:
         self._arrays = HostArrays(
             inputs, tuple(np.zeros_like(one) for one in activations), np.zeros(num_samples, np.float32), 0, NO_LEVELS
         )
-        self.num_samples = num_samples
+        self.num_samples, self._step = num_samples, 0
         real = programs.scored, programs.norms, window.measured_labels
         if not is_measured:
             programs.scored = lambda *_: step.Scored((), ())
@@ -251,8 +251,9 @@ class DeviceStep:
     def cpu_s(self, num_steps: int) -> float:
         """CPU seconds of a step of this process, all threads, as a window has them."""
         began_s, measures = time.process_time(), self.worker._measures
-        for step in range(num_steps):
-            begun = self.worker.begin_training(self._arrays, weight_sum=float(self.num_samples), step=step)
+        for _ in range(num_steps):
+            begun = self.worker.begin_training(self._arrays, weight_sum=float(self.num_samples), step=self._step)
+            self._step += 1
             begun.finish()
             if begun.measured is not None:
                 measures.add(begun.measured, self._arrays.inputs.weights)
@@ -304,8 +305,8 @@ def _apart_s(job: JobConfig, params: Any, num_samples: int) -> float:
     ones, label = jnp.ones(num_samples), str(job.data.label)
     batch = ModelBatch(dense=ones, activations={}, labels={label: ones}, weights=ones, label_masks={label: ones > 0})
 
-    def measured(outputs: jax.Array, gradients: Any, updates: Any, values: Any) -> Any:
-        return step.scored(job, outputs, batch), step.norms(gradients, updates, values)
+    def measured(number: jax.Array, outputs: jax.Array, gradients: Any, updates: Any, values: Any) -> Any:
+        return step.scored(job, outputs, batch), step.norms(gradients, updates, values, number)
 
     def nothing(*_: Any) -> Any:
         empty = jnp.zeros(1)
@@ -313,15 +314,15 @@ def _apart_s(job: JobConfig, params: Any, num_samples: int) -> float:
 
     copies = [jax.tree.map(partial(jnp.multiply, scale), params) for scale in (1.0, 2.0, 3.0)]
     outputs = jnp.linspace(-3, 3, num_samples)
-    programs = [jax.jit(measured), jax.jit(nothing)]
+    programs, numbers = [jax.jit(measured), jax.jit(nothing)], [jnp.uint32(number) for number in range(16)]
     turns: list[list[float]] = [[], []]
     for turn in range(41):
         for program, spent in zip(programs, turns, strict=True):
             began_s = time.process_time()
-            for _ in range(20):
-                jax.block_until_ready(program(outputs, *copies))
+            for number in numbers:
+                jax.block_until_ready(program(number, outputs, *copies))
             # The first turn compiles.
-            spent += [(time.process_time() - began_s) / 20] if turn else []
+            spent += [(time.process_time() - began_s) / len(numbers)] if turn else []
     with_it, without = map(statistics.median, turns)
     return with_it - without
 
@@ -332,7 +333,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=60.0, help="of the run, after its warm-up")
     parser.add_argument("--warm-up", type=float, default=20.0, metavar="S", help="of the run, before it is counted")
-    parser.add_argument("--pairs", type=int, default=40, help="of turns of 4 device steps each")
+    parser.add_argument("--pairs", type=int, default=40, help="of turns of 8 device steps each")
     return parser.parse_args()
 
 

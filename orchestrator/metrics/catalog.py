@@ -22,7 +22,7 @@ class Metric:
       unit: `seconds`, `bytes`, `ratio`, `samples` and so on; empty for a plain number.
       meaning: a sentence.
       labels: names of labels.
-      is_kept: a window names it only where it changed, so what was seen before stands.
+      is_kept: a window names it only where it changed or was measured, so what was seen before stands.
     """
 
     name: str
@@ -70,8 +70,20 @@ CATALOG: dict[str, Metric] = {
         replace(_gauge("learning_rate", "", "Learning rate of a table, where it changed.", "table"), is_kept=True),
         _gauge("dense_gradient_norm", "", "Euclidean norm of all dense gradients, mean of the window."),
         _gauge("dense_largest_gradient_norm", "", "The largest of one step in the window."),
-        _gauge("dense_update_norm", "", "Euclidean norm of the change of all dense parameters, mean of the window."),
-        _gauge("dense_parameter_norm", "", "Euclidean norm of all dense parameters before the window's last step."),
+        replace(
+            _gauge(
+                "dense_update_norm",
+                "",
+                "Euclidean norm of the change of all dense parameters by a step, mean of every eighth of the window.",
+            ),
+            is_kept=True,
+        ),
+        replace(
+            _gauge(
+                "dense_parameter_norm", "", "Euclidean norm of all dense parameters before the last of these steps."
+            ),
+            is_kept=True,
+        ),
         # Speed.
         _counter("samples", "samples", "Samples trained by this driver, also those of steps that a fault took back."),
         _gauge("samples_per_second", "", "Samples over the window's wall time."),

@@ -21,13 +21,14 @@ def learning(event: WindowTrained) -> Iterator[Measurement]:
         yield Measurement("window_calibration", found.calibration, by_task)
         yield Measurement("window_positives", found.positives, by_task)
     norms = event.norms
-    if norms is None or norms.params <= 0:
+    if norms is None or max(norms.largest_gradient, norms.params or 0.0) <= 0:
         # A model without dense parameters has no norms.
         return
     yield Measurement("dense_gradient_norm", norms.gradient)
     yield Measurement("dense_largest_gradient_norm", norms.largest_gradient)
-    yield Measurement("dense_update_norm", norms.update)
-    yield Measurement("dense_parameter_norm", norms.params)
+    if norms.update is not None and norms.params is not None:
+        yield Measurement("dense_update_norm", norms.update)
+        yield Measurement("dense_parameter_norm", norms.params)
 
 
 def rates_changed(before: Mapping[str, float], event: WindowTrained) -> dict[str, float]:

@@ -125,7 +125,7 @@ def training_step(
     if job.schedule is not None:
         factor = scheduled(job.schedule, step)
         updates = jax.tree.map(lambda update: (factor * update).astype(update.dtype), updates)
-    measured = Measured(found, norms(summed, updates, params))
+    measured = Measured(found, norms(summed, updates, params, step))
     after = _of_first_device(after)
     return optax.apply_updates(params, updates), optimizer_state, after, gradients, total[-1], measured
 

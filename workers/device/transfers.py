@@ -20,6 +20,7 @@ import numpy as np
 
 from podembed.embedding.kernels.crew import Crew
 from podembed.workers.device.device_mesh import GangMesh
+from podembed.workers.device.measures.step import NORMS_EVERY
 from podembed.workers.device.options import DeviceOptions, Transfers
 from podembed.workers.device.programs import Blocks, Inputs
 from podembed.workers.device.shared_memory import ChannelEnd
@@ -149,7 +150,7 @@ class SeparateTransfers:
     def __init__(self, mesh: GangMesh, *, asks_for_step: bool) -> None:
         self._mesh, self._asks_for_step = mesh, asks_for_step
         self._in_place: dict[tuple[int, Levels], Inputs] = {}
-        self._step: tuple[int, jax.Array] | None = None
+        self._steps: dict[int, jax.Array] = {}
 
     def send(self, arrays: HostArrays, numbers: Numbers) -> tuple[Any, ...]:
         return self._inputs(arrays), self._number(numbers.step), self._mesh.place(numbers.scale)
@@ -172,12 +173,16 @@ class SeparateTransfers:
         return jax.make_array_from_single_device_arrays(shape, self._mesh.by_sample, [own])
 
     def _number(self, step: int) -> jax.Array:
-        """Of a step, on every device; 0 in programs that do not ask for it."""
+        """Of a step, on every device. Programs that do not ask for it get one of two numbers, which stay there: they
+        only tell whether norms are measured.
+        """
         if not self._asks_for_step:
-            step = 0
-        if self._step is None or self._step[0] != step:
-            self._step = step, self._mesh.place(np.uint32(step))
-        return self._step[1]
+            step = min(step % NORMS_EVERY, 1)
+        if step not in self._steps:
+            if self._asks_for_step:
+                self._steps.clear()
+            self._steps[step] = self._mesh.place(np.uint32(step))
+        return self._steps[step]
 
     def shapes(self, inputs: Inputs) -> tuple[Any, ...]:
         return inputs, *(

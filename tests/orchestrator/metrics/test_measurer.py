@@ -134,6 +134,9 @@ def test_a_window_has_the_figures_of_its_scores(measurer: Measurer) -> None:
     assert point.value("window_positives", task="click") == 1
     assert point.value("dense_update_norm") == 0.5
     assert told(measurer, window(10, 20)).value("window_auc", task="click") is None
+    # A window without an eighth step.
+    point = told(measurer, window(20, 22, norms=replace(norms, update=None, params=None)))
+    assert (point.value("dense_gradient_norm"), point.value("dense_update_norm")) == (3.0, None)
 
 
 def test_a_learning_rate_is_measured_where_it_changed(measurer: Measurer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -119,11 +119,13 @@ def random_batch(job: JobConfig, seed: int, *, num_padding: int = 0) -> dict[str
 
 
 class Plain:
-    """The step as the documentation describes it."""
+    """The step as the documentation describes it. Mutated: parameters, state, and the norms of all steps."""
 
     def __init__(self, job: JobConfig, *, is_restored_later: bool = False) -> None:
         self.job = job
         self.optimizer = job.dense_optimizer or optax.adam(1e-3)
+        # Of gradients, their update, and the parameters before it.
+        self.norms: list[list[float]] = []
 
         def initial() -> tuple[Any, Any]:
             params = job.model.init(jax.random.key(job.seed), job.data.num_dense, job.widths)
@@ -138,7 +140,9 @@ class Plain:
         return counts(np.asarray(scores, np.float64), batch["labels"], batch["weights"])
 
     def step(self, batch: dict[str, Any], weight_sum: float) -> tuple[float, list[np.ndarray]]:
-        loss, gradients, self.params, self.state = self._compiled(self.params, self.state, batch, weight_sum)
+        found = self._compiled(self.params, self.state, batch, weight_sum)
+        loss, gradients, self.params, self.state, norms = found
+        self.norms.append([float(norm) for norm in norms])
         return float(loss), [np.asarray(gradients[name]) for name in batch["activations"]]
 
     def _step(self, params: Any, state: Any, batch: dict[str, Any], weight_sum: jax.Array) -> tuple[Any, ...]:
@@ -149,7 +153,8 @@ class Plain:
 
         loss, (dense, gradients) = jax.value_and_grad(loss_of, argnums=(0, 1))(params, batch["activations"])
         updates, state = self.optimizer.update(dense, state, params)
-        return loss, gradients, optax.apply_updates(params, updates), state
+        norms = [optax.global_norm(tree) for tree in (dense, updates, params)]
+        return loss, gradients, optax.apply_updates(params, updates), state, norms
 
 
 def squared_error(scores: jax.Array, labels: jax.Array) -> jax.Array:
@@ -173,10 +178,10 @@ def test_losses_gradients_and_parameters_are_those_of_plain_jax(
 ) -> None:
     job = replace(job, data=replace(job.data, sample_weight="importance"), **changes)
     pair, plain = paired(job), Plain(job)
-    batches = [random_batch(job, seed, num_padding=seed) for seed in range(4)]
+    batches = [random_batch(job, seed, num_padding=seed) for seed in range(10)]
     counted: list[LabelCounts] = []
     window = pair.window(batches, RecordKind.TRAIN, weight_sum=weight_sum)
-    assert window.num_steps == len(window.losses) == 4
+    assert window.num_steps == len(window.losses) == 10
     for batch, loss, (gradients, _) in zip(batches, window.losses, pair.answers, strict=True):
         counted.append(plain.counts(batch))
         expected_loss, expected = plain.step(batch, weight_sum or float(batch["weights"].sum()))
@@ -186,6 +191,22 @@ def test_losses_gradients_and_parameters_are_those_of_plain_jax(
     for found, wanted in zip(jax.tree.leaves(pair.worker.params), jax.tree.leaves(plain.params), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
     assert_counted(window, counted, has_logits="loss" not in changes)
+    assert_norms(window, plain.norms)
+
+
+def assert_norms(window: DeviceWindow, expected: list[list[float]]) -> None:
+    """Of gradients in each step, and of the rest in steps 0 and 8."""
+    gradients, updates, params = np.transpose(expected)
+    assert window.norms is not None
+    assert asdict(window.norms) == pytest.approx(
+        {
+            "gradient": gradients.mean(),
+            "update": updates[[0, 8]].mean(),
+            "params": params[8],
+            "largest_gradient": gradients.max(),
+        },
+        rel=1e-3,
+    )
 
 
 def assert_counted(window: DeviceWindow, counted: list[LabelCounts], *, has_logits: bool) -> None:

@@ -16,6 +16,9 @@ from podembed.workers.model.batch import ModelBatch
 
 NUM_SUMS = 2
 NUM_NORMS = 3
+NORMS_EVERY = 8
+"""Steps. A norm costs about a nanosecond a parameter on a CPU. Gradients have one in each step, since they may jump."""
+NOT_MEASURED = -1.0
 
 
 class Scored(NamedTuple):
@@ -35,7 +38,8 @@ class Measured(NamedTuple):
 
     Attributes:
       scored: by label, of all samples.
-      norms: float32 `[3]`, Euclidean: of the dense gradients, of their update, and of the parameters before it.
+      norms: float32 `[3]`, Euclidean: of the dense gradients, of their update, and of the parameters before it. The
+        last two are `NOT_MEASURED` but in each step whose number `NORMS_EVERY` divides.
     """
 
     scored: Scored
@@ -87,9 +91,16 @@ def _of_label(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple
     return jnp.where(weights > 0, codes, NOT_COUNTED).astype(jnp.int16), jnp.stack(sums)[None]
 
 
-def norms(gradients: Any, updates: Any, params: Any) -> jax.Array:
-    """As `Measured` has them."""
-    return jnp.stack([_norm(tree) for tree in (gradients, updates, params)])
+def norms(gradients: Any, updates: Any, params: Any, step: jax.Array) -> jax.Array:
+    """As `Measured` has them, for a step of this number."""
+
+    def both() -> jax.Array:
+        return jnp.stack([_norm(updates), _norm(params)])
+
+    def neither() -> jax.Array:
+        return jnp.full(2, NOT_MEASURED, jnp.float32)
+
+    return jnp.concatenate([_norm(gradients)[None], jax.lax.cond(step % NORMS_EVERY == 0, both, neither)])
 
 
 def _norm(tree: Any) -> jax.Array:

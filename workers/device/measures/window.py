@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from podembed.workers.device.device_mesh import GangMesh
-from podembed.workers.device.measures.step import NUM_NORMS, NUM_SUMS, Measured, measured_labels
+from podembed.workers.device.measures.step import NOT_MEASURED, NUM_NORMS, NUM_SUMS, Measured, measured_labels
 from podembed.workers.device.transfers import own_parts
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.learning.window_figures import NOT_BINARY, NOT_COUNTED, NUM_CODES, DenseNorms, LabelCounts
@@ -126,10 +126,10 @@ def _means(norms: Sequence[np.ndarray]) -> DenseNorms | None:
     if not norms:
         return None
     by_step = np.asarray(norms, np.float64).reshape(-1, NUM_NORMS)
-    gradient, update, _ = by_step.mean(axis=0)
+    gradients, measured = by_step[:, 0], by_step[by_step[:, 2] != NOT_MEASURED, 1:]
     return DenseNorms(
-        gradient=float(gradient),
-        update=float(update),
-        params=float(by_step[-1, 2]),
-        largest_gradient=float(by_step[:, 0].max()),
+        gradient=float(gradients.mean()),
+        update=float(measured[:, 0].mean()) if len(measured) else None,
+        params=float(measured[-1, 1]) if len(measured) else None,
+        largest_gradient=float(gradients.max()),
     )

@@ -75,14 +75,15 @@ class DenseNorms:
     """Euclidean norms of the dense half, over all its parameters.
 
     Attributes:
-      gradient, update: means of the window's steps.
-      params: before its last step.
+      gradient: mean of the window's steps.
+      update: mean of every eighth step of the run; None where the window has none of these.
+      params: before the last of them.
       largest_gradient: of one step.
     """
 
     gradient: float
-    update: float
-    params: float
+    update: float | None
+    params: float | None
     largest_gradient: float
 
 
