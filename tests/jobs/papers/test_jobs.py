@@ -112,6 +112,8 @@ def test_ratings_are_predicted(ratings: str, tmp_path: Path, make: Any) -> None:
     assert trained(job, tmp_path).evaluations[-1].values["rmse"] < 0.6
 
 
+# Layers with normalization are tested beside the model, and other jobs learn in make test.
+@is_long
 def test_likes_are_predicted_with_normalization_and_dropout(ratings: str, tmp_path: Path) -> None:
     job = deepfm(data=ratings, cache=str(tmp_path), batch_size=256, epochs=12, learning_rate=0.03, history_length=5)
     found = trained(job, tmp_path).evaluations[-1].values

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from podembed.orchestrator.metrics.grafana import text
 from podembed.orchestrator.metrics.reading import Stream, StreamReader
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
+from tests.processes import free_port
 
 PROMETHEUS = shutil.which("prometheus")
 WAIT_S = 180.0
@@ -33,12 +33,6 @@ pytestmark = [
     is_long,
     pytest.mark.skipif(PROMETHEUS is None, reason="found no Prometheus; install Debian's package prometheus"),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 @contextmanager
