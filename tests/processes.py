@@ -90,8 +90,8 @@ def wait_for(what: str, is_so: Callable[[], bool], *, seconds: float) -> float:
 
 
 RAY_WAS_LATE = "The current node timed out during startup"
-"""Ray gives a node of a cluster half a minute to come up, and no setting changes that. On a busy machine one request may
-take as long."""
+"""Ray gives a node of a cluster half a minute to come up, and no setting changes that. One request may take as long on
+a busy machine."""
 
 
 def said_by(module: str, *arguments: str, timeout_s: float, environment: Mapping[str, str] | None = None) -> dict:
