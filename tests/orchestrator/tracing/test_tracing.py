@@ -98,10 +98,11 @@ def test_a_trace_shows_its_steps_and_changes_none(plain: Result, small_data: str
         for one in slices
         if "hlo_op" in one.values
     ]
-    # Each operation of the compiled step once, and on the common clock.
+    # Each operation of the compiled step once, and on the common clock. Of these steps, only step 8 has the norms that
+    # are measured in every eighth, and the other three have what stands in for them.
     found = Counter(one.values["hlo_op"] for one in operations if one.values["hlo_module"] == "jit_train")
     assert len(found) > 10
-    assert {*found.values()} == {4}
+    assert {4} <= {*found.values()} <= {1, 3, 4}
     middles = [(one.began_ns + one.ended_ns) / 2 for one in operations]
     for step in steps:
         (around,) = device.named(f"device {step}")
