@@ -41,6 +41,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measuring  # noqa: E402
 from benchmarks.dlrm import NUM_BATCHES, benchmark_job, prepare_environment  # noqa: E402
 from benchmarks.input import write_files  # noqa: E402
+from benchmarks.pairs import spread  # noqa: E402
 from benchmarks.workload import NAMES, make_batches, workload  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
 
@@ -280,17 +281,9 @@ def of_the_step(job: JobConfig, num_samples: int, *, num_pairs: int) -> dict[str
         "apart_cpu_ms": round(1e3 * apart_s, 4),
     }
     if num_pairs:
-        low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9])
         error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
-        result |= {
-            "step_pairs": {
-                "number": len(ratios),
-                "median": round(float(middle), 4),
-                "error_of_median": round(error, 4),
-                "p10": round(float(low), 4),
-                "p90": round(float(high), 4),
-            }
-        }
+        pairs = {"number": len(ratios), **spread(ratios, digits=4), "error_of_median": round(error, 4)}
+        result |= {"step_pairs": pairs}
     return result
 
 

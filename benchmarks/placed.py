@@ -32,7 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import measuring  # noqa: E402
 from benchmarks.dlrm import NUM_BATCHES, WARM_UP_STEPS, prepare_environment, reference_of, start_group  # noqa: E402
-from benchmarks.workload import NAMES, make_batches, workload  # noqa: E402
+from benchmarks.pairs import add_options, largest_difference, spread  # noqa: E402
+from benchmarks.workload import make_batches, workload  # noqa: E402
 
 NUM_CHECKED = 8
 TOLERANCE = 1e-4
@@ -89,10 +90,12 @@ def measure(arguments: argparse.Namespace, hosts: Contender, devices: Contender)
     return {
         "on_hosts": _rates(here),
         "on_devices": _rates(there),
-        "samples_per_s_ratio": _spread(there[:, 0] / here[:, 0]),
-        "samples_per_cpu_s_ratio": _spread(there[:, 1] / here[:, 1]),
+        "samples_per_s_ratio": spread(there[:, 0] / here[:, 0]),
+        "samples_per_cpu_s_ratio": spread(there[:, 1] / here[:, 1]),
         "losses": [round(loss, 6) for loss in hosts.losses[:NUM_CHECKED]],
-        "largest_difference": _difference(devices.losses, hosts.losses),
+        "largest_difference": largest_difference(
+            devices.losses, hosts.losses, NUM_CHECKED, TOLERANCE, ("with tables on devices", "on hosts")
+        ),
     }
 
 
@@ -101,33 +104,10 @@ def _rates(found: np.ndarray) -> dict[str, float]:
     return {"samples_per_s": round(float(rate), 1), "samples_per_cpu_s": round(float(cpu_rate), 1)}
 
 
-def _spread(ratios: np.ndarray) -> dict[str, float]:
-    low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9])
-    return {"median": round(float(middle), 3), "p10": round(float(low), 3), "p90": round(float(high), 3)}
-
-
-def _difference(ours: list[float], theirs: list[float]) -> float:
-    found = np.abs(np.array(ours) - np.array(theirs)) / np.abs(np.array(theirs))
-    if found[:NUM_CHECKED].max() > TOLERANCE:
-        raise SystemExit(
-            f"Found losses {ours[:NUM_CHECKED]} with tables on devices and {theirs[:NUM_CHECKED]} on hosts. Expected "
-            f"the same within {TOLERANCE}."
-        )
-    return float(f"{found[:NUM_CHECKED].max():.2e}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bench", default="A10", choices=NAMES)
-    parser.add_argument("--hosts", type=int, default=2)
+    add_options(parser)
     parser.add_argument("--most-rows", type=int, default=20_000, help="tables of up to so many rows are moved")
-    parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--window", type=int, default=10, help="steps of a window")
-    parser.add_argument(
-        "--tcp", dest="shared_memory", action="store_false", help="hosts exchange everything as between machines"
-    )
-    parser.set_defaults(placement="tables", overlap="on", staleness=0, wire_dtype="float32", device_ms=None)
     arguments = parser.parse_args()
     prepare_environment()
     from podembed.orchestrator.cluster.connection import connected

@@ -33,14 +33,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import measuring  # noqa: E402
 from benchmarks.dlrm import NUM_BATCHES, WARM_UP_STEPS, prepare_environment, reference_of, start_group  # noqa: E402
-from benchmarks.workload import NAMES, Batches, make_batches, workload  # noqa: E402
+from benchmarks.pairs import add_options, largest_difference, spread  # noqa: E402
+from benchmarks.workload import Batches, make_batches, workload  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
 from podembed.workers.job.reference import JobReference  # noqa: E402
 
@@ -226,11 +225,13 @@ def measure(arguments: argparse.Namespace, trainer: OfTrainer, strategy: OfStrat
             name: {role: round(statistics.fmean(used), 1) for role, used in found.items()}
             for name, found in roles.items()
         },
-        "ratio": _ratio(step_ms),
-        "cpu_ratio": _ratio(cpu_ms),
+        "ratio": spread(_ratios(step_ms)),
+        "cpu_ratio": spread(_ratios(cpu_ms)),
         "losses": [round(loss, 6) for loss in trainer.losses[:NUM_CHECKED]],
         "has_the_losses_of_trainer": trainer.losses == strategy.losses,
-        "largest_difference": _difference(trainer.losses, strategy.losses),
+        "largest_difference": largest_difference(
+            trainer.losses, strategy.losses, NUM_CHECKED, TOLERANCE, ("of Trainer", "of strategy.run")
+        ),
     }
 
 
@@ -238,33 +239,14 @@ def _cpu_s() -> dict[str, float]:
     return measuring.cpu_s(measuring.process_tree(os.getpid()))
 
 
-def _ratio(found: dict[str, list[float]]) -> dict[str, float]:
-    low, middle, high = np.quantile(np.array(found["strategy"]) / np.array(found["trainer"]), [0.1, 0.5, 0.9])
-    return {"median": round(float(middle), 3), "p10": round(float(low), 3), "p90": round(float(high), 3)}
-
-
-def _difference(ours: list[float], theirs: list[float]) -> float:
-    found = np.abs(np.array(ours) - np.array(theirs)) / np.abs(np.array(theirs))
-    if found[:NUM_CHECKED].max() > TOLERANCE:
-        raise SystemExit(
-            f"Found losses {ours[:NUM_CHECKED]} of Trainer and {theirs[:NUM_CHECKED]} of strategy.run. Expected the "
-            f"same within {TOLERANCE}."
-        )
-    return float(f"{found.max():.2e}")
+def _ratios(found: dict[str, list[float]]) -> list[float]:
+    return [ours / theirs for ours, theirs in zip(found["strategy"], found["trainer"], strict=True)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bench", default="A10", choices=NAMES)
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--window", type=int, default=10, help="steps of a window")
-    parser.add_argument(
-        "--tcp", dest="shared_memory", action="store_false", help="hosts exchange everything as between machines"
-    )
+    add_options(parser)
     parser.add_argument("--parts", action="store_true", help="also the parts of a user's step")
-    parser.set_defaults(placement="tables", overlap="on", staleness=0, wire_dtype="float32", device_ms=None)
     arguments = parser.parse_args()
     prepare_environment()
     from podembed.orchestrator.cluster.connection import connected
