@@ -31,7 +31,7 @@ from benchmarks import dlrm, workloads  # noqa: E402
 from podembed.jobs.cli.calibrating import Calibrate, calibrate  # noqa: E402
 from podembed.orchestrator.api.result import Prediction  # noqa: E402
 from podembed.orchestrator.planning.of_run import with_rest  # noqa: E402
-from podembed.orchestrator.prediction.dense_half import children_environment, dense_half  # noqa: E402
+from podembed.orchestrator.prediction.dense_half import children_environment, dense_halves  # noqa: E402
 from podembed.orchestrator.prediction.forecast import setting_of  # noqa: E402
 from podembed.orchestrator.prediction.placed import placed_demands  # noqa: E402
 from podembed.orchestrator.prediction.report import render_comparison  # noqa: E402
@@ -61,7 +61,7 @@ def predicted(
     threads = arguments.threads
     setting = setting_of(job, num_hosts=hosts, hosts_a_machine=hosts, reads_files=False, threads=threads)
     together = min(hosts, constants.machine.cpus)
-    dense = dense_half(job, reference, constants, num_hosts=hosts, num_processes=together, threads=threads)
+    (dense,) = dense_halves(job, reference, constants, num_hosts=hosts, num_processes=together, threads=threads)
     return predict(tables, setting, calibration=constants, dense=dense)
 
 

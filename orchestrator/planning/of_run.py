@@ -11,7 +11,7 @@ from podembed.orchestrator.api.result import Prediction, Result
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import NotPredicted
 from podembed.orchestrator.planning.planner import Planner
-from podembed.orchestrator.prediction.dense_half import default_path, dense_half, hosts_together
+from podembed.orchestrator.prediction.dense_half import default_path, dense_halves, hosts_together
 from podembed.orchestrator.prediction.forecast import demands, setting_of
 from podembed.orchestrator.prediction.on_devices.exchanged import ids_per_bag
 from podembed.orchestrator.prediction.step import predict
@@ -73,7 +73,7 @@ def prediction_of(
         read_sample_s=profiles.read_sample_s,
         threads=scaling.threads_per_host or 1,
     )
-    dense = dense_half(
+    (dense,) = dense_halves(
         job,
         run.reference,
         calibration,

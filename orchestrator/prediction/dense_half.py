@@ -31,30 +31,6 @@ def children_environment(threads: int) -> dict[str, str]:
     return environment | worker_environment("host", resources={}, threads=threads, environ=environment)
 
 
-def dense_half(
-    job: JobConfig,
-    reference: JobReference | None,
-    calibration: Calibration,
-    *,
-    num_hosts: int,
-    num_processes: int,
-    threads: int = 1,
-    lengths: Mapping[str, float] | None = None,
-) -> DenseHalf:
-    """As `dense_halves`, of the job as it is."""
-    (found,) = dense_halves(
-        job,
-        reference,
-        calibration,
-        num_hosts=num_hosts,
-        num_processes=num_processes,
-        threads=threads,
-        lengths=lengths,
-        moved=((),),
-    )
-    return found
-
-
 def dense_halves(
     job: JobConfig,
     reference: JobReference | None,
@@ -64,7 +40,7 @@ def dense_halves(
     num_processes: int,
     threads: int = 1,
     lengths: Mapping[str, float] | None = None,
-    moved: Sequence[Sequence[str]],
+    moved: Sequence[Sequence[str]] = ((),),
 ) -> list[DenseHalf]:
     """The job's own training step, measured with a host's samples. Its overhead is that of this machine's device.
 
@@ -75,7 +51,8 @@ def dense_halves(
       num_processes: that work side by side on one machine.
       threads: of a device process.
       lengths: by feature the mean length of its bags; 1 where nothing is said.
-      moved: for each step the tables that are put on the devices, beside those that are there.
+      moved: for each step the tables that are put on the devices, beside those that are there. By default one step,
+        of the job as it is.
 
     Raises:
       MeasuringFailed: a child ended without an answer.
