@@ -96,7 +96,9 @@ def count_in_this_process(folder: str) -> Counted:
     from podembed.orchestrator.driver import windows as driver
     from podembed.orchestrator.metrics import hub
     from podembed.workers.device.measures.window import WindowMeasures
+    from podembed.workers.device.tables.held import HeldTables
     from podembed.workers.host import windows as host
+    from podembed.workers.host.device_tables.looks import NamedRows
     from podembed.workers.host.table_looks.look import TableLooks, _Changes, _Sample
     from podembed.workers.input.data_sample import Sampler
 
@@ -111,10 +113,12 @@ def count_in_this_process(folder: str) -> Counted:
         (Sampler, "take"),
         (Sampler, "finish"),
         (TableLooks, "is_due"),
+        (NamedRows, "here"),
         (_Changes, "__init__"),
-        (_Changes, "_take"),
+        (_Changes, "take"),
         (_Sample, "of"),
         (_Sample, "look"),
+        (HeldTables, "_write_rows"),
         (WindowMeasures, "add"),
     ):
         counted.wrap(owner, name)
@@ -125,15 +129,15 @@ def count_in_this_process(folder: str) -> Counted:
     return counted
 
 
-def counted_job(*, bench: str, folder: str) -> JobConfig:
+def counted_job(*, bench: str, folder: str, rows_on_devices: int = 0) -> JobConfig:
     """The workload from files. Runs in all processes of the run, and wraps what measures there."""
     count_in_this_process(folder)
-    return parquet_job(bench=bench, folder=folder)
+    return parquet_job(bench=bench, folder=folder, rows_on_devices=rows_on_devices)
 
 
-def parquet_job(*, bench: str, folder: str) -> JobConfig:
+def parquet_job(*, bench: str, folder: str, rows_on_devices: int = 0) -> JobConfig:
     """The workload from files."""
-    job = benchmark_job(bench=bench, emb_opt="rowwise", folder=folder, input="parquet")
+    job = benchmark_job(bench=bench, emb_opt="rowwise", folder=folder, input="parquet", rows_on_devices=rows_on_devices)
     return replace(job, num_epochs=NUM_EPOCHS)
 
 
@@ -150,7 +154,7 @@ def of_a_run(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
     """The share of a real run, from `--warm-up` seconds after its first window on."""
     command = [
         *(sys.executable, "-m", "podembed", "train", "--job", "benchmarks.cost_of_measuring:counted_job"),
-        *("--set", f"bench={arguments.bench}", f"folder={folder}"),
+        *("--set", f"bench={arguments.bench}", f"folder={folder}", f"rows_on_devices={arguments.rows_on_devices}"),
         *("--hosts", str(arguments.hosts), "--threads-per-host", "1", "--metrics-port", "0"),
         *("--storage", f"{folder}/runs", "--name", "counted"),
     ]
@@ -327,6 +331,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="of the run, after its warm-up")
     parser.add_argument("--warm-up", type=float, default=20.0, metavar="S", help="of the run, before it is counted")
     parser.add_argument("--pairs", type=int, default=40, help="of turns of 8 device steps each")
+    parser.add_argument(
+        "--rows-on-devices", type=int, default=0, metavar="N", help="tables of up to N rows lie there in the run"
+    )
     return parser.parse_args()
 
 

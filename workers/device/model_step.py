@@ -237,7 +237,8 @@ class DeviceWorker:
             if self.trace.is_on:
                 self.trace.add(WORK, f"device step {record.step}", started, ended)
             end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
-            record, begun = following or wait(), ahead
+            # Hosts may look at rows of tables between two steps.
+            record, begun = self.tables.serve(end, following or wait(), receive=wait), ahead
         return self._measures.window(
             losses=tuple(float(loss) for loss in jax.device_get(losses)),
             num_steps=num_steps,

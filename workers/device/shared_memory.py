@@ -41,6 +41,8 @@ class RecordKind(IntEnum):
     GIVE_BUCKET = 5  # host → device: take a bucket from the memory; answered by DONE
     JOIN_BUCKETS = 6  # host → device: this host has given all of its own; answered by DONE
     TAKE_BUCKET = 7  # host → device: write a bucket into the memory; answered by DONE
+    # `buffer` is how many rows. Their int32 numbers lie at the start of the bucket's memory.
+    TAKE_ROWS = 8  # host → device: write these rows and their slots in the place of the numbers; answered by DONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

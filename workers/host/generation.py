@@ -136,6 +136,8 @@ class Generation:
                 self._lookups.both.pooled, self.mesh, self._server.descriptor, end.layout, timeout_s=timeout_s
             )
         self._server.close_descriptor()
+        rows = self._on_devices.rows(end, timeout_s=self.spec.step_timeout_s, check=self._check, tracker=self._tracker)
+        self.take_rows = rows.take
         steps = Steps(
             self._lookups,
             mesh=self.mesh,
@@ -149,10 +151,14 @@ class Generation:
             schedule=self._job.schedule,
             route=self.spec.exchange,
             ids=self._on_devices.ids(end),
-            looks=self._on_devices.looks(),
+            looks=self._on_devices.looks(
+                rows,
+                self.mesh,
+                owners=self.spec.placement,
+                timeout_s=self.spec.step_timeout_s,
+                tracker=self._tracker,
+            ),
         )
-        rows = self._on_devices.rows(end, timeout_s=self.spec.step_timeout_s, check=self._check, tracker=self._tracker)
-        self.take_rows = rows.take
         self._windows = Windows(
             self._job,
             batches=self._input,

@@ -165,8 +165,14 @@ class Steps:
         self._sequences.write(arrays, step.lengths)
         self._ids.write(step.buffer, step.lookup.prepared.features, step.lookup.levels)
 
-    def announce(self, step: Step, kind: RecordKind) -> None:
-        """Tells the device that its input is complete."""
+    def announce(self, step: Step, kind: RecordKind, *, is_looked_at: bool = False) -> None:
+        """Tells the device that its input is complete.
+
+        Args:
+          is_looked_at: whether hosts look at the tables at the end of this step, as for `backward`.
+        """
+        if is_looked_at:
+            self.looks.begin(step.number, step.lookup.prepared.features)
         if kind is RecordKind.TRAIN:
             self._ids.say_rates(step.buffer, self.rates(step))
         self._device.send(

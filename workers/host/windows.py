@@ -66,9 +66,13 @@ class Windows:
         steps.take_rows_asked()
         self._tracker.take_phase_s()
         looks_ahead = is_followed and staleness > 0
+
+        def announce(step: Step) -> None:
+            steps.announce(step, RecordKind.TRAIN, is_looked_at=is_looked_at and step.number + 1 == last_step)
+
         self._give_rows()
         upcoming = self._first_lookup(reader, first_step)
-        steps.announce(upcoming, RecordKind.TRAIN)
+        announce(upcoming)
         for number in range(first_step, last_step):
             step, is_last = upcoming, number + 1 == last_step
             self._tracker.begin_step(number)
@@ -77,12 +81,12 @@ class Windows:
                 upcoming = steps.prepare(reader, number + 1)
                 self._look_up_ahead(upcoming, step)
                 if staleness and not is_last:
-                    steps.announce(upcoming, RecordKind.TRAIN)
+                    announce(upcoming)
             steps.await_device(step)
             steps.backward(step, is_looked_at=is_last and is_looked_at)
             if not staleness and not is_last:
                 steps.forward(upcoming)
-                steps.announce(upcoming, RecordKind.TRAIN)
+                announce(upcoming)
             num_samples += int(np.count_nonzero(~step.batch.is_padding))
             if sampler is not None:
                 sampler.take(step.batch)

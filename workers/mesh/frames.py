@@ -43,6 +43,7 @@ class Tag(enum.IntEnum):
     GRADIENTS = 3
     CONTROL = 4
     BUCKETS = 5
+    NAMED_ROWS = 6
     GOODBYE = 0xFFFFFFFF
     """Sent by the mesh itself when it closes; callers cannot use it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,13 +33,14 @@ class SpoiltModel:
         return dense @ params["dense"] + activations["sound"] @ params["sound"] + moved + still
 
 
-def spoilt_job(*, folder: str, epochs: int) -> JobConfig:
+def spoilt_job(*, folder: str, epochs: int, place: str = "host") -> JobConfig:
+    table = partial(TableConfig, dim=DIM, place=place, optimizer=Adagrad(0.05))
     features = {
-        "sound": ("bag", TableConfig(300, DIM, name="sound", optimizer=Adagrad(0.05))),
+        "sound": ("bag", table(300, name="sound")),
         # Rows that begin at zero and are all pushed the same way stay on one line.
-        "alike": ("other_bag", TableConfig(300, DIM, name="alike", optimizer=Adagrad(0.05), initializer=Constant(0.0))),
-        "jumps": ("a", TableConfig(50, DIM, name="jumps", optimizer=SGD(1e3))),
-        "still": ("b", TableConfig(B_ROWS, DIM, name="still", optimizer=Adagrad(0.05))),
+        "alike": ("other_bag", table(300, name="alike", initializer=Constant(0.0))),
+        "jumps": ("a", table(50, name="jumps", optimizer=SGD(1e3))),
+        "still": ("b", table(B_ROWS, name="still")),
     }
     columns = {name: IdColumn(column) for name, (column, _) in features.items()}
     data = tiny_data(folder, ())

@@ -72,10 +72,11 @@ def trained(
     epochs: int = 3,
     metrics: MetricsConfig | None = None,
     job: str = SMALL_JOB,
+    **arguments: object,
 ) -> Heard:
     heard = Heard()
     (where / "faults").mkdir(exist_ok=True)
-    arguments = {"folder": folder, "epochs": epochs} | ({"audit": False} if job == SMALL_JOB else {})
+    arguments |= {"folder": folder, "epochs": epochs} | ({"audit": False} if job == SMALL_JOB else {})
     reference = JobReference(function=job, arguments=arguments)
     config = RunConfig(
         name="run",
@@ -122,8 +123,11 @@ def test_a_run_on_a_slow_disk(small_data: str, tmp_path: Path, capsys: pytest.Ca
 
 @is_long
 @pytest.mark.usefixtures("often")
-def test_a_run_with_spoilt_tables(small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    heard = trained(small_data, tmp_path, epochs=25, every=20, job=SPOILT_JOB)
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_a_run_with_spoilt_tables(
+    small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    heard = trained(small_data, tmp_path, epochs=25, every=20, job=SPOILT_JOB, place=place)
     begun = {(one.alarm, one.subject) for one in heard.alarms}
     assert {
         ("table_collapses", "table alike"),

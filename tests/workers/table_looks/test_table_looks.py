@@ -18,6 +18,7 @@ from podembed.workers.host.table_looks.look import (
     LATER_EVERY,
     LOOK_EVERY,
     MOST_NUMBERS,
+    HostTable,
     TableLooks,
     sampled_ids,
 )
@@ -51,7 +52,7 @@ class Hosts:
         ]
         for table in (table for tables in self.tables for table in tables):
             table.initialize()
-        self.looks = [TableLooks(tables) for tables in self.tables]
+        self.looks = [TableLooks([HostTable(table) for table in tables]) for tables in self.tables]
 
     def update(self, at: int, ids: np.ndarray, gradients: np.ndarray) -> None:
         for tables in self.tables:

@@ -2,7 +2,7 @@
 
 Before the first step each host sends its buckets to its device process, and all processes join them on the devices.
 Integers are joined, so that no bit of a number changes. For a commit each process gives its host the buckets that it
-owns. All copies are the same, so together these are the table.
+owns. All copies are the same, so together these are the table. Between two steps it gives single rows, to be looked at.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from podembed.workers.device.device_mesh import GangMesh, whole
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.on_devices.declared import device_tables
+
+_ABOUT_ROWS = (RecordKind.GIVE_BUCKET, RecordKind.TAKE_BUCKET, RecordKind.JOIN_BUCKETS, RecordKind.TAKE_ROWS)
 
 
 class HeldTables:
@@ -56,11 +58,13 @@ class HeldTables:
         return sum(spec.num_rows * spec.row_bytes for spec in self._specs.values())
 
     def serve(self, end: ChannelEnd, record: Record, *, receive: Callable[[], Record]) -> Record:
-        """Answers the records about buckets, from `record` on. Returns the first one that is about something else."""
+        """Answers the records about rows, from `record` on. Returns the first one that is about something else."""
         taken: dict[int, Mapping[str, np.ndarray]] = {}
-        while record.kind in (RecordKind.GIVE_BUCKET, RecordKind.TAKE_BUCKET, RecordKind.JOIN_BUCKETS):
+        while record.kind in _ABOUT_ROWS:
             if record.kind is RecordKind.JOIN_BUCKETS:
                 self._join()
+            elif record.kind is RecordKind.TAKE_ROWS:
+                self._write_rows(end, record)
             elif record.kind is RecordKind.GIVE_BUCKET:
                 values = self._coming_of(record.step)
                 for name, part in self._parts(end, record, values):
@@ -97,6 +101,17 @@ class HeldTables:
             at += count * array.shape[1]
         return found
 
+    def _write_rows(self, end: ChannelEnd, record: Record) -> None:
+        """The rows that the memory names, and their slots, into that memory."""
+        rows = end.bucket[: record.buffer].view(np.int32).copy()
+        spec, at = self._specs[record.step], 0
+        # All devices have the same.
+        own = {name: array.addressable_data(0) for name, array in self.arrays[spec.name].items()}
+        values = rows_here(own, rows) if self._mesh.platform == "cpu" else rows_there(own, rows)
+        for name, width in spec.widths.items():
+            end.bucket[at : at + len(rows) * width].reshape(len(rows), width)[...] = values[name]
+            at += len(rows) * width
+
     def _join(self) -> None:
         """Brings what came onto all devices. Every process of the gang has the same part in it."""
         for at in self._specs:
@@ -111,6 +126,23 @@ class HeldTables:
         none = np.zeros((1, *values.shape), np.uint32)
         parts = [values.view(np.uint32)[None], *([none] * (self._mesh.num_parts - 1))]
         return _sum_of_words(self._mesh, self._mesh.split(parts))
+
+
+def rows_here(arrays: Mapping[str, jax.Array], rows: np.ndarray) -> Mapping[str, np.ndarray]:
+    """Some rows of each array of one CPU device. Nothing is compiled, and nothing else is copied."""
+    return {name: np.asarray(array)[rows] for name, array in arrays.items()}
+
+
+def rows_there(arrays: Mapping[str, jax.Array], rows: np.ndarray) -> Mapping[str, np.ndarray]:
+    """The same of any device. Their number is padded to a power of two, so that few programs are compiled."""
+    room = 1 << max(0, len(rows) - 1).bit_length()
+    found = jax.device_get(_gathered(arrays, np.pad(rows, (0, room - len(rows)))))
+    return {name: values[: len(rows)] for name, values in found.items()}
+
+
+@jax.jit
+def _gathered(arrays: Mapping[str, jax.Array], rows: jax.Array) -> dict[str, jax.Array]:
+    return {name: array[rows] for name, array in arrays.items()}
 
 
 def _sum_of_words(mesh: GangMesh, words: Any) -> jax.Array:

@@ -1,7 +1,8 @@
 """`DeviceRows`: the rows of tables that live on devices, between this host's buckets and its device process.
 
 Before the first step of a generation the host gives what it owns. For a commit it takes these buckets back. Rows that
-came back with other bits count as changed, so deltas and the undo log hold no others.
+came back with other bits count as changed, so deltas and the undo log hold no others. Looks between commits ask for
+single rows.
 """
 
 from __future__ import annotations
@@ -74,6 +75,31 @@ class DeviceRows:
                     self._replace(table, bucket)
         self._device.send(Record(kind=RecordKind.END, step=0))
 
+    def values(self, number: int, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Some rows and their slots as the devices have them now, between two steps: float32 `[n, width]` by name.
+
+        Args:
+          number: of the table.
+          ids: int64 `[n]`, of any rows.
+
+        Raises:
+          ChannelError: the device process is gone or silent.
+        """
+        widths = self._tables[number].spec.widths
+        found = {name: np.empty((len(ids), width), np.float32) for name, width in widths.items()}
+        room = len(self._device.bucket) // sum(widths.values())
+        with self._tracker.phase(Phase.DEVICE):
+            for first in range(0, len(ids), room):
+                part = ids[first : first + room]
+                self._device.bucket[: len(part)].view(np.int32)[:] = part
+                self._ask(RecordKind.TAKE_ROWS, number, len(part))
+                at = 0
+                for name, width in widths.items():
+                    memory = self._device.bucket[at : at + len(part) * width]
+                    found[name][first : first + len(part)] = memory.reshape(-1, width)
+                    at += memory.size
+        return found
+
     def _replace(self, table: Table, bucket: int) -> None:
         parts = self._parts(table, bucket)
         changed = np.zeros(len(parts[0][0]), bool)
@@ -94,9 +120,9 @@ class DeviceRows:
             at += memory.size
         return found
 
-    def _ask(self, kind: RecordKind, number: int = 0, bucket: int = 0, table: Table | None = None) -> None:
+    def _ask(self, kind: RecordKind, number: int = 0, buffer: int = 0, table: Table | None = None) -> None:
         levels = () if table is None else (table.spec.layout.num_buckets, 0)
-        self._device.send(Record(kind=kind, step=number, buffer=bucket, levels=levels))
+        self._device.send(Record(kind=kind, step=number, buffer=buffer, levels=levels))
         answer = self._device.receive(timeout_s=self._timeout_s, keep_waiting=self._check)
         if answer.kind is not RecordKind.DONE or answer.step != number:
             raise RuntimeError(

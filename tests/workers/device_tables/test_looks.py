@@ -1,0 +1,143 @@
+"""What hosts see of samples of tables on devices: beside numpy over the whole tables of commits, and beside the same
+run with all tables on hosts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podembed.embedding.table_spec import TableSpec
+from podembed.orchestrator.driver import windows
+from podembed.orchestrator.metrics.point import Point
+from podembed.orchestrator.metrics.reading import StreamReader
+from podembed.workers.device.tables.held import rows_here, rows_there
+from podembed.workers.host.table_looks import look
+from podembed.workers.host.table_looks.figures import QUANTILES, effective_rank
+from podembed.workers.host.table_looks.look import sampled_ids
+from podembed.workers.storage.store import Store
+from tests.long_tests import long_case
+from tests.run_state import committed_state
+from tests.workers.device_tables.jobs import SIZES, placed_job, train, wide_job, write_rows
+
+SERIES = ("table_trained_ratio", "table_row_norm", "table_update_ratio", "table_updated_rows", "table_effective_rank")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    write_rows(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def sampled_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each window has samples."""
+    monkeypatch.setattr(windows, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(windows, "LOOK_SHARE", 0.0)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts in this process look at each window."""
+    monkeypatch.setattr(look, "FIRST_LOOK", 0)
+    monkeypatch.setattr(look, "LOOK_EVERY", 1)
+
+
+def looks(path: str) -> dict[int, Point]:
+    """By step the points that say something of tables."""
+    points = StreamReader(Store(path)).read().windows
+    return {point.step: point for point in points if list(point.each("table_row_norm"))}
+
+
+def assert_said_of_the_rows(
+    point: Point, name: str, before: dict[str, np.ndarray], after: dict[str, np.ndarray]
+) -> None:
+    """Of a table with a rule that has an accumulator or nothing, by all its rows before the last step and after it."""
+    declared = next(table for table in placed_job("", list(SIZES)).tables if table.name == name)
+    spec = TableSpec.of(declared, seed=placed_job("", list(SIZES)).seed)
+    rows, slots = after[f"{name}/rows"], [after.get(f"{name}/accumulator")]
+    was_trained = np.ones(len(rows), bool)
+    is_trained = np.ones(len(rows), bool)
+    if slots[0] is not None:
+        initial = spec.optimizer.slots[0].initial_value  # type: ignore[union-attr]
+        is_trained = (slots[0] != initial).any(axis=1)
+        was_trained = (before[f"{name}/accumulator"] != initial).any(axis=1)
+        sample = sampled_ids(spec)
+        assert point.value("table_trained_ratio", table=name) == pytest.approx(is_trained[sample].mean())
+    seen = rows[np.intersect1d(sampled_ids(spec), np.flatnonzero(is_trained))]
+    norms = np.linalg.norm(seen, axis=1)
+    updated = (after[f"{name}/rows"] != before[f"{name}/rows"]).any(axis=1)
+    assert updated.any()
+    assert point.value("table_updated_rows", table=name) == updated.sum()
+    old = before[f"{name}/rows"][updated & was_trained]
+    changes = np.linalg.norm(rows[updated & was_trained] - old, axis=1) / np.linalg.norm(old, axis=1)
+    for quantile in QUANTILES:
+        labels = {"table": name, "quantile": f"{quantile:g}"}
+        assert point.value("table_row_norm", **labels) == pytest.approx(np.quantile(norms, quantile), rel=1e-4)
+        assert point.value("table_update_ratio", **labels) == pytest.approx(np.quantile(changes, quantile), rel=2e-3)
+    rank = point.value("table_effective_rank", table=name)
+    assert rank == (pytest.approx(effective_rank(seen), rel=1e-3) if len(seen) >= 32 else None)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("num_hosts", "devices"), [(1, {}), (2, {}), long_case(2, {"mesh": {"data": 1, "model": 2}}, id="cut model")]
+)
+def test_figures_are_those_of_all_rows(
+    folder: Path, tmp_path: Path, ray_cluster: None, num_hosts: int, devices: dict[str, object]
+) -> None:
+    found = train(
+        folder,
+        tmp_path,
+        "run",
+        num_hosts=num_hosts,
+        in_process=False,
+        on_devices=list(SIZES),
+        **devices,  # type: ignore[arg-type]
+    )
+    step, point = max(looks(found.path).items())
+    assert step > 5
+    before, after = (
+        committed_state(train(folder, tmp_path, f"to {end}", max_steps=end).path) for end in (step - 1, step)
+    )
+    for name in SIZES:
+        assert_said_of_the_rows(point, name, before, after)
+
+
+@pytest.mark.usefixtures("often")
+def test_looks_are_those_of_tables_on_hosts(folder: Path, tmp_path: Path) -> None:
+    """All rules, tables of which each step updates all rows, sequences, and one that is not trained."""
+    expected = looks(train(folder, tmp_path, "hosts", job="wide_job").path)
+    found = looks(train(folder, tmp_path, "devices", job="wide_job", on_devices=True).path)
+    steps = sorted(expected.keys() & found.keys())
+    assert {5, 10, 15, 20} <= {*steps}
+    for step in steps:
+        numbers, others = said(found[step]), said(expected[step])
+        assert numbers.keys() == others.keys()
+        assert numbers == {key: pytest.approx(value, rel=5e-3, abs=1e-6) for key, value in others.items()}
+    trained = {table.name for table in wide_job(str(folder)).tables} - {"read"}
+    assert {table for _, table, _ in said(found[steps[-1]])} == trained
+
+
+def said(point: Point) -> dict[tuple[str, str, str], float]:
+    return {
+        (name, one.labels["table"], one.labels.get("quantile", "")): one.value
+        for name in SERIES
+        for one in point.each(name)
+    }
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 8])
+def test_rows_are_the_same_from_any_device(count: int) -> None:
+    """Where devices are no CPUs, a compiled program gathers them."""
+    random = np.random.default_rng(1)
+    values = {"rows": random.normal(size=(50, 4)).astype(np.float32), "accumulator": np.zeros((50, 1), np.float32)}
+    arrays = {name: jnp.asarray(one) for name, one in values.items()}
+    rows = random.integers(0, 50, count).astype(np.int32)
+    for found in (rows_here(arrays, rows), rows_there(arrays, rows)):
+        for name, one in values.items():
+            np.testing.assert_array_equal(found[name], one[rows])
