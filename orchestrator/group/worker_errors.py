@@ -7,6 +7,8 @@ words.
 
 from __future__ import annotations
 
+import re
+
 from podembed.orchestrator.api.errors import (
     DataRefused,
     Failure,
@@ -92,8 +94,19 @@ def first_line(text: str) -> str:
 
 def death(text: str) -> str:
     """The part of Ray's message that says how the process ended."""
-    for line in text.splitlines():
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in lines:
         if "exit detail" in line or "exit type" in line:
             detail = line.split("exit detail:")[-1].strip()
             return detail.split(" Some common causes")[0][:200]
+    if lines and "creation task" in lines[0]:
+        # Ray prints the process, a traceback of its own, and at the end what went wrong.
+        machine = _MACHINE.search(lines[0])
+        where = f" on {machine[1]}" if machine else ""
+        missing = any(word in lines[-1] for word in ("ModuleNotFoundError", "ImportError"))
+        remedy = " Install it there, in the environment that Ray runs in." if missing else ""
+        return f"it could not start{where}: {lines[-1].removesuffix('.')}.{remedy}"
     return first_line(text)
+
+
+_MACHINE = re.compile(r"\bip=([^,)]+)")

@@ -1,0 +1,37 @@
+"""What is said of a process that died, from the words of Ray 2.60."""
+
+from __future__ import annotations
+
+import pytest
+
+from podembed.orchestrator.group.worker_errors import death
+
+CREATION = (
+    "The actor died because of an error raised in its creation task, \x1b[36mray::_HostActor.__init__()\x1b[39m "
+    "(pid=24289, ip=10.0.0.7, actor_id=663c, repr=<podembed.workers.actors._create_fake_actor_class object>)\n"
+    "           ^^^^^^^^\n"
+    "RuntimeError: The actor with name _HostActor failed to import on the worker.\n\n"
+    "ray::_HostActor.__init__() (pid=24289, ip=10.0.0.7)\n"
+    "{}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            CREATION.format("ModuleNotFoundError: No module named 'podembed'"),
+            "it could not start on 10.0.0.7: ModuleNotFoundError: No module named 'podembed'. Install it there, in the "
+            "environment that Ray runs in.",
+        ),
+        (CREATION.format("MemoryError"), "it could not start on 10.0.0.7: MemoryError."),
+        (
+            "The actor died unexpectedly.\n\texit type: SYSTEM_ERROR exit detail: Worker exits. Some common causes: 1",
+            "Worker exits.",
+        ),
+        ("\n  Killed.\nMore.", "Killed."),
+        ("", "no message"),
+    ],
+)
+def test_a_death_is_said_with_its_cause(text: str, said: str) -> None:
+    assert death(text) == said
