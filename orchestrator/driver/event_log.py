@@ -64,6 +64,8 @@ class EventLog:
         self._faults = faults
 
     def __enter__(self) -> EventLog:
+        # That of a plan written by hand is often not there yet.
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._write(DriverBegan())
         return self
 
