@@ -22,6 +22,7 @@ from podembed.orchestrator.inference.export_files import MANIFEST, ExportFiles, 
 from podembed.orchestrator.inference.input_schema import input_schema
 from podembed.orchestrator.inspect.export_formats import Source, write_npy
 from podembed.orchestrator.inspect.rows import BATCH_BYTES
+from podembed.version import version
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference import exported_columns, exported_extra, exported_model
 from podembed.workers.inference.portable_forward import export_forward, output_shapes
@@ -116,7 +117,7 @@ def _write(model: CommittedModel, files: ExportFiles, out: str, wanted: Sequence
         "outputs": {name: list(shape) for name, shape in outputs.items()},
         **schema,
         "tables": tables,
-        "versions": {name: metadata.version(name) for name in ("podembed", "jax", "jaxlib", "numpy")},
+        "versions": {"podembed": version(), **{name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}},
     }
     files.write_bytes("served_model.py", _served_source().encode())
     document["files"] = dict(files.written)

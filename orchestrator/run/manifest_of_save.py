@@ -9,6 +9,7 @@ from importlib import metadata
 from podembed.orchestrator.api.errors import JobFailed
 from podembed.orchestrator.commit.manifest import Manifest, commit_name
 from podembed.orchestrator.run.run import OpenRun
+from podembed.version import version
 from podembed.workers.checkpoint.files import assemble_delta, assemble_table
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.shard import ShardReceipt, table_plan
@@ -129,4 +130,5 @@ def _assemble(
 @functools.cache
 def versions() -> Mapping[str, str]:
     """Of the packages that numbers depend on."""
-    return {name: metadata.version(name) for name in ("podembed", "jax", "optax", "numpy", "numba", "ray")}
+    others = ("jax", "optax", "numpy", "numba", "ray")
+    return {"podembed": version(), **{name: metadata.version(name) for name in others}}

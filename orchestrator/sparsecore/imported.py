@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.run.reference import is_run
 from podembed.orchestrator.sparsecore.folder import stored_arrays
 from podembed.orchestrator.sparsecore.layout import PlacedTable, Stack
+from podembed.version import version
 from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_table_metadata
 from podembed.workers.checkpoint.records import MIN_FILE_BYTES, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.storage.errors import StorageError
@@ -122,7 +122,7 @@ def import_sparsecore(
             dense=(),
             placement={table.name: (0,) * table.num_buckets for table in tables},
             counters={},
-            versions={"podembed": metadata.version("podembed")},
+            versions={"podembed": version()},
         )
         checkpoint.commit(store, manifest, lease)
         return manifest
