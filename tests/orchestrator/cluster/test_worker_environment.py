@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from podembed.orchestrator.cluster.worker_environment import ALLOCATOR, accelerators_of, worker_environment
@@ -39,6 +41,15 @@ def test_threads_are_added_to_the_flags_of_the_user() -> None:
     found = environment("host", {"CPU": 1}, 2, XLA_FLAGS="--xla_mine=1")
     assert found["XLA_FLAGS"] == "--xla_mine=1 --xla_cpu_multi_thread_eigen=true intra_op_parallelism_threads=2"
     assert found["NUMBA_NUM_THREADS"] == "2"
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_what_compiles_for_accelerators_keeps_the_allocator_of_the_system(kind: Any) -> None:
+    found = environment(kind, {"CPU": 1, "GPU": 1})
+    assert bool(found.keys() & ALLOCATOR.keys()) == (kind == "host")
+    # A pretended slice computes on the CPU.
+    pretended = worker_environment(kind, resources={"TPU": 4}, threads=None, environ={}, platforms="cpu")
+    assert pretended.items() >= ALLOCATOR.items()
 
 
 def test_an_allocator_of_the_user_stays() -> None:
