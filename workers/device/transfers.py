@@ -22,6 +22,7 @@ from podembed.embedding.kernels.crew import Crew
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.measures.step import NORMS_EVERY
 from podembed.workers.device.options import DeviceOptions, Transfers
+from podembed.workers.device.pinned import Staging, in_pinned, staging
 from podembed.workers.device.programs import Blocks, Inputs
 from podembed.workers.device.shared_memory import ChannelEnd
 from podembed.workers.job.job import JobConfig
@@ -209,24 +210,26 @@ class PackedTransfers:
 
     def __init__(self, mesh: GangMesh, crew: Crew) -> None:
         self._mesh, self._crew = mesh, crew
-        self._staging: dict[tuple[int, Levels], np.ndarray] = {}
+        self._staging: dict[tuple[int, Levels], Staging] = {}
 
     def send(self, arrays: HostArrays, numbers: Numbers) -> tuple[Any, ...]:
         num_parts, leaves = self._mesh.num_parts, jax.tree.leaves(arrays.inputs)
-        words = self._staging.get((arrays.buffer, arrays.levels))
-        if words is None:
+        key = arrays.buffer, arrays.levels
+        if key not in self._staging:
             num_words = _HEADER_WORDS + sum(leaf.size for leaf in leaves) // num_parts
-            words = self._staging[arrays.buffer, arrays.levels] = np.empty((num_parts, num_words), np.uint32)
-        words[:, 0] = numbers.step
-        words[:, 1] = numbers.scale.view(np.uint32)
-        calls, at = [], _HEADER_WORDS
-        for leaf in leaves:
-            size = leaf.size // num_parts
-            rows = leaf.view(np.uint32).reshape(num_parts, size)
-            calls.append(partial(np.copyto, words[:, at : at + size], rows))
-            at += size
-        self._crew.run(calls, size=words.size)
-        return (self._mesh.split(list(words[:, None])),)
+            self._staging[key] = staging(self._mesh, num_words)
+        rows, calls = self._staging[key].rows, []
+        # Devices that work on the same samples follow each other.
+        for row, part in zip(rows, np.repeat(np.arange(num_parts), len(rows) // num_parts), strict=True):
+            row[0], row[1] = numbers.step, numbers.scale.view(np.uint32)
+            at = _HEADER_WORDS
+            for leaf in leaves:
+                size = leaf.size // num_parts
+                words = leaf.view(np.uint32).reshape(num_parts, size)[part]
+                calls.append(partial(np.copyto, row[at : at + size], words))
+                at += size
+        self._crew.run(calls, size=sum(map(len, rows)))
+        return (self._staging[key].send(),)
 
     def shapes(self, inputs: Inputs) -> tuple[Any, ...]:
         parts = self._mesh.num_all_parts
@@ -250,7 +253,7 @@ class PackedTransfers:
         return jnp.concatenate([jnp.zeros((1, 0)), *(gradient.reshape(1, -1) for gradient in gradients)], axis=1)
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
-        parts, calls, at = own_parts(self._mesh, gradients), [], 0
+        parts, calls, at = [in_pinned(part) for part in _own_shards(gradients)], [], 0
         for out in arrays.gradients:
             size = out.size // len(parts)
             calls.append(partial(_unpack, parts, slice(at, at + size), out, scale))
@@ -263,12 +266,16 @@ def own_parts(mesh: GangMesh, array: jax.Array) -> list[jax.Array]:
 
     On one CPU device there is nothing to copy.
     """
-    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
-    parts = [shard.data for shard in sorted(shards, key=lambda shard: shard.index[0].start or 0)]
+    parts = _own_shards(array)
     if not mesh.is_one_cpu:
         for part in parts:
             part.copy_to_host_async()
     return parts
+
+
+def _own_shards(array: jax.Array) -> list[jax.Array]:
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    return [shard.data for shard in sorted(shards, key=lambda shard: shard.index[0].start or 0)]
 
 
 def to_host(parts: Sequence[jax.Array], out: np.ndarray, scale: np.float32 | None = None) -> None:
