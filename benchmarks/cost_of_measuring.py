@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import measuring  # noqa: E402
+from benchmarks.device_step import host_arrays  # noqa: E402
 from benchmarks.dlrm import NUM_BATCHES, benchmark_job, prepare_environment  # noqa: E402
 from benchmarks.input import write_files  # noqa: E402
 from benchmarks.pairs import spread  # noqa: E402
@@ -225,22 +226,8 @@ class DeviceStep:
         from podembed.workers.device import programs
         from podembed.workers.device.measures import step, window
         from podembed.workers.device.model_step import DeviceWorker
-        from podembed.workers.device.transfers import HostArrays
-        from podembed.workers.job.sequence_rooms import NO_LEVELS
 
-        random = np.random.default_rng(0)
-        activations = tuple(
-            random.standard_normal((num_samples, width), dtype=np.float32) for width in job.widths.values()
-        )
-        inputs = programs.Inputs(
-            dense=random.random((num_samples, job.data.num_dense), dtype=np.float32),
-            activations=activations,
-            labels=(random.random(num_samples) < 0.3).astype(np.float32),
-            weights=np.ones(num_samples, np.float32),
-        )
-        self._arrays = HostArrays(
-            inputs, tuple(np.zeros_like(one) for one in activations), np.zeros(num_samples, np.float32), 0, NO_LEVELS
-        )
+        self._arrays = host_arrays(job, num_samples)
         self.num_samples, self._step = num_samples, 0
         real = programs.scored, programs.norms, window.measured_labels
         if not is_measured:

@@ -34,6 +34,7 @@ from rich.console import Console  # noqa: E402
 
 from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from podembed.embedding.optimizers import Adagrad  # noqa: E402
+from podembed.jobs.cli.settings import parse_resources  # noqa: E402
 from podembed.jobs.models.dlrm import DLRM  # noqa: E402
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig  # noqa: E402
 from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
@@ -168,6 +169,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=20.0, metavar="S", help="seconds between commits")
     parser.add_argument("--settle", type=float, default=6.0, metavar="S", help="from a commit to the kill, at least")
     parser.add_argument("--standbys", default="on", choices=["on", "off"])
+    parser.add_argument(
+        "--resources", nargs="+", default=(), metavar="NAME=AMOUNT", help="Ray resources of a host, such as CPU=4 GPU=1"
+    )
     parser.add_argument("--undo", default="on", choices=["on", "off"])
     return parser.parse_args()
 
@@ -183,7 +187,9 @@ def measure(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
         undo_share=0.1 if arguments.undo == "on" else 0.0,
         standby_after_s=0.0 if arguments.standbys == "on" else None,
     )
-    scaling = ScalingConfig(num_hosts=arguments.hosts, threads_per_host=1)
+    scaling = ScalingConfig(
+        num_hosts=arguments.hosts, threads_per_host=1, resources_per_host=parse_resources(arguments.resources)
+    )
     with StopSignals() as stop, connected(arguments.hosts):
         stop.claim()
         reporter = KillingReporter(arguments, stop)
@@ -225,7 +231,8 @@ def main() -> None:
     arguments = parse()
     # Workers import this module by name to build the job.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if not arguments.resources:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
         result = measure(arguments, folder)
     print(json.dumps({"benchmark": "recovery", **vars(arguments), **result}), flush=True)

@@ -1,0 +1,34 @@
+"""Batches for the device half of a step alone: activations that stay the same, and room for their gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from podembed.workers.device.transfers import HostArrays
+    from podembed.workers.job.job import JobConfig
+
+
+def host_arrays(job: JobConfig, num_samples: int, *, buffer: int = 0) -> HostArrays:
+    """A batch in the memory of the host.
+
+    Args:
+      num_samples: of this host.
+      buffer: which batch of the memory it is; each has values of its own.
+    """
+    from podembed.workers.device.programs import Inputs
+    from podembed.workers.device.transfers import HostArrays
+    from podembed.workers.job.sequence_rooms import NO_LEVELS
+
+    random = np.random.default_rng(buffer)
+    activations = tuple(random.standard_normal((num_samples, width), dtype=np.float32) for width in job.widths.values())
+    inputs = Inputs(
+        dense=random.random((num_samples, job.data.num_dense), dtype=np.float32),
+        activations=activations,
+        labels=(random.random(num_samples) < 0.3).astype(np.float32),
+        weights=np.ones(num_samples, np.float32),
+    )
+    gradients = tuple(np.zeros_like(one) for one in activations)
+    return HostArrays(inputs, gradients, np.zeros(num_samples, np.float32), buffer, NO_LEVELS)
