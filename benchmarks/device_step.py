@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from podembed.workers.device.transfers import HostArrays
+    from podembed.workers.device.transfers.ways import HostArrays
     from podembed.workers.job.job import JobConfig
 
 
@@ -19,7 +19,7 @@ def host_arrays(job: JobConfig, num_samples: int, *, buffer: int = 0) -> HostArr
       buffer: which batch of the memory it is; each has values of its own.
     """
     from podembed.workers.device.programs import Inputs
-    from podembed.workers.device.transfers import HostArrays
+    from podembed.workers.device.transfers.ways import HostArrays
     from podembed.workers.job.sequence_rooms import NO_LEVELS
 
     random = np.random.default_rng(buffer)

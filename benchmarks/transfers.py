@@ -41,7 +41,7 @@ from benchmarks.workload import NAMES, workload  # noqa: E402
 from podembed.embedding.kernels.crew import Crew  # noqa: E402
 from podembed.workers.crew import ThreadCrew  # noqa: E402
 from podembed.workers.device.options import Transfers  # noqa: E402
-from podembed.workers.device.pinned import KIND as PINNED  # noqa: E402
+from podembed.workers.device.transfers.pinned import KIND as PINNED  # noqa: E402
 
 WAYS = (Transfers.PACKED.value, Transfers.SEPARATE.value)
 STEPS_A_TURN = 16
@@ -105,7 +105,7 @@ class Steps:
         """Seconds of a step's three parts."""
         import jax
 
-        from podembed.workers.device.transfers import Numbers
+        from podembed.workers.device.transfers.ways import Numbers
 
         worker, spent = self.worker, [0.0, 0.0, 0.0]
         scale = np.float32(1 / self._num_samples)

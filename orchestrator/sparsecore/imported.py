@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import podembed
 from podembed.embedding.buckets import bucket_layout, buckets_together
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit import checkpoint
@@ -25,7 +26,6 @@ from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.run.reference import is_run
 from podembed.orchestrator.sparsecore.folder import stored_arrays
 from podembed.orchestrator.sparsecore.layout import PlacedTable, Stack
-from podembed.version import version
 from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_table_metadata
 from podembed.workers.checkpoint.records import MIN_FILE_BYTES, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.storage.errors import StorageError
@@ -122,7 +122,7 @@ def import_sparsecore(
             dense=(),
             placement={table.name: (0,) * table.num_buckets for table in tables},
             counters={},
-            versions={"podembed": version()},
+            versions={"podembed": podembed.__version__},
         )
         checkpoint.commit(store, manifest, lease)
         return manifest

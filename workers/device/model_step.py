@@ -30,7 +30,7 @@ from podembed.workers.device.options import AXIS, DeviceOptions
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.device.step_programs import StepPrograms
 from podembed.workers.device.tables.held import HeldTables
-from podembed.workers.device.transfers import (
+from podembed.workers.device.transfers.ways import (
     HostArrays,
     HostBatches,
     Numbers,

@@ -24,7 +24,7 @@ from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, scores_of_batch, training_step
 from podembed.workers.device.tables.pooling import BagIds
 from podembed.workers.device.tables.step import Tables, TableStep
-from podembed.workers.device.transfers import TransferWay
+from podembed.workers.device.transfers.ways import TransferWay
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.on_devices.rooms import first_levels, room_at
 from podembed.workers.job.sequence_rooms import Levels, SequenceRooms

@@ -17,7 +17,7 @@ import pytest
 
 from podembed.workers.device.model_step import DenseStateError, DeviceWorker
 from podembed.workers.device.programs import Inputs
-from podembed.workers.device.transfers import HostArrays
+from podembed.workers.device.transfers.ways import HostArrays
 from podembed.workers.model import sample_keys
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import Shares, StepContext

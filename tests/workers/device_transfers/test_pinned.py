@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from podembed.workers.device import pinned
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.options import DeviceOptions
+from podembed.workers.device.transfers import pinned
 
 NUM_WORDS = 1000
 

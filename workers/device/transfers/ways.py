@@ -22,9 +22,9 @@ from podembed.embedding.kernels.crew import Crew
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.measures.step import NORMS_EVERY
 from podembed.workers.device.options import DeviceOptions, Transfers
-from podembed.workers.device.pinned import Staging, in_pinned, staging
 from podembed.workers.device.programs import Blocks, Inputs
 from podembed.workers.device.shared_memory import ChannelEnd
+from podembed.workers.device.transfers.pinned import Staging, in_pinned, staging
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels, SequenceRooms
 
