@@ -26,7 +26,7 @@ ON_HOSTS = [("F2.1", 2), ("F1.4", 3)]
 IN_PROCESS = "F6.3,F26.2"
 # A write that is torn, as in tests/orchestrator/commit/test_checkpoint.py; the driver before it acknowledges; an
 # answer that is lost.
-MORE_IN_PROCESS = "F19.1,F6.9,F16.3"
+MORE_IN_PROCESS = "F6.9,F16.3,F19.1"
 
 
 def chaos(folder: Path, *arguments: str) -> tuple[int, dict, str]:
