@@ -12,7 +12,7 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.long_tests import VARIABLE, examples, skip_long
+from tests.long_tests import VARIABLE, draw_cases, examples, skip_long
 from tests.object_store import BUCKET, object_store
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.small_job import write_small_data
@@ -39,7 +39,10 @@ if VARIABLE not in os.environ:
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Before pytest selects by marks.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    draw_cases(config, items)
     skip_long(items)
 
 

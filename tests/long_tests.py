@@ -1,10 +1,14 @@
-"""Tests that are left out of `make test` to keep it short, and examples that property tests leave out there. `make
-long-tests` runs them, and so do `make faults` and `make elastic` for the folders that they name.
+"""Tests that are left out of `make test` to keep it short: long ones, examples of property tests, and cases of large
+grids. `make long-tests` runs them, and so do `make faults` and `make elastic` for the folders that they name.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import zlib
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,12 @@ import pytest
 # conftest.py skips what has this mark unless the variable is set.
 VARIABLE = "PODEMBED_LONG_TESTS"
 is_long = pytest.mark.long
+# `make test` sets it. Then a grid of so many cases runs a third of them. Each commit draws others.
+DRAWS = "PODEMBED_DRAW_CASES"
+LARGE_GRID = 8
+SHARE = 3
+# They read the code, and each case is a file or a page.
+WHOLE = "tests/architecture/"
 
 
 def long_case(*values: Any, id: str | None = None) -> Any:
@@ -34,3 +44,36 @@ def skip_long(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long; make long-tests runs it"))
+
+
+def draw_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the cases of large grids, for the long tests. Leaves out two thirds of them if the variable says so, for a
+    commit always the same.
+    """
+    sizes, numbers, left_out = Counter(map(_grid, items)), Counter[str](), set[pytest.Item]()
+    commit = _commit() if DRAWS in os.environ else ""
+    for item in items:
+        grid = _grid(item)
+        if sizes[grid] < LARGE_GRID or grid.startswith(WHOLE):
+            continue
+        item.add_marker(pytest.mark.grid)
+        if numbers[grid] % SHARE != zlib.crc32(f"{commit} {grid}".encode()) % SHARE:
+            left_out.add(item)
+        numbers[grid] += 1
+    if DRAWS in os.environ:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _grid(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _commit() -> str:
+    """That of the checkout; empty without git."""
+    asked = ("git", "rev-parse", "HEAD")
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()

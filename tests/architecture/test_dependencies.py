@@ -31,7 +31,7 @@ BY_URL = {"gcsfs", "s3fs"}
 # Nor these: JAX writes exported programs with the one, and the test client of FastAPI sends requests with the other.
 BY_OTHERS = {"flatbuffers", "httpx"}
 # Programs and plugins that the Makefile, pytest and the README call, not modules.
-TOOLS = {"pytest-xdist", "pyright", "ruff", "setuptools", "gcp-storage-emulator"}
+TOOLS = {"pytest-xdist", "pyright", "ruff", "setuptools", "uv", "gcp-storage-emulator"}
 
 
 def name_of(requirement: str) -> str:
