@@ -96,8 +96,9 @@ ALARMS: dict[str, Alarm] = {
         Alarm(
             name="table_rate_too_high",
             begins="a step changes half of the rows that it updates by half of their norm, and a tenth of them by "
-            "twice their norm, in three looks",
-            remedy="Lower the learning rate of the table's optimizer, warm it up, or clip its gradients (clipvalue).",
+            "twice their norm, in three looks; or a tenth of its rows have grown to 8 times their first norm",
+            remedy="Lower the learning rate of the table's optimizer, warm it up, or clip its gradients (clipvalue). "
+            "Rows that have grown shrink slowly, so begin again, or from a commit from before.",
         ),
         Alarm(
             name="table_not_training",

@@ -21,6 +21,11 @@ COLLAPSED_BEGINS, COLLAPSED_ENDS = 1.5, 2.0
 JUMPS_BEGINS, JUMPS_ENDS = 0.5, 0.3
 FAR_BEGINS, FAR_ENDS = 2.0, 1.0
 """The tenth of the rows that change most. Where rates are right, rows that are trained change by hundredths."""
+GROWN_BEGINS, GROWN_ENDS = 8.0, 6.0
+"""The tenth of the rows that grew most. Adaptive rules make large steps at first, and then rows are as large as steps.
+On generated clicks such rows grew to 2.6 times at most where rates were right. They grew to 5 times at tenfold rates,
+and to 25 times at hundredfold ones.
+"""
 NEARLY_ALL = 0.9
 """The second and third updates of rows that began at zero may be as large. So few may be new."""
 STANDS_STILL = 1e-8
@@ -36,12 +41,14 @@ class Look:
 
     Attributes:
       jumps, most: the median and the nine tenths quantile of the change of a row by a step over its norm.
+      grown: the nine tenths quantile of a row's norm over that of its first values.
     """
 
     step: int
     rank: float | None
     jumps: float | None
     most: float | None
+    grown: float | None
     updated: float | None
     trained: float | None
 
@@ -76,18 +83,25 @@ def _looks(point: Point) -> dict[str, Look]:
     ranks = point.by_label("table_effective_rank", "table")
     trained = point.by_label("table_trained_ratio", "table")
     updated = point.by_label("table_updated_rows", "table")
-    changes = {(one.labels["table"], one.labels["quantile"]): one.value for one in point.each("table_update_ratio")}
+    changes = _quantiles(point, "table_update_ratio")
+    growth = _quantiles(point, "table_row_growth")
     return {
         table: Look(
             step=point.step,
             rank=ranks.get(table),
             jumps=changes.get((table, "0.5")),
             most=changes.get((table, "0.9")),
+            grown=growth.get((table, "0.9")),
             updated=updated.get(table),
             trained=trained.get(table),
         )
-        for table in dict.fromkeys([*trained, *ranks, *updated, *(table for table, _ in changes)])
+        for table in dict.fromkeys([*trained, *ranks, *updated, *(table for table, _ in [*changes, *growth])])
     }
+
+
+def _quantiles(point: Point, name: str) -> dict[tuple[str, str], float]:
+    """By table and quantile."""
+    return {(one.labels["table"], one.labels["quantile"]): one.value for one in point.each(name)}
 
 
 def _found(table: str, looks: Sequence[Look], standing: Standing) -> Iterator[Finding]:
@@ -117,6 +131,12 @@ def _found(table: str, looks: Sequence[Look], standing: Standing) -> Iterator[Fi
             "table_rate_too_high",
             f"a step changes half of the rows of table {table} that it updates by {jumps[-1]:.0%} of their norm or "
             f"more, and a tenth of them by {most[-1]:.0%} or more, at step {last.step} as in the looks before",
+        )
+    elif min(grown := _known(looks, "grown"), default=0.0) >= limit("table_rate_too_high", GROWN_BEGINS, GROWN_ENDS):
+        yield found(
+            "table_rate_too_high",
+            f"a tenth of the rows of table {table} have grown to {grown[-1]:.0f} times their first norm or more, at "
+            f"step {last.step} as in the looks before",
         )
     if (text := _stands_still(table, looks)) is not None:
         yield found("table_not_training", text)

@@ -111,6 +111,13 @@ CATALOG: dict[str, Metric] = {
         ),
         _gauge("table_row_norm", "", "Quantile of the Euclidean norms of such rows.", "table", "quantile"),
         _gauge(
+            "table_row_growth",
+            "",
+            "Quantile of such a norm over that of the row's first values; these count as 0.2 a number at least.",
+            "table",
+            "quantile",
+        ),
+        _gauge(
             "table_update_ratio",
             "ratio",
             "Quantile of the change of a row by one step, not its first, over its norm.",

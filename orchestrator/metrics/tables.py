@@ -19,6 +19,7 @@ def table_measurements(tables: Sequence[TableFigures], rates: Collection[str]) -
         if found.num_rows and found.num_trained is not None:
             yield Measurement("table_trained_ratio", found.num_trained / found.num_rows, by_table)
         yield from _quantiles("table_row_norm", found.norms, by_table)
+        yield from _quantiles("table_row_growth", found.growth, by_table)
         if found.table in rates:
             yield from _quantiles("table_update_ratio", found.changes, by_table)
             if found.num_updated is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +13,12 @@ import optax
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import Constant
-from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, Optimizer
 from podembed.jobs.chaos.jobs import BATCH_SIZE, tiny_data
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig
-from tests.small_job import B_ROWS
+from tests.small_job import B_ROWS, small_job
 
 DIM = 8
 
@@ -31,6 +33,26 @@ class SpoiltModel:
         still = jax.lax.stop_gradient(activations["still"]).sum(axis=1)
         moved = activations["alike"].mean(axis=1) + activations["jumps"].sum(axis=1)
         return dense @ params["dense"] + activations["sound"] @ params["sound"] + moved + still
+
+
+RULES: Mapping[str, Callable[[float], Optimizer]] = {
+    "adagrad": lambda factor: Adagrad(0.05 * factor, initial_accumulator_value=1e-6),
+    "adam": lambda factor: Adam(0.001 * factor),
+}
+"""Adaptive rules with a rate that suits them, times a factor."""
+
+
+def hasty_job(*, folder: str, epochs: int, rule: str, factor: float, seed: int = 3, place: str = "host") -> JobConfig:
+    """The small job with one rule for all tables."""
+    job = small_job(folder=folder, audit=False, epochs=epochs, seed=seed)
+    tables: dict[int, TableConfig] = {}
+    features = {}
+    for name, feature in job.features.items():
+        table = tables.setdefault(id(feature.table), copy(feature.table))
+        table.optimizer, table.place = RULES[rule](factor), place
+        features[name] = copy(feature)
+        features[name].table = table
+    return replace(job, features=features)
 
 
 def spoilt_job(*, folder: str, epochs: int, place: str = "host") -> JobConfig:

@@ -27,11 +27,12 @@ from podembed.workers.host.table_looks.figures import LEAST_ROWS, QUANTILES, eff
 from podembed.workers.host.table_looks.look import sampled_ids
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
-from tests.long_tests import is_long
+from tests.long_tests import is_long, long_case
 from tests.small_job import small_job
 
 SMALL_JOB = "tests.small_job:small_job"
 SPOILT_JOB = "tests.orchestrator.health.spoilt_tables:spoilt_job"
+HASTY_JOB = "tests.orchestrator.health.spoilt_tables:hasty_job"
 
 
 class Heard(SilentReporter):
@@ -138,6 +139,32 @@ def test_a_run_with_spoilt_tables(
     code, out, _ = asked(tmp_path / "run", capsys)
     assert code == 1
     assert "ALARM table_collapses" in out
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(
+    ("rule", "place"), [("adam", "host"), long_case("adagrad", "host"), long_case("adagrad", "device")]
+)
+def test_rates_a_hundred_times_too_high_of_adaptive_rules(
+    small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str, place: str
+) -> None:
+    """Rows grow with the steps, so that a step changes them by hundredths as in a sound run."""
+    heard = trained(small_data, tmp_path, epochs=14, every=20, job=HASTY_JOB, rule=rule, factor=100.0, place=place)
+    assert {one.subject for one in heard.alarms if one.alarm == "table_rate_too_high"} == {
+        *("table a", "table b", "table bags")
+    }
+    code, out, _ = asked(tmp_path / "run", capsys)
+    assert code == 1
+    assert "times their first norm or more" in out
+
+
+@is_long
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("rule", ["adam", "adagrad"])
+@pytest.mark.parametrize("seed", range(4))
+def test_adaptive_rules_with_sound_rates_have_no_alarm(small_data: str, tmp_path: Path, rule: str, seed: int) -> None:
+    heard = trained(small_data, tmp_path, epochs=25, every=20, job=HASTY_JOB, rule=rule, factor=1.0, seed=seed)
+    assert [one for one in heard.alarms if one.alarm.startswith("table")] == []
 
 
 @pytest.mark.usefixtures("often")

@@ -21,6 +21,7 @@ SOUND = TableFigures(
     norms=(0.2, 0.3, 0.5),
     changes=(0.001, 0.01, 0.1),
     effective_rank=12.0,
+    growth=(0.3, 0.6, 1.8),
 )
 
 
@@ -41,6 +42,7 @@ def looks(driver: Driver, *tables: TableFigures, count: int = 4, generation: int
     [
         ("table_collapses", {"effective_rank": 1.2}),
         ("table_rate_too_high", {"changes": (0.1, 0.9, 3.0)}),
+        ("table_rate_too_high", {"growth": (0.9, 4.0, 11.0)}),
         ("table_not_training", {"changes": (0.0, 0.0, 0.0)}),
         (
             "table_not_training",
@@ -72,6 +74,9 @@ def test_a_fault_begins_and_ends_an_alarm(driver: Driver, alarm: str, fault: dic
         # Nothing tells which rows were trained, and the others have narrow rows.
         {"num_trained": None, "effective_rank": None},
         {"effective_rank": 2.5},
+        {"growth": (2.0, 4.0, 7.0)},
+        # First values cannot be had, or rows are narrow.
+        {"growth": ()},
         {"changes": (), "norms": ()},
     ],
 )

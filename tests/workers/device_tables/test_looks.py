@@ -23,7 +23,10 @@ from tests.long_tests import long_case
 from tests.run_state import committed_state
 from tests.workers.device_tables.jobs import SIZES, placed_job, train, wide_job, write_rows
 
-SERIES = ("table_trained_ratio", "table_row_norm", "table_update_ratio", "table_updated_rows", "table_effective_rank")
+SERIES = (
+    *("table_trained_ratio", "table_row_norm", "table_row_growth"),
+    *("table_update_ratio", "table_updated_rows", "table_effective_rank"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,9 @@ def test_figures_are_those_of_the_same_rows(num_hosts: int, optimizer: Optimizer
     assert (large.table, large.num_rows, large.num_trained) == ("large", len(sample), len(seen))
     assert large.norms == pytest.approx(np.quantile(np.linalg.norm(seen, axis=1), QUANTILES), rel=1e-5)
     assert large.effective_rank == pytest.approx(expected_rank(seen), rel=1e-4)
+    # First values are smaller than 0.2 a number.
+    began = np.maximum(np.linalg.norm(first[1][sample[trained[sample]]], axis=1), 0.2 * np.sqrt(16))
+    assert large.growth == pytest.approx(np.quantile(np.linalg.norm(seen, axis=1) / began, QUANTILES), rel=1e-4)
     if not optimizer.touches_all_rows:
         ratios = np.linalg.norm((after - first[0])[before], axis=1) / np.linalg.norm(first[0][before], axis=1)
         assert large.changes == pytest.approx(np.quantile(ratios, QUANTILES), rel=1e-4)
@@ -159,8 +162,8 @@ def test_what_has_no_figure() -> None:
     first, second = hosts.look(1, ids, np.ones((40, 4), np.float32))
     assert {first.table, second.table} == {"narrow", "untold"}
     narrow_found, untold_found = sorted((first, second), key=lambda one: one.table)
-    assert (narrow_found.num_trained, narrow_found.effective_rank) == (40, None)
-    assert untold_found.num_trained is None
+    assert (narrow_found.num_trained, narrow_found.effective_rank, narrow_found.growth) == (40, None, ())
+    assert (untold_found.num_trained, untold_found.growth) == (None, ())
     assert untold_found.effective_rank is not None
     # One host has not looked: it was in another window, say.
     assert table_figures([hosts.looks[0].take(), ()]) == ()
@@ -176,6 +179,14 @@ def test_an_update_that_fails_leaves_no_hook() -> None:
         hosts.look(0, np.array([5]), np.ones((1, 3), np.float32))
     assert hosts.tables[0][0].on_change is None
     assert hosts.looks[0].take() == ()
+
+
+def test_growth_is_over_first_values_that_are_not_small() -> None:
+    hosts = Hosts([spec_of("large", 100, 16, SGD(RATE), initializer=Constant(1.0))], 2)
+    ids = np.arange(100)
+    (found,) = hosts.look(0, ids, np.full((100, 16), -20.0, np.float32))
+    # From norm 4 to 12.
+    assert found.growth == pytest.approx((3.0, 3.0, 3.0))
 
 
 def test_a_look_is_bounded() -> None:

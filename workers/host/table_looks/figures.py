@@ -11,7 +11,11 @@ QUANTILES = (0.1, 0.5, 0.9)
 LEAST_ROWS = 32
 """Fewer trained rows have no effective rank."""
 LEAST_WIDTH = 8
-"""The rank of narrower rows says little."""
+"""The rank of narrower rows says little. Weights of linear models are narrow, too, and have no usual size."""
+LEAST_SCALE = 0.2
+"""Root mean square of a row's numbers, from which on growth counts. Where rates are right, rows that began near zero
+grow as far as that, or a few times as far.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +32,8 @@ class TableLook:
         rows narrower than 8.
       changes: float32 `[c]`, of some rows that the last step updated: norm of the change over that of the row. Rows
         that changed for the first time, as far as slots tell, are left out.
+      growth: float32 `[num_trained]`, `growth_of` the same rows as `norms`; empty where first values cannot be had, and
+        for rows narrower than 8.
     """
 
     table: str
@@ -37,6 +43,7 @@ class TableLook:
     norms: np.ndarray
     factor: np.ndarray | None
     changes: np.ndarray
+    growth: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +59,7 @@ class TableFigures:
       effective_rank: of the trained rows; None for fewer than 32, and for rows narrower than 8. It is
         `exp(-sum p log p)` for the singular values' shares `p` of their sum (Roy and Vetterli, The effective rank,
         2007). Rows that all point the same way have 1.
+      growth: the same quantiles of `growth_of` trained rows; empty where first values cannot be had.
     """
 
     table: str
@@ -61,6 +69,7 @@ class TableFigures:
     norms: tuple[float, ...]
     changes: tuple[float, ...]
     effective_rank: float | None
+    growth: tuple[float, ...] = ()
 
 
 def table_figures(hosts: Sequence[Sequence[TableLook]]) -> tuple[TableFigures, ...]:
@@ -84,6 +93,7 @@ def _figures(parts: Sequence[TableLook]) -> TableFigures:
         num_updated=_sum([part.num_updated for part in parts]),
         norms=_quantiles(norms),
         changes=_quantiles(np.concatenate([part.changes for part in parts])),
+        growth=_quantiles(np.concatenate([part.growth for part in parts])),
         effective_rank=effective_rank(np.concatenate(factors)) if factors and len(norms) >= LEAST_ROWS else None,
     )
 
@@ -96,6 +106,17 @@ def _sum(counts: Sequence[int | None]) -> int | None:
 def _quantiles(values: np.ndarray) -> tuple[float, ...]:
     finite = values[np.isfinite(values)]
     return tuple(float(one) for one in np.quantile(finite, QUANTILES)) if len(finite) else ()
+
+
+def growth_of(norms: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """float32 `[n]`: norms of rows over those of their first values. Small first values count as `LEAST_SCALE`.
+
+    Args:
+      norms: float32 `[n]`.
+      first: float32 `[n, dim]`.
+    """
+    least = LEAST_SCALE * np.sqrt(np.float32(first.shape[1]))
+    return (norms / np.maximum(np.linalg.norm(first, axis=1), least)).astype(np.float32)
 
 
 def effective_rank(values: np.ndarray) -> float | None:

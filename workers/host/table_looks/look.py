@@ -16,7 +16,7 @@ from podembed.embedding.initializers import fills_single_rows, row_source, table
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.host.table_looks.figures import LEAST_WIDTH, TableLook
+from podembed.workers.host.table_looks.figures import LEAST_WIDTH, TableLook, growth_of
 
 MOST_TABLES = 32
 """The largest ones. A look at each costs about a millisecond."""
@@ -176,7 +176,7 @@ class _Changes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sample:
-    """The numbers of a sample's rows, and their first values where only these tell what was trained."""
+    """The numbers of a sample's rows, and their first values; None where these cannot be had."""
 
     table: SeenTable
     rows: np.ndarray
@@ -184,32 +184,36 @@ class _Sample:
 
     @staticmethod
     def of(table: SeenTable) -> _Sample:
-        ids, optimizer = sampled_ids(table.spec), table.spec.optimizer
+        ids = sampled_ids(table.spec)
         numbers = table.numbers_of(ids)
         ids, numbers = ids[numbers >= 0], numbers[numbers >= 0]
-        has_slots = optimizer is not None and bool(optimizer.slots)
-        return _Sample(table, numbers.astype(np.int64), None if has_slots else _first_values(table.spec, ids))
+        return _Sample(table, numbers.astype(np.int64), _first_values(table.spec, ids))
 
     def look(self, changes: _Changes) -> TableLook:
         found = self.table.values(self.rows)
         values, is_trained = found["rows"], self._are_trained(found)
         trained = values if is_trained is None else values[is_trained]
-        width = self.table.spec.dim
+        width, norms = self.table.spec.dim, np.linalg.norm(trained, axis=1)
+        growth = np.zeros(0, np.float32)
+        if self.first is not None and width >= LEAST_WIDTH:
+            growth = growth_of(norms, self.first if is_trained is None else self.first[is_trained])
         return TableLook(
             table=self.table.spec.name,
             num_rows=len(self.rows),
             num_trained=None if is_trained is None else len(trained),
             num_updated=changes.num_updated,
-            norms=np.linalg.norm(trained, axis=1),
+            norms=norms,
             factor=None if width < LEAST_WIDTH else _factor(trained),
             changes=changes.ratios(),
+            growth=growth,
         )
 
     def _are_trained(self, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """bool `[n]`; None where nothing tells. Slots tell it best."""
-        if self.first is not None:
+        is_trained = _traces(self.table.spec, values)
+        if is_trained is None and self.first is not None:
             return (values["rows"] != self.first).any(axis=1)
-        return _traces(self.table.spec, values)
+        return is_trained
 
 
 def _traces(spec: TableSpec, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
