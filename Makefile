@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@# Python compiles what is imported. To compile all of 20,000 files beforehand would take more than a minute.
 	@# uv needs a fifth of pip's time. It does not know pip's settings, so pip installs where uv cannot.
 	-@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]' || \
+	$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python -c constraints.txt -e '.[dev]' || \
 		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
