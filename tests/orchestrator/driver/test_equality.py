@@ -333,7 +333,8 @@ def test_a_killed_run_whose_hosts_share_their_arguments_ends_with_the_same_bytes
 @pytest.mark.parametrize("kind", ["HostActor", pytest.param("DeviceActor", marks=is_long)])
 def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, small_data: str, runs: Path) -> None:
     seed = int(time.time())
-    killer = Killer(kind, after_step=random.Random(seed).randrange(12, 35), seed=seed)
+    # Of a later step the next report may be that of 48, the last one that is traced.
+    killer = Killer(kind, after_step=random.Random(seed).randrange(12, 31), seed=seed)
     result = train_small(small_data, runs, f"killed-{kind}", num_hosts=2, reporter=killer, trace="5:48")
     print(f"killed a {kind} {killer.delay_s:.2f} s after step {killer.after_step} (seed {seed})")
     assert killer.killed
