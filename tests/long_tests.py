@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import subprocess
 import zlib
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ is_long = pytest.mark.long
 DRAWS = "PODEMBED_DRAW_CASES"
 LARGE_GRID = 8
 SHARE = 3
-# They read the code, and each case is a file or a page.
-WHOLE = "tests/architecture/"
+# Those that read the code, where each case is a file or a page, and those that `make long-tests` leaves out.
+WHOLE = ("tests/architecture/", "tests/faults/")
 
 
 def long_case(*values: Any, id: str | None = None) -> Any:
@@ -50,16 +49,20 @@ def draw_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the cases of large grids, for the long tests. Leaves out two thirds of them if the variable says so, for a
     commit always the same.
     """
-    sizes, numbers, left_out = Counter(map(_grid, items)), Counter[str](), set[pytest.Item]()
-    commit = _commit() if DRAWS in os.environ else ""
+    grids: dict[str, list[pytest.Item]] = {}
     for item in items:
-        grid = _grid(item)
-        if sizes[grid] < LARGE_GRID or grid.startswith(WHOLE):
+        # Others do not run in `make test`, or not in this process, so they must not take the place of those that do.
+        if not item.get_closest_marker("ray") and (VARIABLE in os.environ or not item.get_closest_marker("long")):
+            grids.setdefault(_grid(item), []).append(item)
+    commit, left_out = _commit() if DRAWS in os.environ else "", set[pytest.Item]()
+    for grid, cases in grids.items():
+        if len(cases) < LARGE_GRID or grid.startswith(WHOLE):
             continue
-        item.add_marker(pytest.mark.grid)
-        if numbers[grid] % SHARE != zlib.crc32(f"{commit} {grid}".encode()) % SHARE:
-            left_out.add(item)
-        numbers[grid] += 1
+        for item in cases:
+            item.add_marker(pytest.mark.grid)
+        # By chance and not every third one, which might always be of one kind.
+        cases.sort(key=lambda item: zlib.crc32(f"{commit} {item.nodeid}".encode()))
+        left_out.update(cases[-(-len(cases) // SHARE) :])
     if DRAWS in os.environ:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

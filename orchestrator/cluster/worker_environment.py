@@ -57,17 +57,19 @@ def worker_environment(
       platforms: what the run's device processes ask JAX for, whatever the user's environment says; None leaves it to
         that.
     """
-    allocator = {} if _is_on_accelerators(kind, resources, platforms) else _allocator(environ)
+    asked = platforms or environ.get(PLATFORMS, "")
+    allocator = {} if _is_on_accelerators(kind, resources, asked) else _allocator(environ)
     return allocator | _threads(threads, environ) | _devices(kind, resources, environ, platforms)
 
 
-def _is_on_accelerators(kind: WorkerKind, resources: Mapping[str, float], platforms: str | None) -> bool:
+def _is_on_accelerators(kind: WorkerKind, resources: Mapping[str, float], platforms: str) -> bool:
     """Whether a process compiles for accelerators, and computes nothing on the CPU.
 
     JAX compiles for a GPU on many threads, which wait for each other where there is one arena. On an H200 a step of
     DLRM took 30 s and more to compile, and 1 to 6 s with the allocator as it is.
     """
-    return kind == "device" and platforms != "cpu" and bool(accelerators_of(resources))
+    reserved = any(resources.get(name, 0) > 0 for name in ACCELERATORS)
+    return kind == "device" and platforms != "cpu" and reserved
 
 
 def _allocator(environ: Mapping[str, str]) -> dict[str, str]:

@@ -50,6 +50,9 @@ def test_what_compiles_for_accelerators_keeps_the_allocator_of_the_system(kind: 
     # A pretended slice computes on the CPU.
     pretended = worker_environment(kind, resources={"TPU": 4}, threads=None, environ={}, platforms="cpu")
     assert pretended.items() >= ALLOCATOR.items()
+    # So do a GPU that the user told JAX to leave alone, and what is no accelerator.
+    assert environment(kind, {"GPU": 1}, JAX_PLATFORMS="cpu").items() >= ALLOCATOR.items()
+    assert environment(kind, {"CPU": 1, "rack1": 1}).items() >= ALLOCATOR.items()
 
 
 def test_an_allocator_of_the_user_stays() -> None:

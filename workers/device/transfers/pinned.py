@@ -17,6 +17,8 @@ from jax.sharding import SingleDeviceSharding
 from podembed.workers.device.device_mesh import GangMesh
 
 KIND = "pinned_host"  # as JAX calls this memory
+SEEN_ON = ("cpu", "gpu")
+"""Platforms whose pinned memory was seen to be written in place. Others list some, too."""
 
 
 class Staging(Protocol):
@@ -38,7 +40,7 @@ def staging(mesh: GangMesh, num_words: int) -> Staging:
     if all(_has_pinned(device) for device in devices):
         try:
             return PinnedStaging(mesh, devices, num_words)
-        except (NotImplementedError, jax.errors.JaxRuntimeError):
+        except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError):
             # Some devices do not say where it lies.
             pass
     return PageableStaging(mesh, num_words)
@@ -91,7 +93,7 @@ def in_pinned(part: jax.Array) -> jax.Array:
 
 
 def _has_pinned(device: Any) -> bool:
-    return any(memory.kind == KIND for memory in device.addressable_memories())
+    return device.platform in SEEN_ON and any(memory.kind == KIND for memory in device.addressable_memories())
 
 
 def _memory_of(array: jax.Array) -> np.ndarray:
