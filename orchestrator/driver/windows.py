@@ -130,7 +130,7 @@ class Windows:
                 seconds=done.seconds,
                 figures=figures_of([device.quality for device in devices]),
                 norms=devices[0].norms,
-                tables=table_figures([host.tables for host in hosts]),
+                tables=table_figures([host.tables for host in hosts], began_anew=shared.run.record.warm_start is None),
                 rates={table: rate for table, rate in zip(names, hosts[0].rates, strict=False) if rate},
                 hosts=tuple(
                     _measures(number, host, device, names)

@@ -203,6 +203,7 @@ def test_a_look_is_bounded() -> None:
     for parts in zip(*seen, strict=True):
         assert sum(part.factor.size for part in parts if part.factor is not None) <= MOST_NUMBERS
     assert [one.table for one in table_figures(seen)] == ["large", "wide"]
+    assert all(one.growth == () for one in table_figures(seen, began_anew=False))
     due = [number for number in range(1, 110) if hosts.looks[0].is_due()]
     assert due == [FIRST_LOOK, FIRST_LOOK + LOOK_EVERY, *(FIRST_LOOK + LATER_EVERY * at for at in (1, 2, 3))]
 

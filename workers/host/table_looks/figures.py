@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,15 +72,18 @@ class TableFigures:
     growth: tuple[float, ...] = ()
 
 
-def table_figures(hosts: Sequence[Sequence[TableLook]]) -> tuple[TableFigures, ...]:
+def table_figures(hosts: Sequence[Sequence[TableLook]], *, began_anew: bool = True) -> tuple[TableFigures, ...]:
     """The figures of each table; none unless all hosts looked. Rows have one owner each, so looks add up.
 
     Args:
       hosts: of each host its tables, the same on all.
+      began_anew: whether the run began with initial values. Rows of another run have grown there, so they have no
+        growth here.
     """
     if not all(hosts):
         return ()
-    return tuple(_figures(parts) for parts in zip(*hosts, strict=True))
+    found = tuple(_figures(parts) for parts in zip(*hosts, strict=True))
+    return found if began_anew else tuple(replace(one, growth=()) for one in found)
 
 
 def _figures(parts: Sequence[TableLook]) -> TableFigures:
