@@ -23,7 +23,7 @@ from podembed.orchestrator.events.run import DriverBegan, DriverEnded, Generatio
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.faults.inject import FaultPoints
-from podembed.workers.faults.plan import FaultPlan
+from podembed.workers.faults.plan import FaultPlan, FaultPlanError
 from podembed.workers.faults.storage import with_faults
 
 FILE = "events.jsonl"
@@ -64,8 +64,15 @@ class EventLog:
         self._faults = faults
 
     def __enter__(self) -> EventLog:
-        # That of a plan written by hand is often not there yet.
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        folder = self._path.parent
+        try:
+            # That of a plan written by hand is often not there yet.
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FaultPlanError(
+                f"Found that the plan's folder {folder} cannot be made: {error.strerror}. Expected one that can be "
+                "written, for what strikes and when. Name another one in the plan."
+            ) from error
         self._write(DriverBegan())
         return self
 

@@ -94,19 +94,21 @@ def first_line(text: str) -> str:
 
 def death(text: str) -> str:
     """The part of Ray's message that says how the process ended."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in lines:
+    for line in text.splitlines():
         if "exit detail" in line or "exit type" in line:
             detail = line.split("exit detail:")[-1].strip()
-            return detail.split(" Some common causes")[0][:200]
-    if lines and "creation task" in lines[0]:
-        # Ray prints the process, a traceback of its own, and at the end what went wrong.
-        machine = _MACHINE.search(lines[0])
-        where = f" on {machine[1]}" if machine else ""
-        missing = any(word in lines[-1] for word in ("ModuleNotFoundError", "ImportError"))
-        remedy = " Install it there, in the environment that Ray runs in." if missing else ""
-        return f"it could not start{where}: {lines[-1].removesuffix('.')}.{remedy}"
-    return first_line(text)
+            return detail.split(" Some common causes")[0][:_LONGEST]
+    first = first_line(text)
+    if "creation task" not in first:
+        return first
+    # Ray prints the process, a traceback of its own, and at the end the exception with all lines of its message.
+    machine, raised = _MACHINE.search(first), _RAISED.findall(text)
+    where = f" on {machine[1]}" if machine else ""
+    cause = " ".join(text[text.rindex(raised[-1]) :].split()) if raised else text.split("\n")[-1].strip()
+    remedy = " Install it there, in the environment that Ray runs in." if "ModuleNotFoundError" in cause else ""
+    return f"it could not start{where}: {cause[:_LONGEST].removesuffix('.')}.{remedy}"
 
 
+_LONGEST = 200
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b.*$", re.MULTILINE)
 _MACHINE = re.compile(r"\bip=([^,)]+)")

@@ -135,7 +135,7 @@ def _found(table: str, looks: Sequence[Look], standing: Standing) -> Iterator[Fi
     elif min(grown := _known(looks, "grown"), default=0.0) >= limit("table_rate_too_high", GROWN_BEGINS, GROWN_ENDS):
         yield found(
             "table_rate_too_high",
-            f"a tenth of the rows of table {table} have grown to {grown[-1]:.0f} times their first norm or more, at "
+            f"a tenth of the rows of table {table} have grown to {min(grown):.0f} times their first norm or more, at "
             f"step {last.step} as in the looks before",
         )
     if (text := _stands_still(table, looks)) is not None:

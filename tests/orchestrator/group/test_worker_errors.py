@@ -26,6 +26,15 @@ CREATION = (
         ),
         (CREATION.format("MemoryError"), "it could not start on 10.0.0.7: MemoryError."),
         (
+            CREATION.format("ValueError: Found no rows.\nExpected some."),
+            "it could not start on 10.0.0.7: ValueError: Found no rows. Expected some.",
+        ),
+        (CREATION.format("lib.OddError: " + "x" * 999), f"it could not start on 10.0.0.7: lib.OddError: {'x' * 186}."),
+        (
+            CREATION.format("ImportError: cannot import name 'new' from 'podembed'"),
+            "it could not start on 10.0.0.7: ImportError: cannot import name 'new' from 'podembed'.",
+        ),
+        (
             "The actor died unexpectedly.\n\texit type: SYSTEM_ERROR exit detail: Worker exits. Some common causes: 1",
             "Worker exits.",
         ),

@@ -1,7 +1,7 @@
 """Memory of the host that devices read and write by themselves.
 
 A GPU copies from and to pinned memory at the rate of its link. Any other memory JAX copies first, by one thread, into
-pinned memory of its own. On an H200 that made the transfers of a step three to five times as long.
+pinned memory of its own. On an H200 that made a copy of 27 MB six times as long.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ def staging(mesh: GangMesh, num_words: int) -> Staging:
     """Pinned memory where there is some, else memory as any other."""
     devices = [device for devices in mesh.local for device in devices]
     if all(_has_pinned(device) for device in devices):
-        try:
-            return PinnedStaging(mesh, devices, num_words)
-        except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError):
-            # Some devices do not say where it lies.
-            pass
+        return PinnedStaging(mesh, devices, num_words)
     return PageableStaging(mesh, num_words)
 
 

@@ -210,13 +210,14 @@ class PackedTransfers:
 
     def __init__(self, mesh: GangMesh, crew: Crew) -> None:
         self._mesh, self._crew = mesh, crew
-        self._staging: dict[tuple[int, Levels], Staging] = {}
+        # By batch and size: levels of sequences that need as many words share the memory.
+        self._staging: dict[tuple[int, int], Staging] = {}
 
     def send(self, arrays: HostArrays, numbers: Numbers) -> tuple[Any, ...]:
         num_parts, leaves = self._mesh.num_parts, jax.tree.leaves(arrays.inputs)
-        key = arrays.buffer, arrays.levels
+        num_words = _HEADER_WORDS + sum(leaf.size for leaf in leaves) // num_parts
+        key = arrays.buffer, num_words
         if key not in self._staging:
-            num_words = _HEADER_WORDS + sum(leaf.size for leaf in leaves) // num_parts
             self._staging[key] = staging(self._mesh, num_words)
         rows, calls = self._staging[key].rows, []
         # Devices that work on the same samples follow each other.
