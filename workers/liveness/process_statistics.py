@@ -17,6 +17,9 @@ from dataclasses import dataclass
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _STOPPED_STATES = "Tt"
 
+_FILES_EVERY_CPU_S = 5.0
+"""Processor seconds between two counts of open files. With some hundred of them a count takes half a millisecond."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatistics:
@@ -49,7 +52,7 @@ class ProcessUsage:
       cpu_s: processor time of all its threads since its start.
       memory_bytes: that it has now.
       peak_memory_bytes: the most that it has had.
-      num_files: open files and sockets.
+      num_files: open files and sockets, as of at most five processor seconds ago.
       num_sockets: those of them that are sockets.
     """
 
@@ -59,6 +62,23 @@ class ProcessUsage:
     peak_memory_bytes: int
     num_files: int
     num_sockets: int
+
+
+class OpenFiles:
+    """The files and sockets of this process. Mutated: the last counts, and the processor time at that moment."""
+
+    def __init__(self) -> None:
+        self._counts: tuple[int, int] = (0, 0)
+        self._counted_cpu_s = -_FILES_EVERY_CPU_S
+
+    def counts(self, cpu_s: float) -> tuple[int, int]:
+        """Files and sockets, counted anew where this process has used enough processor time meanwhile."""
+        if cpu_s - self._counted_cpu_s >= _FILES_EVERY_CPU_S:
+            self._counts, self._counted_cpu_s = _count_files(), cpu_s
+        return self._counts
+
+
+_OPEN_FILES = OpenFiles()
 
 
 def own_usage() -> ProcessUsage | None:
@@ -73,19 +93,25 @@ def _own_usage() -> ProcessUsage:
     used = resource.getrusage(resource.RUSAGE_SELF)
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1])
-    files = sockets = 0
-    for entry in os.scandir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # it was closed meanwhile
-            files += 1
-            sockets += os.readlink(entry.path).startswith("socket:")
+    cpu_s = used.ru_utime + used.ru_stime
+    files, sockets = _OPEN_FILES.counts(cpu_s)
     return ProcessUsage(
         process=os.getpid(),
-        cpu_s=used.ru_utime + used.ru_stime,
+        cpu_s=cpu_s,
         memory_bytes=resident * mmap.PAGESIZE,
         peak_memory_bytes=used.ru_maxrss * 1024,
         num_files=files,
         num_sockets=sockets,
     )
+
+
+def _count_files() -> tuple[int, int]:
+    files = sockets = 0
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            files += 1
+            sockets += os.readlink(entry.path).startswith("socket:")
+    return files, sockets
 
 
 def read_statistics(process: int) -> ProcessStatistics | None:

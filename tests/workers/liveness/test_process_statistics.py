@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from podembed.workers.liveness.process_statistics import ProcessStatistics, processes_with, read_statistics
+from podembed.workers.liveness.process_statistics import (
+    OpenFiles,
+    ProcessStatistics,
+    own_usage,
+    processes_with,
+    read_statistics,
+)
 
 PATIENCE_S = 120.0
 MARK = "PODEMBED_TEST_SIGNS"
@@ -82,3 +89,18 @@ def test_a_name_that_is_no_text_hides_nothing() -> None:
     finally:
         process.kill()
         process.communicate(timeout=PATIENCE_S)
+
+
+def test_open_files_are_counted_again_after_five_seconds_of_processor_time() -> None:
+    counter = OpenFiles()
+    files, sockets = counter.counts(cpu_s=100.0)
+    with socket.socket(), open(__file__, encoding="utf-8"):
+        assert counter.counts(cpu_s=104.9) == (files, sockets)
+        assert counter.counts(cpu_s=105.0) == (files + 2, sockets + 1)
+
+
+def test_the_first_look_at_this_process_has_its_files() -> None:
+    usage = own_usage()
+    assert usage is not None
+    assert usage.num_files > usage.num_sockets >= 0
+    assert usage.memory_bytes > 0
