@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 from podembed.workers.faults.inject import FaultPoints, flipped
 
-Spoil = Callable[[socket.socket, int, int, int, list[memoryview]], list[memoryview]]
-"""`spoil(connection, rank, tag, step, views)` gives what is sent in place of the views of one frame."""
+Spoil = Callable[[socket.socket, int, str, int, list[memoryview]], list[memoryview]]
+"""`spoil(connection, rank, carries, step, views)` gives what is sent in place of the views of one frame, which carries
+what a tag says, such as `ROWS`.
+"""
 
 
 def frame_spoiler(faults: FaultPoints | None) -> Spoil | None:
@@ -21,8 +23,10 @@ def frame_spoiler(faults: FaultPoints | None) -> Spoil | None:
     if faults is None or not faults.knows("mesh."):
         return None
 
-    def spoil(connection: socket.socket, rank: int, tag: int, step: int, views: list[memoryview]) -> list[memoryview]:
-        fault = faults.hit("mesh.send", step=step, detail=f"{tag} to {rank}")
+    def spoil(
+        connection: socket.socket, rank: int, carries: str, step: int, views: list[memoryview]
+    ) -> list[memoryview]:
+        fault = faults.hit("mesh.send", step=step, detail=f"{carries} to {rank}")
         if fault is None:
             return views
         if fault.action == "cut":

@@ -74,7 +74,7 @@ POINTS: Mapping[str, str] = {
     "storage.written": "any: a file was written or created",
     "storage.list": "any: a folder is about to be listed",
     "storage.delete": "any: a file is about to be deleted",
-    "mesh.send": "host: a frame is about to be sent; the detail is 'TAG to RANK'",
+    "mesh.send": "host: a frame is about to be sent; the detail is such as 'ROWS to 1'",
 }
 
 # What any point can do: it happens to the process, or to the call that is under way.

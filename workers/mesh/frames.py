@@ -48,6 +48,11 @@ class Tag(enum.IntEnum):
     """Sent by the mesh itself when it closes; callers cannot use it."""
 
 
+def tag_name(tag: int) -> str:
+    """What a frame carries, in a word; the number where no word is known."""
+    return Tag(tag).name if tag in Tag.__members__.values() else str(tag)
+
+
 class Farewell(enum.IntEnum):
     """Meaning of the step field of a `GOODBYE` frame; zero and above is the rank that the sender blames."""
 

@@ -27,6 +27,7 @@ from podembed.workers.mesh.frames import (
     Tag,
     checksum,
     size_of,
+    tag_name,
     trailer_of,
     without_first,
     writable_views,
@@ -157,7 +158,7 @@ class Link:
             parts = [b"".join(parts)]
         self._out, self._out_at = [memoryview(part) for part in parts], 0
         if rules.spoil is not None:
-            self._out = rules.spoil(self.connection, self.rank, tag, step, self._out)
+            self._out = rules.spoil(self.connection, self.rank, tag_name(tag), step, self._out)
         self.write()
 
     def write(self) -> None:

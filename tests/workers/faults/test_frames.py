@@ -5,6 +5,7 @@ good one.
 from __future__ import annotations
 
 import contextlib
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from podembed.workers.faults.frames import frame_spoiler
 from podembed.workers.faults.inject import FaultPoints, read_records
 from podembed.workers.faults.plan import Fault, FaultPlan
+from podembed.workers.mesh.frames import Tag, tag_name
 from podembed.workers.mesh.mesh import ExchangeTimeout, FrameError, Mesh, MeshError, MeshOptions, PeerLost
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed, trade
 
@@ -45,6 +47,19 @@ def test_a_mesh_that_no_fault_can_strike_spoils_nothing(tmp_path: Path) -> None:
     assert frame_spoiler(None) is None
     plan = FaultPlan(folder=str(tmp_path), faults=(Fault(point="step.update", action="kill"),))
     assert frame_spoiler(FaultPoints.of(plan, "host 0")) is None
+
+
+@pytest.mark.parametrize(
+    ("match", "tag", "strikes"),
+    [("^ROWS to 0", Tag.ROWS, True), ("^ROWS", Tag.IDS, False), ("to 1$", Tag.IDS, False), ("^77 to 0", 77, True)],
+)
+def test_a_plan_names_a_frame_by_what_it_carries(match: str, tag: int, strikes: bool, tmp_path: Path) -> None:
+    plan = FaultPlan(folder=str(tmp_path), faults=(Fault(point="mesh.send", action="drop", match=match),))
+    spoil = frame_spoiler(FaultPoints.of(plan, "host 0"))
+    assert spoil is not None
+    frame = [memoryview(b"frame")]
+    with socket.socket() as connection:
+        assert spoil(connection, 0, tag_name(tag), 1, frame) == ([] if strikes else frame)
 
 
 @pytest.mark.parametrize(
