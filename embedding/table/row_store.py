@@ -16,7 +16,7 @@ from podembed.embedding.kernels.arrays import aligned_zeros
 from podembed.embedding.kernels.pool import gather, gather_to, pool
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
-from podembed.embedding.table.snapshot import Snapshot
+from podembed.embedding.table.snapshot import Snapshot, SnapshotRoom
 from podembed.embedding.table.undo_log import UndoLog
 
 
@@ -84,9 +84,9 @@ class RowStore:
         rows, *slots = self.arrays.values()
         optimizer.apply(rows=rows, slots=slots, touched=touched, gradients=gradients, learning_rate=learning_rate)
 
-    def freeze(self, *, max_rows: int) -> Snapshot:
-        """A frozen view of all arrays, with a buffer for so many rows that change meanwhile."""
-        return Snapshot([*self.arrays.values()], max_rows=max_rows)
+    def freeze(self, *, room: SnapshotRoom) -> Snapshot:
+        """A frozen view of all arrays, with room for rows that change meanwhile."""
+        return Snapshot([*self.arrays.values()], room=room)
 
     def undo_log(self, *, max_rows: int) -> UndoLog:
         """A log that gives all arrays the values of an earlier moment again."""

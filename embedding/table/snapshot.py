@@ -26,56 +26,82 @@ from podembed.embedding.kernels.snapshots import (
     release_groups,
 )
 
-__all__ = ["ENTRY_BYTES", "Snapshot", "share_out"]
+__all__ = ["ENTRY_BYTES", "Snapshot", "SnapshotRoom", "share_out"]
 
 # Of the book-keeping of a kept row, beside its values.
 ENTRY_BYTES = 8
 
 
-class Snapshot:
-    """The frozen view of some arrays whose rows change together.
+class SnapshotRoom:
+    """The buffer of some snapshots whose arrays have the same widths. They share it, since a few tables change in most
+    rows and others hardly change at all.
 
-    Mutated: the buffer and its book-keeping; the arrays themselves by `undo` alone.
+    Mutated: by the snapshots, which entries are free.
 
     Args:
-      arrays: float32 `[num_rows, width]` each, C-contiguous: a table's rows and its slots. They are not copied and must
-        stay.
+      widths: of the arrays.
       max_rows: of the buffer; see `share_out`.
+      num_rows: of all tables together.
 
     Attributes:
+      buffers: float32 `[max_rows, width]`, one an array; taken page by page unless `populate` does it before.
+      following, offsets: books of the entries, as `kernels.snapshots` has them.
+      free: the first free entry, or -1.
       num_kept: rows in the buffer.
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray], *, max_rows: int) -> None:
-        self._arrays = tuple(arrays)
-        self._num_rows = len(self._arrays[0])
-        self._max_rows = max_rows
-        self._buffers = tuple(aligned_empty((max_rows, array.shape[1])) for array in self._arrays)
-        self._changed = np.zeros(-(-self._num_rows // 8), np.uint8)
-        self._changed_before = np.zeros_like(self._changed)
-        self._heads = np.full(-(-self._num_rows // GROUP_ROWS), -1, np.int32)
-        self._following = np.arange(1, max_rows + 1, dtype=np.int32)
-        self._following[-1:] = -1
-        self._offsets = np.empty(max_rows, np.int32)
-        self._free = 0 if max_rows else -1
-        self._released = 0
+    def __init__(self, widths: Sequence[int], *, max_rows: int, num_rows: int) -> None:
+        self._max_rows, self._num_rows = max_rows, num_rows
+        self.buffers = tuple(aligned_empty((max_rows, width)) for width in widths)
+        self.following = np.arange(1, max_rows + 1, dtype=np.int32)
+        self.following[-1:] = -1
+        self.offsets = np.empty(max_rows, np.int32)
+        self.free = 0 if max_rows else -1
         self.num_kept = 0
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the buffer and its book-keeping."""
-        books = (self._changed, self._changed_before, self._heads, self._following, self._offsets)
-        return sum(array.nbytes for array in (*self._buffers, *books))
-
-    @property
-    def buffers(self) -> tuple[np.ndarray, ...]:
-        """The largest part of that memory, which is taken page by page unless `populate` does it before."""
-        return self._buffers
+        """Memory of the buffer and its books."""
+        return sum(array.nbytes for array in (*self.buffers, self.following, self.offsets))
 
     @property
     def is_half_full(self) -> bool:
         """Whether half of the buffer is taken, where it could become full."""
         return self._max_rows < self._num_rows and 2 * self.num_kept > self._max_rows
+
+    def share_of(self, snapshot: Snapshot) -> float:
+        """What of the buffer one of the snapshots has taken; 0 where it cannot become full."""
+        return snapshot.num_kept / max(1, self._max_rows) if self._max_rows < self._num_rows else 0.0
+
+
+class Snapshot:
+    """The frozen view of some arrays whose rows change together.
+
+    Mutated: its part of the buffer, and its books; the arrays themselves by `undo` alone.
+
+    Args:
+      arrays: float32 `[num_rows, width]` each, C-contiguous: a table's rows and its slots. They are not copied and must
+        stay.
+      room: for rows that are kept, of arrays of these widths.
+
+    Attributes:
+      num_kept: rows of these arrays in the buffer.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], *, room: SnapshotRoom) -> None:
+        self._arrays = tuple(arrays)
+        self._num_rows = len(self._arrays[0])
+        self.room = room
+        self._changed = np.zeros(-(-self._num_rows // 8), np.uint8)
+        self._changed_before = np.zeros_like(self._changed)
+        self._heads = np.full(-(-self._num_rows // GROUP_ROWS), -1, np.int32)
+        self._released = 0
+        self.num_kept = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the books, without the room."""
+        return sum(array.nbytes for array in (self._changed, self._changed_before, self._heads))
 
     def freeze(self, *, joins_before: bool = False) -> None:
         """Takes the present values for the frozen ones, and forgets those of an earlier moment, but for which rows
@@ -106,20 +132,21 @@ class Snapshot:
           How many rows, from the first, may be changed now: fewer than n when the buffer is full. Call again with the
           rest after `release`.
         """
-        kept, entries = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
-        done, count, self._free = claim_rows(
+        kept, entries, room = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32), self.room
+        done, count, room.free = claim_rows(
             rows,
             self._released,
             self._changed,
             self._heads,
-            self._following,
-            self._offsets,
-            self._free,
+            room.following,
+            room.offsets,
+            room.free,
             kept,
             entries,
         )
         self.num_kept += count
-        for array, buffer in zip(self._arrays, self._buffers, strict=True):
+        room.num_kept += count
+        for array, buffer in zip(self._arrays, room.buffers, strict=True):
             keep_rows(array, kept[:count], entries[:count], buffer)
         return int(done)
 
@@ -134,8 +161,9 @@ class Snapshot:
                 f"Found row {start} requested after rows up to {self._released} were released. Expected to read rows "
                 "in rising order."
             )
-        for array, buffer, values in zip(self._arrays, self._buffers, out, strict=True):
-            read_frozen(array, self._heads, self._following, self._offsets, buffer, start, stop, values)
+        room = self.room
+        for array, buffer, values in zip(self._arrays, room.buffers, out, strict=True):
+            read_frozen(array, self._heads, room.following, room.offsets, buffer, start, stop, values)
 
     def changed(self, start: int, stop: int) -> np.ndarray:
         """Which of the rows `start` to `stop - 1` changed between the last two freezes, as `preserve` heard: int64,
@@ -154,8 +182,10 @@ class Snapshot:
         self._released = max(self._released, stop)
 
     def _release_groups(self, first: int, last: int) -> None:
-        self._free, count = release_groups(first, last, self._heads, self._following, self._free)
+        room = self.room
+        room.free, count = release_groups(first, last, self._heads, room.following, room.free)
         self.num_kept -= count
+        room.num_kept -= count
 
     def undo(self) -> int:
         """Gives all rows their frozen values again. The moment stays frozen, and the buffer is empty afterwards.
@@ -171,18 +201,18 @@ class Snapshot:
                 f"Found rows up to {self._released} released since the freeze. Expected none, to go back to it. "
                 "Restore from a commit."
             )
-        num_rows = self.num_kept
-        for array, buffer in zip(self._arrays, self._buffers, strict=True):
-            put_back(array, self._heads, self._following, self._offsets, buffer)
+        num_rows, room = self.num_kept, self.room
+        for array, buffer in zip(self._arrays, room.buffers, strict=True):
+            put_back(array, self._heads, room.following, room.offsets, buffer)
         self._forget()
         return num_rows
 
 
 def share_out(*, num_rows: Sequence[int], row_bytes: Sequence[int], budget_bytes: int) -> list[int]:
-    """Rows of the buffer of each table: equal bytes for all, but no more than the table has, and at least one row.
+    """Rows of the buffer for each table: equal bytes for all, but no more than the table has, and at least one row.
 
     A step touches about as many rows of a small table as of a large one. A share by size would leave small tables
-    without room.
+    without room. Snapshots that share a room have the sum of their shares.
 
     Args:
       num_rows: of each table.

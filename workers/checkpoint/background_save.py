@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -190,7 +190,7 @@ class BackgroundSave:
         self.rows.await_freeze()
         self._own_cpu_s = time.thread_time()
         self._pace.begin()
-        tables, mark = sorted(self._tables, key=_urgency), self._tracker.mark_saved
+        tables, mark = self._in_turn(), self._tracker.mark_saved
         self._staging.begin()
         try:
             if is_delta and not self._has_parent:
@@ -217,6 +217,17 @@ class BackgroundSave:
         by_name = {shard.table: shard for shard in receipt.tables}
         self._tracker.point("save.receipt")
         return replace(receipt, tables=tuple(by_name[table.spec.name] for table in self._tables))
+
+    def _in_turn(self) -> Iterator[Table]:
+        """All tables, each time the one that takes most of its buffer: what has been written need not be preserved any
+        more. The step that is let pass shows which tables change most.
+        """
+        waiting = sorted(self._tables, key=_urgency)
+        self._pace.let_a_step_pass(is_urgent=self._is_urgent)
+        while waiting:
+            table = max(waiting, key=self.rows.taken_by)
+            waiting.remove(table)
+            yield table
 
     def values(self, table: Table, bucket: int, count: int = 1) -> list[np.ndarray]:
         """The frozen rows and slots of buckets in a row, in a staging buffer that is theirs until `done`."""
@@ -324,8 +335,6 @@ class _Staging:
 
 
 def _urgency(table: Table) -> tuple[bool, int]:
-    """Which table is written first: what has been written need not be preserved any more, and these fill their buffers
-    soonest.
-    """
+    """Which table is written first where none takes more than another."""
     rule = table.spec.optimizer
     return (rule is None or not rule.touches_all_rows, table.size_bytes)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from podembed.embedding.table.snapshot import ENTRY_BYTES, Snapshot, share_out
+from podembed.embedding.table.snapshot import ENTRY_BYTES, Snapshot, SnapshotRoom, share_out
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.liveness.progress import Phase, Tracker
@@ -71,15 +71,8 @@ class FrozenRows:
         self._raise_if_aborted = raise_if_aborted
         self._tracks_changes = tracks_changes
         self._undo = undo
-        shares = share_out(
-            num_rows=[table.num_rows for table in tables],
-            row_bytes=[table.spec.row_bytes + ENTRY_BYTES for table in tables],
-            budget_bytes=buffer_bytes,
-        )
-        self._snapshots = {
-            table.spec.name: table.store.freeze(max_rows=max_rows)
-            for table, max_rows in zip(tables, shares, strict=True)
-        }
+        self._rooms = _rooms(tables, buffer_bytes)
+        self._snapshots = {table.spec.name: table.store.freeze(room=self._rooms[_widths(table)]) for table in tables}
         self.turn: Any = threading.Condition()
         self.is_running = False
         self._given_up: SaveStalled | None = None
@@ -88,17 +81,22 @@ class FrozenRows:
 
     @property
     def size_bytes(self) -> int:
-        return sum(snapshot.size_bytes for snapshot in self._snapshots.values())
+        return sum(each.size_bytes for each in (*self._rooms.values(), *self._snapshots.values()))
 
     @property
     def buffers(self) -> list[np.ndarray]:
         """Of all tables; memory that is taken as rows come in."""
-        return [buffer for snapshot in self._snapshots.values() for buffer in snapshot.buffers]
+        return [buffer for room in self._rooms.values() for buffer in room.buffers]
 
     @property
     def is_half_full(self) -> bool:
         """Whether training would soon wait for room. Without the lock: numbers may be a moment old."""
-        return any(snapshot.is_half_full for snapshot in self._snapshots.values())
+        return any(room.is_half_full for room in self._rooms.values())
+
+    def taken_by(self, table: Table) -> float:
+        """Share of its buffer that a table has taken. Without the lock, as `is_half_full`."""
+        snapshot = self._snapshots[table.spec.name]
+        return snapshot.room.share_of(snapshot)
 
     # ------------------------------------------------------------------ the working thread
 
@@ -238,7 +236,28 @@ class FrozenRows:
         """Runs the kernels on nothing, so that the first save does not wait for a compiler."""
         for table in self._tables[:1]:
             empty = [np.empty((0, width), np.float32) for width in table.spec.widths.values()]
-            snapshot = Snapshot(empty, max_rows=0)
+            snapshot = Snapshot(empty, room=SnapshotRoom([*table.spec.widths.values()], max_rows=0, num_rows=0))
             snapshot.preserve(np.empty(0, np.int64))
             snapshot.read(0, 0, empty)
             snapshot.release(0)
+
+
+def _rooms(tables: Sequence[Table], buffer_bytes: int) -> dict[tuple[int, ...], SnapshotRoom]:
+    """Widths of a table's arrays → the room of all tables that have these. Each table brings its fair share."""
+    shares = share_out(
+        num_rows=[table.num_rows for table in tables],
+        row_bytes=[table.spec.row_bytes + ENTRY_BYTES for table in tables],
+        budget_bytes=buffer_bytes,
+    )
+    found: dict[tuple[int, ...], tuple[int, int]] = {}
+    for table, share in zip(tables, shares, strict=True):
+        max_rows, num_rows = found.get(_widths(table), (0, 0))
+        found[_widths(table)] = max_rows + share, num_rows + table.num_rows
+    return {
+        widths: SnapshotRoom(widths, max_rows=max_rows, num_rows=num_rows)
+        for widths, (max_rows, num_rows) in found.items()
+    }
+
+
+def _widths(table: Table) -> tuple[int, ...]:
+    return tuple(table.spec.widths.values())

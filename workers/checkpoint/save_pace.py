@@ -74,6 +74,15 @@ class SavePace:
         self._began_s, self._begun_bytes = self._now_s(), 0
         self._last_step_unix_s = self._tracker.progress().step_unix_s
 
+    def let_a_step_pass(self, *, is_urgent: Callable[[], bool]) -> None:
+        """Pauses until the step that follows the beginning has ended, or would wait for the save.
+
+        Args:
+          is_urgent: as of `keep_to`.
+        """
+        while not is_urgent() and self._is_training() and self._lets_a_step_pass():
+            self._nap(_NAP_S)
+
     def keep_to(
         self,
         num_bytes: int,
@@ -91,10 +100,8 @@ class SavePace:
           open_bytes: of pieces that have begun and not ended.
         """
         learned_bytes = 0
+        self.let_a_step_pass(is_urgent=is_urgent)
         while not is_urgent() and self._is_training():
-            if self._lets_a_step_pass():
-                self._nap(_NAP_S)
-                continue
             ended_bytes = self._begun_bytes - open_bytes()
             # Only when a piece has ended. A look takes time, too, and charged to the bytes before it would prolong the
             # pause by more than a nap.

@@ -6,7 +6,7 @@ module only goes over the buckets that this host owns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -137,7 +137,7 @@ def table_plan(spec: TableSpec, attempt: str, *, buckets_per_file: int = 1) -> T
 
 def write_shard(
     store: Store,
-    tables: Sequence[Table],
+    tables: Iterable[Table],
     attempt: str,
     *,
     is_first: bool,
@@ -203,7 +203,7 @@ def write_shard(
 
 def write_shard_delta(
     store: Store,
-    tables: Sequence[Table],
+    tables: Iterable[Table],
     attempt: str,
     *,
     view: FrozenView,

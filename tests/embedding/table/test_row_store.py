@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from podembed.embedding.table.row_store import RowStore
+from podembed.embedding.table.snapshot import SnapshotRoom
 
 WIDTHS = {"rows": 3, "accumulator": 1}
 
@@ -32,7 +33,8 @@ def test_gather_and_pool_read_rows_where_they_lie() -> None:
 
 def test_a_frozen_view_and_an_undo_log_remember_rows_and_slots() -> None:
     store = RowStore(WIDTHS, 6)
-    frozen, log = store.freeze(max_rows=6), store.undo_log(max_rows=6)
+    room = SnapshotRoom([*WIDTHS.values()], max_rows=6, num_rows=6)
+    frozen, log = store.freeze(room=room), store.undo_log(max_rows=6)
     frozen.freeze()
     log.begin()
     rows = np.array([4])

@@ -11,7 +11,7 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.kernels.arrays import aligned_zeros
 from podembed.embedding.kernels.snapshots import GROUP_ROWS
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from podembed.embedding.table.snapshot import Snapshot, share_out
+from podembed.embedding.table.snapshot import Snapshot, SnapshotRoom, share_out
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from tests.long_tests import examples
@@ -24,6 +24,16 @@ def filled(num_rows: int = NUM_ROWS, widths: tuple[int, ...] = (3, 1)) -> list[n
     for number, array in enumerate(arrays):
         array[...] = 1000 * number + np.arange(array.size).reshape(array.shape)
     return arrays
+
+
+def room_of(arrays: list[np.ndarray], *, max_rows: int, num_rows: int | None = None) -> SnapshotRoom:
+    widths = [array.shape[1] for array in arrays]
+    return SnapshotRoom(widths, max_rows=max_rows, num_rows=len(arrays[0]) if num_rows is None else num_rows)
+
+
+def snapshot_of(arrays: list[np.ndarray], *, max_rows: int) -> Snapshot:
+    """With a room of its own."""
+    return Snapshot(arrays, room=room_of(arrays, max_rows=max_rows))
 
 
 def rows_of(*numbers: int) -> np.ndarray:
@@ -46,7 +56,7 @@ def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 def test_what_is_read_is_a_copy_made_at_the_freeze(data: st.DataObject, num_rows: int, max_rows: int) -> None:
     """Changes, pieces read in rising order and released, in any order; a change waits where the buffer is full."""
     arrays = filled(num_rows)
-    snapshot = Snapshot(arrays, max_rows=max_rows)
+    snapshot = snapshot_of(arrays, max_rows=max_rows)
     for _ in range(data.draw(st.integers(1, 3), "saves")):
         snapshot.freeze()
         copy = [array.copy() for array in arrays]
@@ -69,7 +79,7 @@ def test_what_is_read_is_a_copy_made_at_the_freeze(data: st.DataObject, num_rows
 
 def test_a_row_is_copied_once_and_only_if_it_changes() -> None:
     arrays = filled()
-    snapshot = Snapshot(arrays, max_rows=6)
+    snapshot = snapshot_of(arrays, max_rows=6)
     snapshot.freeze()
     assert snapshot.preserve(rows_of(1, 2, 700, 1)) == 4
     assert snapshot.num_kept == 3
@@ -82,7 +92,7 @@ def test_a_row_is_copied_once_and_only_if_it_changes() -> None:
 
 def test_a_full_buffer_stops_at_the_first_row_without_room() -> None:
     arrays = filled()
-    snapshot = Snapshot(arrays, max_rows=1)
+    snapshot = snapshot_of(arrays, max_rows=1)
     snapshot.freeze()
     assert snapshot.preserve(rows_of(3, 3, 64, 3)) == 2
     assert snapshot.preserve(rows_of(64)) == 0
@@ -93,12 +103,67 @@ def test_a_full_buffer_stops_at_the_first_row_without_room() -> None:
 
 
 def test_rows_that_were_released_cannot_be_read_any_more() -> None:
-    snapshot = Snapshot(filled(), max_rows=1)
+    snapshot = snapshot_of(filled(), max_rows=1)
     snapshot.freeze()
     snapshot.release(64)
     with pytest.raises(ValueError, match="rising order"):
         snapshot.read(63, 100, filled(37))
     snapshot.read(64, 100, filled(36))
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(data=st.data(), max_rows=st.integers(1, 30))
+def test_snapshots_that_share_a_room_never_mix_their_rows(data: st.DataObject, max_rows: int) -> None:
+    """Three tables are read one after the other, in any order, while rows of all of them change."""
+    tables = [filled(num_rows) for num_rows in (5, GROUP_ROWS + 3, NUM_ROWS)]
+    for number, arrays in enumerate(tables):
+        arrays[0] += 10_000 * number
+    room = room_of(tables[0], max_rows=max_rows, num_rows=sum(len(arrays[0]) for arrays in tables))
+    snapshots = [Snapshot(arrays, room=room) for arrays in tables]
+    for _ in range(2):
+        for snapshot in snapshots:
+            snapshot.freeze()
+        copies = [[array.copy() for array in arrays] for arrays in tables]
+        for number in data.draw(st.permutations(range(3)), "order"):
+            for other, arrays in enumerate(tables):
+                rows = st.lists(st.integers(0, len(arrays[0]) - 1), max_size=6)
+                wanted = np.array(data.draw(rows, f"rows of {other}"), np.int64)
+                allowed = snapshots[other].preserve(wanted)
+                for array in arrays:
+                    array[wanted[:allowed]] += 0.5
+                assert allowed == len(wanted) or room.num_kept == max_rows
+            assert room.num_kept == sum(snapshot.num_kept for snapshot in snapshots) <= max_rows
+            size = len(tables[number][0])
+            assert_equal(frozen(snapshots[number], tables[number], 0, size), copies[number])
+            snapshots[number].release(size)
+        assert room.num_kept == 0
+
+
+def test_one_table_may_take_the_room_that_another_does_not_need() -> None:
+    busy, calm = filled(), filled()
+    room = room_of(busy, max_rows=10, num_rows=2 * NUM_ROWS)
+    snapshots = [Snapshot(arrays, room=room) for arrays in (busy, calm)]
+    for snapshot in snapshots:
+        snapshot.freeze()
+    assert snapshots[0].preserve(np.arange(5)) == 5
+    assert not room.is_half_full
+    assert snapshots[1].preserve(rows_of(9)) == 1
+    assert room.is_half_full
+    assert [room.share_of(snapshot) for snapshot in snapshots] == [0.5, 0.1]
+    assert snapshots[0].preserve(np.arange(5, 11)) == 4
+    assert snapshots[1].preserve(rows_of(1)) == 0
+    snapshots[0].release(NUM_ROWS)
+    assert snapshots[1].preserve(np.arange(10, 19)) == 9
+
+
+def test_a_room_for_all_rows_never_becomes_full() -> None:
+    arrays = filled(8)
+    room = room_of(arrays, max_rows=8)
+    snapshot = Snapshot(arrays, room=room)
+    snapshot.freeze()
+    assert snapshot.preserve(np.arange(8)) == 8
+    assert not room.is_half_full
+    assert room.share_of(snapshot) == 0
 
 
 OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowWiseAdagrad(0.1), AdagradMomentum(0.1, 0.9), Adam(0.1), FTRL(0.1)]
@@ -120,7 +185,7 @@ def test_undo_is_exact_for_every_optimizer(optimizer: Optimizer) -> None:
     """Random updates after random freezes; bytes, not values, are compared."""
     rng = np.random.default_rng(3)
     table = trained_table(optimizer)
-    snapshot = Snapshot(arrays_of(table), max_rows=table.num_rows)
+    snapshot = snapshot_of(arrays_of(table), max_rows=table.num_rows)
 
     def keep(rows: np.ndarray) -> None:
         assert snapshot.preserve(rows) == len(rows)
@@ -143,7 +208,7 @@ def test_undo_is_exact_for_every_optimizer(optimizer: Optimizer) -> None:
 
 def test_undo_under_size_pressure_is_exact_since_a_change_that_found_no_room_was_not_made() -> None:
     table = trained_table(Adagrad(0.1))
-    snapshot = Snapshot(arrays_of(table), max_rows=20)
+    snapshot = snapshot_of(arrays_of(table), max_rows=20)
 
     def keep(rows: np.ndarray) -> None:
         if snapshot.preserve(rows) < len(rows):
@@ -164,7 +229,7 @@ def test_undo_under_size_pressure_is_exact_since_a_change_that_found_no_room_was
 
 
 def test_undo_is_refused_when_frozen_values_are_gone() -> None:
-    snapshot = Snapshot(filled(), max_rows=2)
+    snapshot = snapshot_of(filled(), max_rows=2)
     snapshot.freeze()
     snapshot.release(64)
     with pytest.raises(ValueError, match="Restore from a commit"):
@@ -175,7 +240,7 @@ def test_undo_is_refused_when_frozen_values_are_gone() -> None:
 
 def test_an_empty_table_has_nothing_to_keep() -> None:
     arrays = filled(0)
-    snapshot = Snapshot(arrays, max_rows=0)
+    snapshot = snapshot_of(arrays, max_rows=0)
     snapshot.freeze()
     assert snapshot.preserve(rows_of()) == 0
     snapshot.read(0, 0, arrays)

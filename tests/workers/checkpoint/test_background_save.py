@@ -211,6 +211,35 @@ def test_a_full_buffer_holds_training_up_until_files_are_written_and_counts_the_
     assert tracker.progress().marks == 8
 
 
+def test_tables_that_change_most_are_written_first_and_use_the_room_of_the_others(
+    tmp_path: Path, thread: ThreadPoolExecutor
+) -> None:
+    """The save sees in the step that it lets pass which these are. Alone, none of them had room for its rows."""
+    tables = [table_of(SGD(1.0), num_rows=800, name=name) for name in ("a", "b", "c", "d")]
+    row_bytes = tables[0].spec.row_bytes + ENTRY_BYTES
+    tracker = Tracker()
+    save, _ = saver(tables, buffer_bytes=4 * 40 * row_bytes, tracker=tracker)
+    written: list[str] = []
+
+    class Listening(GatedStore):
+        def write_new(self, name: str, buffers: Sequence[object]) -> None:
+            written.append(name.split("/")[3])
+            super().write_new(name, buffers)
+
+    store = Listening(tmp_path, passes=1000)
+    with tracker.phase(Phase.UPDATE):
+        save.freeze()
+        writing = thread.submit(save.write, store, "s1-g1", is_first=True)
+        for name, count in (("c", 60), ("b", 12), ("a", 1)):
+            table = next(table for table in tables if table.spec.name == name)
+            table.update(np.arange(count) * 8, np.ones((count, 4), np.float32), 1.0)
+        assert tracker.take_phase_s().get("wait for save", 0.0) == 0
+        tracker.finish_step()
+        receipt = writing.result(timeout=PATIENCE_S)
+    assert list(dict.fromkeys(written)) == ["c", "b", "a", "d"]
+    assert not any(values.any() for values in loaded(store, tables, receipt, "s1-g1").values())
+
+
 def test_a_save_that_hangs_is_given_up_and_training_goes_on(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
     table = table_of(SGD(1.0))
     save, _ = saver([table], buffer_bytes=0, stalled_after_s=0.3)
@@ -439,7 +468,7 @@ def test_a_staging_buffer_is_free_before_its_file_is_durable(
     monkeypatch.setattr(save, "done", done)
     monkeypatch.setattr(store, "sync", sync)
     save.freeze()
-    writing = thread.submit(save.write, store, "s1-g1", is_first=False)
+    writing = thread.submit(save.write, store, "s1-g1", is_first=True)
     assert given_back.acquire(timeout=20.0), "the buffer waits for the disk"
     gate.release(1000)
     writing.result(timeout=PATIENCE_S)
