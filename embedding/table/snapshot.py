@@ -65,9 +65,9 @@ class SnapshotRoom:
         return sum(array.nbytes for array in (*self.buffers, self.following, self.offsets))
 
     @property
-    def is_half_full(self) -> bool:
-        """Whether half of the buffer is taken, where it could become full."""
-        return self._max_rows < self._num_rows and 2 * self.num_kept > self._max_rows
+    def is_nearly_full(self) -> bool:
+        """Whether three quarters of the buffer are taken, where it could become full."""
+        return self._max_rows < self._num_rows and 4 * self.num_kept > 3 * self._max_rows
 
     def share_of(self, snapshot: Snapshot) -> float:
         """What of the buffer one of the snapshots has taken; 0 where it cannot become full."""

@@ -16,6 +16,7 @@ alone and needs no lock.
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,6 +117,7 @@ class BackgroundSave:
         self._threads: FileThreads | None = None
         self._pace = SavePace(tracker, processors=processors)
         self._own_cpu_s = 0.0
+        self._at_a_time = NUM_THREADS
 
     @property
     def size_bytes(self) -> int:
@@ -190,6 +192,9 @@ class BackgroundSave:
         self.rows.await_freeze()
         self._own_cpu_s = time.thread_time()
         self._pace.begin()
+        # Files on a disk keep processors busy, so a few threads of a save together would stop a step. Requests to other
+        # storage mostly wait.
+        self._at_a_time = math.ceil(self._pace.processors) if store.is_local else NUM_THREADS
         tables, mark = self._in_turn(), self._tracker.mark_saved
         self._staging.begin()
         try:
@@ -200,7 +205,7 @@ class BackgroundSave:
                 FileThreads(
                     store,
                     check=self._raise_if_aborted,
-                    is_urgent=lambda: self.rows.is_half_full,
+                    is_urgent=lambda: self.rows.is_nearly_full,
                     trace=self._tracker.trace,
                 ) as threads,
             ):
@@ -237,6 +242,7 @@ class BackgroundSave:
             num_bytes,
             busy_s=self._busy_s,
             open_bytes=lambda: self._staging.open_bytes,
+            is_crowded=lambda: self._staging.num_open >= self._at_a_time,
             is_urgent=self._is_urgent,
         )
         staged = self._staging.take(table, length, check=self._raise_if_over)
@@ -250,7 +256,7 @@ class BackgroundSave:
     def _is_urgent(self) -> bool:
         """Whether training would soon wait for room in the buffer."""
         self._raise_if_over()
-        return self.rows.is_half_full
+        return self.rows.is_nearly_full
 
     def _raise_if_over(self) -> None:
         """Raises what ends the save early."""
@@ -301,9 +307,14 @@ class _Staging:
         return len(self._buffers) * self._file_bytes
 
     @property
+    def num_open(self) -> int:
+        """Buffers that are in use."""
+        return len(self._buffers) - self._free.qsize()
+
+    @property
     def open_bytes(self) -> int:
         """Of buffers that are in use."""
-        return (len(self._buffers) - self._free.qsize()) * self._file_bytes
+        return self.num_open * self._file_bytes
 
     def begin(self) -> None:
         """All buffers are free. No thread of an earlier save may be at work."""

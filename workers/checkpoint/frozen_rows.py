@@ -89,12 +89,12 @@ class FrozenRows:
         return [buffer for room in self._rooms.values() for buffer in room.buffers]
 
     @property
-    def is_half_full(self) -> bool:
+    def is_nearly_full(self) -> bool:
         """Whether training would soon wait for room. Without the lock: numbers may be a moment old."""
-        return any(room.is_half_full for room in self._rooms.values())
+        return any(room.is_nearly_full for room in self._rooms.values())
 
     def taken_by(self, table: Table) -> float:
-        """Share of its buffer that a table has taken. Without the lock, as `is_half_full`."""
+        """Share of its buffer that a table has taken. Without the lock, as `is_nearly_full`."""
         snapshot = self._snapshots[table.spec.name]
         return snapshot.room.share_of(snapshot)
 

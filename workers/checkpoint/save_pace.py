@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 from podembed.workers.liveness.progress import Tracker
 
-# Of the machine's processors: two hosts on one machine then take a quarter of it.
-SHARE_OF_PROCESSORS = 0.125
+# Of the machine's processors: two hosts on one machine then take a fifth of it.
+SHARE_OF_PROCESSORS = 0.1
 # Between two windows of steps the working thread rests for less.
 REST_S = 0.05
 # A step may last for minutes.
@@ -47,6 +47,7 @@ class SavePace:
         may use.
 
     Attributes:
+      processors: that the save may keep busy.
       paused_s: in all saves so far.
     """
 
@@ -60,7 +61,7 @@ class SavePace:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._tracker = tracker
-        self._processors = SHARE_OF_PROCESSORS * len(os.sched_getaffinity(0)) if processors is None else processors
+        self.processors = SHARE_OF_PROCESSORS * len(os.sched_getaffinity(0)) if processors is None else processors
         self._longest_grace_s = longest_grace_s
         self._now_s, self._sleep = now_s, sleep
         self._began_s = now_s()
@@ -90,6 +91,7 @@ class SavePace:
         is_urgent: Callable[[], bool],
         busy_s: Callable[[], float] | None = None,
         open_bytes: Callable[[], int] = lambda: 0,
+        is_crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         """Pauses until the next piece may begin.
 
@@ -98,6 +100,7 @@ class SavePace:
           is_urgent: whether it must not pause any more; may raise to end the save.
           busy_s: processor seconds of the save so far, on all its threads; None leaves what a byte costs at the guess.
           open_bytes: of pieces that have begun and not ended.
+          is_crowded: whether there are as many of those as may be under way at a time.
         """
         learned_bytes = 0
         self.let_a_step_pass(is_urgent=is_urgent)
@@ -108,8 +111,8 @@ class SavePace:
             if busy_s is not None and ended_bytes >= _TELLING_BYTES and ended_bytes != learned_bytes:
                 learned_bytes, self._byte_s = ended_bytes, busy_s() / ended_bytes
             cost_s = self._byte_s * (self._begun_bytes + num_bytes)
-            ahead_s = cost_s / self._processors - (self._now_s() - self._began_s)
-            if ahead_s <= 0:
+            ahead_s = cost_s / self.processors - (self._now_s() - self._began_s)
+            if ahead_s <= 0 and not is_crowded():
                 break
             self._nap(min(max(ahead_s, _SHORTEST_NAP_S), _NAP_S))
         self._begun_bytes += num_bytes

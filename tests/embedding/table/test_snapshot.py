@@ -145,12 +145,12 @@ def test_one_table_may_take_the_room_that_another_does_not_need() -> None:
     snapshots = [Snapshot(arrays, room=room) for arrays in (busy, calm)]
     for snapshot in snapshots:
         snapshot.freeze()
-    assert snapshots[0].preserve(np.arange(5)) == 5
-    assert not room.is_half_full
+    assert snapshots[0].preserve(np.arange(7)) == 7
+    assert not room.is_nearly_full
     assert snapshots[1].preserve(rows_of(9)) == 1
-    assert room.is_half_full
-    assert [room.share_of(snapshot) for snapshot in snapshots] == [0.5, 0.1]
-    assert snapshots[0].preserve(np.arange(5, 11)) == 4
+    assert room.is_nearly_full
+    assert [room.share_of(snapshot) for snapshot in snapshots] == [0.7, 0.1]
+    assert snapshots[0].preserve(np.arange(7, 11)) == 2
     assert snapshots[1].preserve(rows_of(1)) == 0
     snapshots[0].release(NUM_ROWS)
     assert snapshots[1].preserve(np.arange(10, 19)) == 9
@@ -162,7 +162,7 @@ def test_a_room_for_all_rows_never_becomes_full() -> None:
     snapshot = Snapshot(arrays, room=room)
     snapshot.freeze()
     assert snapshot.preserve(np.arange(8)) == 8
-    assert not room.is_half_full
+    assert not room.is_nearly_full
     assert room.share_of(snapshot) == 0
 
 
