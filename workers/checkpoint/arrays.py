@@ -1,5 +1,5 @@
-"""`DenseFile`: an array that is one chunk, as a manifest has it: leaves of the dense state, and the changed rows of a
-table.
+"""What a manifest says of an array. `ArrayFiles` is one of a table. `DenseFile` is one chunk: a leaf of the dense
+state, or the changed rows of a table.
 """
 
 from __future__ import annotations
@@ -15,6 +15,26 @@ from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata, dty
 from podembed.workers.storage.store import Store, is_safe_name
 
 _MAX_READABLE_LENGTH = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayFiles:
+    """One array of a table on storage: its rows, or one slot.
+
+    Attributes:
+      name: `rows`, or the slot's name.
+      path: of the Zarr array, relative to the run.
+      width: elements of one row.
+      dtype: element type, as `zarr_metadata.DTYPES` spells it.
+      metadata_size_bytes, metadata_crc32c: of the whole `zarr.json`.
+    """
+
+    name: str
+    path: str
+    width: int
+    dtype: str
+    metadata_size_bytes: int
+    metadata_crc32c: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

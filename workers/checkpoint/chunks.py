@@ -118,6 +118,11 @@ def chunk_name(metadata: ArrayMetadata, index: Sequence[int]) -> str:
     return f"{metadata.path}/{metadata.separator.join(['c', *map(str, number)])}"
 
 
+def file_name(path: str, file: int, *, separator: str) -> str:
+    """The same of an array of buckets, by the number of the file."""
+    return f"{path}/{separator.join(('c', str(file), '0', '0'))}"
+
+
 def chunk_bytes(metadata: ArrayMetadata) -> int:
     """Bytes of a chunk, trailer included; every chunk of an array has the same."""
     return math.prod(metadata.chunk_shape) * metadata.dtype.itemsize + CRC_BYTES

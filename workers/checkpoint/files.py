@@ -133,6 +133,7 @@ def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], written: Seq
         num_buckets=plan.num_buckets,
         rows_per_bucket=plan.rows_per_bucket,
         buckets_per_file=plan.buckets_per_file,
+        separator=plan.separator,
         arrays=arrays,
         chunks=chunks,
         digests=_digests(written, num_buckets=plan.num_buckets),
@@ -145,8 +146,10 @@ def _columns(plan: TablePlan, arrays: Sequence[ArrayFiles], written: Sequence[Wr
     order = _order(written, step=per_file, count=plan.num_buckets // per_file)
     # A host may own nothing of a table.
     written = [one for one in written if one.firsts]
-    are_alike = len({(one.folder, one.arrays, one.size_bytes) for one in written}) == 1
-    if order is None or not are_alike or written[0].arrays != names or written[0].folder != plan.folder:
+    are_alike = len({(one.folder, one.separator, one.arrays, one.size_bytes) for one in written}) == 1
+    if order is None or not are_alike or written[0].arrays != names:
+        return None
+    if (written[0].folder, written[0].separator) != (plan.folder, plan.separator):
         return None
     if [array.path for array in arrays] != [plan.metadata(name).path for name in names]:
         return None
@@ -156,7 +159,7 @@ def _columns(plan: TablePlan, arrays: Sequence[ArrayFiles], written: Sequence[Wr
         if len(data) != plan.num_buckets:
             return None
         crc32c = data.reshape(-1, per_file)[order].tobytes()
-        found.append(ArrayChunks(array=array.name, path=array.path, size_bytes=size_bytes, crc32c=crc32c))
+        found.append(ArrayChunks.of(array, size_bytes=size_bytes, crc32c=crc32c, separator=plan.separator))
     return ChunkFiles(buckets_per_file=per_file, arrays=tuple(found))
 
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from podembed.embedding.buckets import BucketLayout, buckets_together
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.checkpoint.arrays import safe_segment
-from podembed.workers.checkpoint.chunks import ChunkReceipt
+from podembed.workers.checkpoint.arrays import ArrayFiles, safe_segment
+from podembed.workers.checkpoint.chunks import ChunkReceipt, file_name
 from podembed.workers.checkpoint.deltas import DeltaFiles
 from podembed.workers.checkpoint.digest import Digests
-from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
+from podembed.workers.checkpoint.zarr_metadata import DTYPES, FLAT, NESTED, ArrayMetadata
 
 ROWS = "rows"
 # Rows and slots of the buckets that lie in files together. Even a host with little memory has room for the least.
@@ -27,26 +27,6 @@ MIN_FILE_BYTES = 1 << 20
 MAX_FILE_BYTES = 64 << 20
 # Of each array, where a host's buckets lie together.
 FILES_PER_HOST = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayFiles:
-    """One array of a table on storage: its rows, or one slot.
-
-    Attributes:
-      name: `rows`, or the slot's name.
-      path: of the Zarr array, relative to the run.
-      width: elements of one row.
-      dtype: element type, as `zarr_metadata.DTYPES` spells it.
-      metadata_size_bytes, metadata_crc32c: of the whole `zarr.json`.
-    """
-
-    name: str
-    path: str
-    width: int
-    dtype: str
-    metadata_size_bytes: int
-    metadata_crc32c: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +58,6 @@ class ChunkFile:
 CHECKSUM_BYTES = 4
 
 
-def file_name(path: str, file: int) -> str:
-    """Of a file of an array with buckets, by its number."""
-    return f"{path}/c/{file}/0/0"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayChunks:
     """The files of one array, under the names that Zarr gives them.
@@ -91,12 +66,18 @@ class ArrayChunks:
       array, path: its name, and where it lies.
       size_bytes: of each file.
       crc32c: of each chunk without its trailer, in the order of buckets: four bytes each, little-endian.
+      separator: as of `TableFiles`.
     """
 
     array: str
     path: str
     size_bytes: int
     crc32c: bytes
+    separator: str = NESTED
+
+    @staticmethod
+    def of(array: ArrayFiles, *, size_bytes: int, crc32c: bytes, separator: str) -> ArrayChunks:
+        return ArrayChunks(array=array.name, path=array.path, size_bytes=size_bytes, crc32c=crc32c, separator=separator)
 
     @property
     def num_chunks(self) -> int:
@@ -104,7 +85,7 @@ class ArrayChunks:
 
     def name(self, file: int) -> str:
         """Of a file, by its number."""
-        return file_name(self.path, file)
+        return file_name(self.path, file, separator=self.separator)
 
     def checksums(self, first: int, count: int) -> tuple[int, ...]:
         """Of chunks in a row."""
@@ -124,7 +105,12 @@ class ChunkFiles(Sequence[ChunkFile]):
 
     @staticmethod
     def of(
-        chunks: Iterable[ChunkFile], arrays: Sequence[ArrayFiles], *, num_buckets: int, buckets_per_file: int
+        chunks: Iterable[ChunkFile],
+        arrays: Sequence[ArrayFiles],
+        *,
+        num_buckets: int,
+        buckets_per_file: int,
+        separator: str,
     ) -> ChunkFiles | None:
         """The same as single files; None if they are not all there, once and in order, each where its array lies."""
         if isinstance(chunks, ChunkFiles):
@@ -136,7 +122,7 @@ class ChunkFiles(Sequence[ChunkFile]):
             if len(sizes) != 1 or any(len(of_file) != buckets_per_file for of_file in checksums):
                 return None
             crc32c = np.fromiter(itertools.chain.from_iterable(checksums), "<u4").tobytes()
-            one = ArrayChunks(array=array.name, path=array.path, size_bytes=sizes.pop(), crc32c=crc32c)
+            one = ArrayChunks.of(array, size_bytes=sizes.pop(), crc32c=crc32c, separator=separator)
             firsts = range(0, num_buckets, buckets_per_file)
             expected = [(array.name, first, one.name(number)) for number, first in enumerate(firsts)]
             if [(file.array, file.bucket, file.name) for file in files] != expected:
@@ -191,6 +177,7 @@ class TableFiles:
     Attributes:
       arrays: rows first, then slots in their declared order.
       buckets_per_file: a power of two.
+      separator: between the numbers of a file's name, `FLAT` or `NESTED`.
       chunks: every bucket of every array once, by array, then by bucket; mostly a `ChunkFiles`.
       digests: per bucket, `digest.bucket_digest` over rows and slots, with all deltas.
       deltas: rows that changed after the chunks were written, oldest first; each replaces what is before it.
@@ -202,6 +189,7 @@ class TableFiles:
     num_buckets: int
     rows_per_bucket: int
     buckets_per_file: int = 1
+    separator: str = NESTED
     arrays: tuple[ArrayFiles, ...]
     chunks: Sequence[ChunkFile]
     digests: Sequence[str]
@@ -240,6 +228,7 @@ class TableFiles:
             chunk_shape=(1, self.rows_per_bucket, array.width),
             dtype=DTYPES[array.dtype],
             chunks_per_file=self.buckets_per_file,
+            separator=self.separator,
         )
 
 
@@ -251,6 +240,7 @@ class TablePlan:
       widths: array name → elements of one row; `rows` first, then slots in their declared order.
       dtypes: array name → element type; float32 where it is missing.
       buckets_per_file: a power of two.
+      separator: as of `TableFiles`.
     """
 
     attempt: str
@@ -260,6 +250,7 @@ class TablePlan:
     widths: Mapping[str, int]
     dtypes: Mapping[str, np.dtype]
     buckets_per_file: int = 1
+    separator: str = FLAT
 
     @property
     def layout(self) -> BucketLayout:
@@ -286,6 +277,7 @@ class TablePlan:
             dtype=np.dtype(self.dtypes.get(array, np.float32)),
             attributes={"table": self.name, "array": array, "num_rows": self.num_rows, "layout": layout},
             chunks_per_file=self.buckets_per_file,
+            separator=self.separator,
         )
 
 
@@ -316,6 +308,7 @@ class WrittenBuckets:
       arrays: their names, in the order of the plan; none if only changed rows were written.
       size_bytes: per array, of each of its files.
       crc32c: per array, of each chunk as in `ArrayChunks`, in the order of `firsts`.
+      separator: as of `TableFiles`.
     """
 
     folder: str
@@ -324,6 +317,7 @@ class WrittenBuckets:
     arrays: tuple[str, ...] = ()
     size_bytes: tuple[int, ...] = ()
     crc32c: tuple[bytes, ...] = ()
+    separator: str = NESTED
 
     @staticmethod
     def of(plan: TablePlan, receipts: Sequence[BucketReceipt]) -> WrittenBuckets:
@@ -338,7 +332,7 @@ class WrittenBuckets:
         for array, column, found in zip(arrays, columns, sizes, strict=True):
             path = plan.metadata(array).path
             for file, receipt in zip(column, receipts, strict=True):
-                name = file_name(path, file.bucket // plan.buckets_per_file)
+                name = file_name(path, file.bucket // plan.buckets_per_file, separator=plan.separator)
                 expected = (array, receipt.bucket, name, plan.buckets_per_file, 1)
                 if (file.array, file.bucket, file.name, len(file.crc32c), len(found)) != expected:
                     raise RuntimeError(
@@ -352,6 +346,7 @@ class WrittenBuckets:
             arrays=arrays,
             size_bytes=tuple(found.pop() for found in sizes),
             crc32c=tuple(np.array([file.crc32c for file in column], "<u4").tobytes() for column in columns),
+            separator=plan.separator,
         )
 
     @property
@@ -372,7 +367,7 @@ class WrittenBuckets:
             checksums = np.frombuffer(data, "<u4").reshape(len(firsts), -1).tolist()
             path = f"{self.folder}/{safe_segment(array)}"
             for first, crc32c in zip(firsts, checksums, strict=True):
-                name = file_name(path, first // max(1, len(crc32c)))
+                name = file_name(path, first // max(1, len(crc32c)), separator=self.separator)
                 yield ChunkFile(array=array, bucket=first, name=name, size_bytes=size_bytes, crc32c=tuple(crc32c))
 
 

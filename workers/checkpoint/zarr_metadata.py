@@ -51,6 +51,11 @@ _REQUIRED = frozenset(
 )
 _OPTIONAL = frozenset({"attributes", "dimension_names", "storage_transformers"})
 
+FLAT, NESTED = ".", "/"
+"""Separators of the numbers in a file's name. Nested ones need two folders a file. To make these takes longer than what
+a save does with the bytes of a small file.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayMetadata:
@@ -63,7 +68,7 @@ class ArrayMetadata:
       dtype: one of `DTYPES`.
       fill_value: what other readers show where a chunk is missing; here a missing chunk is an error.
       attributes: for people and other tools; plain JSON.
-      separator: between the numbers of a file's name, `/` or `.`.
+      separator: between the numbers of a file's name, `NESTED` or `FLAT`.
       chunks_per_file: along the first axis, which has whole files. Above 1 the file is what Zarr calls a shard.
     """
 
@@ -73,7 +78,7 @@ class ArrayMetadata:
     dtype: np.dtype
     fill_value: float | int | bool = 0
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    separator: str = "/"
+    separator: str = NESTED
     chunks_per_file: int = 1
 
     def __post_init__(self) -> None:

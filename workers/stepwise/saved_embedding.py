@@ -28,7 +28,7 @@ from podembed.workers.checkpoint.files import (
 )
 from podembed.workers.checkpoint.records import ROWS, ArrayFiles, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.shard import CheckpointMismatch
-from podembed.workers.checkpoint.zarr_metadata import ArrayMetadata
+from podembed.workers.checkpoint.zarr_metadata import NESTED, ArrayMetadata
 from podembed.workers.stepwise.saved_index import (
     EmbeddingRecord,
     checkpoint_key,
@@ -158,6 +158,8 @@ def _plan(spec: TableSpec, attempt: str) -> TablePlan:
         num_buckets=spec.layout.num_buckets,
         widths=spec.widths,
         dtypes={},
+        # The index does not say it.
+        separator=NESTED,
     )
 
 

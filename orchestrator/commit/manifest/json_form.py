@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from podembed.orchestrator.commit.manifest.problems import MAX_BUCKETS, problems
+from podembed.orchestrator.commit.manifest.problems import MAX_BUCKETS, columns_of, problems
 from podembed.orchestrator.commit.manifest.value import READABLE_VERSIONS, Manifest, Owners, commit_file
 from podembed.workers.checkpoint.digest import DIGEST_BYTES, Digests
 from podembed.workers.checkpoint.records import (
@@ -24,11 +24,13 @@ from podembed.workers.checkpoint.records import (
     ChunkFiles,
     TableFiles,
 )
+from podembed.workers.checkpoint.zarr_metadata import NESTED
 from podembed.workers.storage.records import from_document, to_document
 from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal
 
 MAX_MANIFEST_BYTES = 256 << 20
 _WITHOUT_NAMES = 3
+_WITH_SEPARATORS = 4
 _COLUMNS = ("name", "size_bytes", "crc32c")
 _PART_COLUMNS = ("buckets", "counts")
 _EXPECTED = "a manifest that names every bucket once"
@@ -53,6 +55,8 @@ def to_json(manifest: Manifest) -> bytes:
             part.update({name: _packed(np.array(part[name], "<i4").tobytes()) for name in _PART_COLUMNS})
         if manifest.format_version == 1:
             del entry["buckets_per_file"]
+        if manifest.format_version < _WITH_SEPARATORS:
+            del entry["separator"]
     document["placement"] = {
         name: _packed(Owners.of(owners).data) if is_packed else list(owners)
         for name, owners in manifest.placement.items()
@@ -71,6 +75,8 @@ def from_json(name: str, data: bytes) -> Manifest:
     document = unseal(file, data, max_bytes=MAX_MANIFEST_BYTES)
     require_version(file, document.get("format_version"))
     is_packed = document["format_version"] >= _WITHOUT_NAMES
+    if document["format_version"] < _WITH_SEPARATORS:
+        _fill_in(file, document, "separator", NESTED)
     manifest = _read_packed(file, document) if is_packed else _read_named(file, document)
     found = problems(manifest)
     if found:
@@ -91,7 +97,21 @@ def require_version(file: str, version: Any) -> None:
         )
 
 
-# ---------------------------------------------------------------- version 3: columns as base64
+def _fill_in(file: str, document: dict[str, Any], member: str, value: Any) -> None:
+    """What the tables of an older version do not say.
+
+    Raises:
+      DocumentRefused: one of them says it.
+    """
+    for table in document["tables"] if isinstance(document.get("tables"), list) else []:
+        if isinstance(table, dict):
+            if member in table:
+                found = f"member '{member}' in version {document['format_version']}"
+                raise DocumentRefused(file, found, "no such member")
+            table[member] = value
+
+
+# ---------------------------------------------------------------- from version 3 on: columns as base64
 
 
 def _packed(data: bytes) -> str:
@@ -118,9 +138,7 @@ def _unpacked(file: str, where: str, text: Any, *, item_bytes: int) -> bytes:
 
 
 def _packed_chunks(table: TableFiles) -> dict[str, dict[str, Any]]:
-    chunks = ChunkFiles.of(
-        table.chunks, table.arrays, num_buckets=table.num_buckets, buckets_per_file=table.buckets_per_file
-    )
+    chunks = columns_of(table)
     arrays = () if chunks is None else chunks.arrays
     return {one.array: {"size_bytes": one.size_bytes, "crc32c": _packed(one.crc32c)} for one in arrays}
 
@@ -183,7 +201,7 @@ def _with_columns(file: str, table: TableFiles, packed: dict[str, Any]) -> Table
             raise DocumentRefused(file, f"chunks of array {array.name[:60]!r} of {where}", "size_bytes and crc32c")
         data = _unpacked(file, f"checksums of {where}", of_array["crc32c"], item_bytes=CHECKSUM_BYTES)
         size_bytes = of_array["size_bytes"]
-        columns.append(ArrayChunks(array=array.name, path=array.path, size_bytes=size_bytes, crc32c=data))
+        columns.append(ArrayChunks.of(array, size_bytes=size_bytes, crc32c=data, separator=table.separator))
     digests = _unpacked(file, f"digests of {where}", packed["digests"], item_bytes=DIGEST_BYTES)
     files = ChunkFiles(buckets_per_file=table.buckets_per_file, arrays=tuple(columns))
     return replace(table, chunks=files, digests=Digests(digests))
@@ -193,12 +211,10 @@ def _with_columns(file: str, table: TableFiles, packed: dict[str, Any]) -> Table
 
 
 def _read_named(file: str, document: dict[str, Any]) -> Manifest:
+    if document["format_version"] == 1:
+        _fill_in(file, document, "buckets_per_file", 1)
     for table in document["tables"] if isinstance(document.get("tables"), list) else []:
         if isinstance(table, dict):
-            if document["format_version"] == 1:
-                if "buckets_per_file" in table:
-                    raise DocumentRefused(file, "member 'buckets_per_file' in version 1", "no such member")
-                table["buckets_per_file"] = 1
             table["chunks"] = _chunks_of_named(file, table)
     return from_document(Manifest, file, document)
 

@@ -20,7 +20,7 @@ from podembed.workers.checkpoint.deltas import problems_of
 from podembed.workers.checkpoint.digest import Digests
 from podembed.workers.checkpoint.files import DenseFile
 from podembed.workers.checkpoint.records import ROWS, ChunkFiles, TableFiles
-from podembed.workers.checkpoint.zarr_metadata import DTYPES
+from podembed.workers.checkpoint.zarr_metadata import DTYPES, FLAT, NESTED
 from podembed.workers.storage.store import is_safe_name
 
 MAX_BUCKETS = 1 << 20
@@ -52,6 +52,12 @@ def _header_problems(manifest: Manifest) -> list[str]:
             for table in manifest.tables
             if table.buckets_per_file != 1
         ]
+    if manifest.format_version < 4:
+        found += [
+            f"table {table.name[:60]!r} with separator {table.separator!r} in version {manifest.format_version}"
+            for table in manifest.tables
+            if table.separator != NESTED
+        ]
     if not 0 <= manifest.step < 10**18 or not 1 <= manifest.generation < 10**12 or manifest.hosts < 1:
         found.append(f"step {manifest.step}, generation {manifest.generation}, {plural(manifest.hosts, 'host')}")
     if manifest.parent is not None:
@@ -82,6 +88,8 @@ def _table_problems(table: TableFiles) -> list[str]:
         return [f"{where} with {table.num_rows} rows in {table.num_buckets} buckets"]
     if table.buckets_per_file < 1 or table.num_buckets % table.buckets_per_file:
         return [f"{where} with {table.buckets_per_file} of {table.num_buckets} buckets a file"]
+    if table.separator not in (FLAT, NESTED):
+        return [f"{where} with separator {table.separator[:40]!r} in the names of its files"]
     if table.rows_per_bucket != table.layout.rows_per_bucket:
         return [f"{where} with {table.num_rows} rows, {table.rows_per_bucket} in each of {table.num_buckets} buckets"]
     names = [array.name for array in table.arrays]
@@ -131,12 +139,13 @@ def _packed_problems(table: TableFiles, chunks: ChunkFiles) -> list[str]:
     wrong = [one for one in chunks.arrays if one.num_chunks != table.num_buckets]
     if wrong:
         return [f"{where} with {wrong[0].num_chunks} chunks of array {wrong[0].array!r} in {table.num_buckets} buckets"]
-    found = [(one.array, one.path, one.size_bytes) for one in chunks.arrays]
-    expected = [(array.name, array.path, file_bytes(table.metadata(array))) for array in table.arrays]
+    found = [(one.array, one.path, one.separator, one.size_bytes) for one in chunks.arrays]
+    expected = [(array.name, array.path, table.separator, file_bytes(table.metadata(array))) for array in table.arrays]
     if found != expected or chunks.buckets_per_file != table.buckets_per_file:
         return [f"{where} with files {found[:3]} of {chunks.buckets_per_file} buckets instead of {expected[:3]}"]
-    if max(size for _, _, size in found) > _MAX_CHUNK_BYTES:
-        return [f"{where} with files of {max(size for _, _, size in found)} bytes"]
+    largest = max(size_bytes for *_, size_bytes in found)
+    if largest > _MAX_CHUNK_BYTES:
+        return [f"{where} with files of {largest} bytes"]
     return []
 
 
@@ -197,10 +206,20 @@ def _order_problems(manifest: Manifest) -> list[str]:
     if manifest.format_version < 3:
         return []
     for table in manifest.tables:
-        arrays, per_file = table.arrays, table.buckets_per_file
-        if ChunkFiles.of(table.chunks, arrays, num_buckets=table.num_buckets, buckets_per_file=per_file) is None:
+        if columns_of(table) is None:
             return [f"table {table.name[:60]!r} with files that do not lie where their arrays do"]
     return []
+
+
+def columns_of(table: TableFiles) -> ChunkFiles | None:
+    """The files of a table as columns; None if they do not lie where their arrays do."""
+    return ChunkFiles.of(
+        table.chunks,
+        table.arrays,
+        num_buckets=table.num_buckets,
+        buckets_per_file=table.buckets_per_file,
+        separator=table.separator,
+    )
 
 
 def _is_data_name(name: str) -> bool:

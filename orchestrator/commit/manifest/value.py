@@ -12,9 +12,9 @@ import numpy as np
 from podembed.workers.checkpoint.files import DenseFile
 from podembed.workers.checkpoint.records import TableFiles
 
-FORMAT_VERSION = 3
-# Version 1 had one bucket in each file, and version 2 named each file.
-READABLE_VERSIONS = (1, 2, 3)
+FORMAT_VERSION = 4
+# Version 1 had one bucket in each file, and version 2 named each file. Up to version 3 names of files were nested.
+READABLE_VERSIONS = (1, 2, 3, 4)
 _COMMIT_NAME = re.compile(r"s(\d{9,18})-g(\d{8,12})")
 
 

@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("chaos")
     found = {name: train(folder, name) for name in ("undisturbed", "same", "damaged")}
     found["other"] = train(folder, "other", seed=8)
-    victim = max(Path(found["damaged"]).glob("data/s000000040*/tables/b/rows/c/*/*/*"), key=lambda path: path.name)
+    victim = max(Path(found["damaged"]).glob("data/s000000040*/tables/b/rows/c.*.*.*"), key=lambda path: path.name)
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)

@@ -69,7 +69,7 @@ class TestFsck:
         assert code == 0
 
     def test_a_flipped_byte(self, podembed, run: Path) -> None:
-        file = f"data/{COMMITS[1]}/tables/b/rows/c/0/0/0"
+        file = f"data/{COMMITS[1]}/tables/b/rows/c.0.0.0"
         flip_byte(run / file, 1234)
         code, out, _ = podembed("fsck", run)
         assert code == 1
@@ -135,10 +135,10 @@ class TestExport:
         assert podembed(*arguments, "--force")[0] == 0
 
     def test_damage_is_told_and_leaves_nothing(self, podembed, run: Path, tmp_path: Path) -> None:
-        flip_byte(run / f"data/{COMMITS[0]}/tables/a/rows/c/0/0/0")
+        flip_byte(run / f"data/{COMMITS[0]}/tables/a/rows/c.0.0.0")
         code, _, err = podembed("export", run, "--table", "a", "--out", tmp_path / "t.npy")
         assert code == 87
-        assert "tables/a/rows/c/0/0/0" in err
+        assert "tables/a/rows/c.0.0.0" in err
         assert os.listdir(tmp_path) == ["run"]
 
 

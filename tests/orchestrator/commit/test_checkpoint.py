@@ -86,7 +86,7 @@ class TestCommit:
         assert store.children("commit") == []
 
     @pytest.mark.parametrize(
-        "kind", ["rows/c/2", "accumulator/c/0", "rows/zarr.json", "dense/w/c", "dense/count/zarr.json"]
+        "kind", ["rows/c.2", "accumulator/c.0", "rows/zarr.json", "dense/w/c", "dense/count/zarr.json"]
     )
     def test_a_lost_file_prevents_the_commit(self, store: Store, kind: str) -> None:
         lease = take(store)
@@ -121,7 +121,7 @@ class TestCommit:
         lease = take(store)
         commit_steps(store, lease, 10)
         manifest = write_next(store, lease, 20)
-        store.delete(file_of(manifest, "rows/c/1"))
+        store.delete(file_of(manifest, "rows/c.1"))
         with pytest.raises(CommitRefused):
             checkpoint.commit(store, manifest, lease)
         commit_steps(store, lease, 30)
@@ -131,7 +131,7 @@ class TestCommit:
 class TestStorageThatLies:
     """Writes that reported success and were not kept: sizes find torn and lost ones, reading back finds all."""
 
-    @pytest.mark.parametrize("about", ["rows/c/1", "zarr.json", "dense/w"])
+    @pytest.mark.parametrize("about", ["rows/c.1", "zarr.json", "dense/w"])
     @pytest.mark.parametrize(
         "lie", [lambda data: data[:-1], lambda data: b"", lambda data: None, lambda data: data + b"\0"]
     )
@@ -148,7 +148,7 @@ class TestStorageThatLies:
             checkpoint.commit(store, manifest, lease)
         assert read_lineage(store) == ("s000000010-g00000001",)
 
-    @pytest.mark.parametrize("about", ["rows/c/1", "zarr.json", "dense/w"])
+    @pytest.mark.parametrize("about", ["rows/c.1", "zarr.json", "dense/w"])
     def test_changed_writes_are_found_by_reading_back(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, about: str
     ) -> None:
@@ -178,7 +178,7 @@ class TestStartingPoint:
     @pytest.mark.parametrize("damage", ["manifest", "missing manifest", "chunk"])
     def test_a_damaged_head_is_refused_unless_ancestors_are_allowed(self, store: Store, damage: str) -> None:
         _, second, third = commit_steps(store, take(store), 10, 20, 30)
-        file = commit_file(third.name) if damage != "chunk" else file_of(third, "rows/c/3")
+        file = commit_file(third.name) if damage != "chunk" else file_of(third, "rows/c.3")
         store.delete(file)
         if damage == "manifest":
             store.write_new(file, [b"{}"])

@@ -116,7 +116,7 @@ def column(text: str, dtype: str) -> np.ndarray:
 def read_table(run: Path, commit: str, name: str) -> dict[str, np.ndarray]:
     """Rows and slots of a table in the order of row numbers, with every check of the page."""
     document = read_sealed(run / "commit" / f"{commit}.json")
-    if document["format_version"] not in (1, 2, 3):
+    if document["format_version"] not in (1, 2, 3, 4):
         raise ValueError("unknown format")
     has_lists = document["format_version"] < 3
     (table,) = [table for table in document["tables"] if table["name"] == name]
@@ -128,7 +128,9 @@ def read_table(run: Path, commit: str, name: str) -> dict[str, np.ndarray]:
         if has_lists:
             files, crc32c = zip(described["name"], described["size_bytes"], strict=True), described["crc32c"]
         else:
-            files = ((f"{array['path']}/c/{k}/0/0", described["size_bytes"]) for k in range(num_files))
+            separator = table["separator"] if document["format_version"] >= 4 else "/"
+            names = (f"{array['path']}/{separator.join(['c', str(k), '0', '0'])}" for k in range(num_files))
+            files = ((name, described["size_bytes"]) for name in names)
             crc32c = column(described["crc32c"], "<u4").tolist()
         checksums = [crc32c[first : first + per_file] for first in range(0, num_buckets, per_file)]
         chunks = [
@@ -413,7 +415,7 @@ def test_a_strangers_head_is_ours(tmp_path: Path) -> None:
         assert find_head(tmp_path / "run") == lease_files.read_head(store) == leases[-1].head
 
 
-@pytest.mark.parametrize("pattern", ["tables/users/rows/c/1/0/0", "tables/items/v/c/0/0/0", "dense/w/c/0/0"])
+@pytest.mark.parametrize("pattern", ["tables/users/rows/c.1.0.0", "tables/items/v/c.0.0.0", "dense/w/c/0/0"])
 def test_a_stranger_finds_damage(run: Path, pattern: str) -> None:
     path = run / "data" / "s000000025-g00000002" / pattern
     data = bytearray(path.read_bytes())

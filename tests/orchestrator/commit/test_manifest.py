@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.orchestrator.commit.manifest import Manifest, commit_name, from_json, parse_commit_name, problems, to_json
+from podembed.orchestrator.commit.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    TableFiles,
+    commit_name,
+    from_json,
+    parse_commit_name,
+    problems,
+    to_json,
+)
 from podembed.orchestrator.commit.verification import verify
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
@@ -85,24 +95,58 @@ def test_a_manifest_under_another_name_is_refused() -> None:
 
 def test_another_format_is_refused_with_advice() -> None:
     with pytest.raises(DocumentRefused, match="matching version of podembed"):
-        from_json(NAME, seal(document() | {"format_version": 4}))
+        from_json(NAME, seal(document() | {"format_version": 5}))
 
 
-@pytest.mark.parametrize("version", [1, 2])
+def nested(manifest: Manifest) -> Manifest:
+    """The same with its files where versions before 4 had them."""
+    return dataclasses.replace(manifest, tables=tuple(map(_nested, manifest.tables)))
+
+
+def _nested(table: TableFiles) -> TableFiles:
+    chunks = tuple(
+        dataclasses.replace(chunk, name=re.sub(r"/c\.(\d+)\.0\.0$", r"/c/\1/0/0", chunk.name)) for chunk in table.chunks
+    )
+    return dataclasses.replace(table, separator="/", chunks=chunks)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_the_formats_before_are_read_and_written_as_they_were(version: int) -> None:
-    """They have lists, and version 1 does not say that its files have one bucket each."""
-    before = dataclasses.replace(sample(), format_version=version)
+    """Two have lists, version 1 does not say that its files have one bucket each, and none says where files lie."""
+    before = dataclasses.replace(nested(sample()), format_version=version)
     old = unseal("x", to_json(before))
-    files = [f"data/{NAME}/tables/users/rows/c/{bucket}/0/0" for bucket in range(4)]
-    assert old["tables"][0]["chunks"]["rows"]["name"] == files
-    assert [len(digest) for digest in old["tables"][0]["digests"]] == [32] * 4
-    assert old["placement"]["users"] == [0, 1, 0, 1]
+    if version < 3:
+        files = [f"data/{NAME}/tables/users/rows/c/{bucket}/0/0" for bucket in range(4)]
+        assert old["tables"][0]["chunks"]["rows"]["name"] == files
+        assert [len(digest) for digest in old["tables"][0]["digests"]] == [32] * 4
+        assert old["placement"]["users"] == [0, 1, 0, 1]
     assert [table.get("buckets_per_file") for table in old["tables"]] == [None if version == 1 else 1] * 2
+    assert not any("separator" in table for table in old["tables"])
     read = from_json(NAME, seal(old))
     assert read == before
     assert to_json(read) == seal(old)
-    # What a delta to it becomes today.
-    assert to_json(dataclasses.replace(read, format_version=3)) == to_json(sample())
+    # What a delta to it becomes today: its files stay where they are.
+    today = dataclasses.replace(read, format_version=FORMAT_VERSION)
+    assert from_json(NAME, to_json(today)) == today
+    assert {table["separator"] for table in unseal("x", to_json(today))["tables"]} == {"/"}
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_the_formats_before_cannot_say_where_files_lie(version: int) -> None:
+    with pytest.raises(DocumentRefused, match=f"separator '.' in version {version}"):
+        to_json(dataclasses.replace(sample(), format_version=version))
+    old = unseal("x", to_json(dataclasses.replace(nested(sample()), format_version=version)))
+    old["tables"][0]["separator"] = "/"
+    with pytest.raises(DocumentRefused, match=f"member 'separator' in version {version}"):
+        from_json(NAME, seal(old))
+
+
+@pytest.mark.parametrize("separator", ["", "_", "/.", 1, None])
+def test_another_separator_is_refused(separator: Any) -> None:
+    spoilt = document()
+    spoilt["tables"][0]["separator"] = separator
+    with pytest.raises(DocumentRefused, match="separator"):
+        from_json(NAME, seal(spoilt))
 
 
 def test_todays_format_says_how_many_buckets_a_file_has() -> None:
@@ -319,11 +363,11 @@ class TestCoverage:
 
     def test_a_file_in_another_place(self) -> None:
         first, *rest = sample().tables[0].chunks
-        moved = self.replace_chunks([dataclasses.replace(first, name=f"{OTHER}/c/0/0/0"), *rest])
+        moved = self.replace_chunks([dataclasses.replace(first, name=f"{OTHER}/c.0.0.0"), *rest])
         with pytest.raises(DocumentRefused, match="do not lie where their arrays do"):
             to_json(moved)
         # Version 2 named each file.
-        before = dataclasses.replace(moved, format_version=2)
+        before = dataclasses.replace(nested(moved), format_version=2)
         assert from_json(NAME, to_json(before)) == before
 
 

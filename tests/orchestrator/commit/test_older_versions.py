@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from podembed.orchestrator.commit.manifest import FORMAT_VERSION, from_json, to_
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.inspect.compact import compact
 from podembed.workers.checkpoint.files import read_bucket, read_dense
+from podembed.workers.checkpoint.records import TablePlan
+from podembed.workers.checkpoint.zarr_metadata import FLAT, NESTED
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import seal
 from tests.long_tests import is_long
@@ -26,7 +29,8 @@ from tests.run_state import assert_same_bytes, committed_state
 
 # Each written by the last program of its version: `committed_tables.two_tables()` whole at 10 and 20, and changed at
 # 30. Files of version 2 have two buckets each.
-ARCHIVES = {1: "run_of_version_1.zip", 2: "run_of_version_2.zip"}
+ARCHIVES = {version: f"run_of_version_{version}.zip" for version in (1, 2, 3)}
+BUCKETS_PER_FILE = {1: 1, 2: 2, 3: 1}
 CHANGED = {"users": [0, 5, 36], "items": [4]}
 HEAD = "s000000030-g00000001"
 
@@ -76,7 +80,8 @@ def test_an_old_run_is_read_and_verified(old_run: Store) -> None:
     for info in infos:
         assert info.manifest is not None
         assert info.manifest.format_version == version
-        assert {table.buckets_per_file for table in info.manifest.tables} == {version}
+        assert {table.buckets_per_file for table in info.manifest.tables} == {BUCKETS_PER_FILE[version]}
+        assert {table.separator for table in info.manifest.tables} == {"/"}
         assert checkpoint.verify(old_run, info.manifest).damages == ()
     check_rows(old_run, HEAD)
     (leaf,) = checkpoint.load(old_run, HEAD).dense
@@ -128,6 +133,7 @@ def test_training_goes_on_from_an_old_run(
     policy = CheckpointConfig(every_steps=1, num_to_keep=None, full_every=full_every)
     whole = train(small_data, tmp_path / "whole", max_steps=4, checkpoint_config=policy)
     with monkeypatch.context() as patched:
+        patched.setattr("podembed.workers.checkpoint.shard.TablePlan", partial(TablePlan, separator=NESTED))
         if version == 1:
             patched.setattr("podembed.workers.host.shard.buckets_per_file", lambda *_, **__: {})
         old = train(small_data, tmp_path / "old", max_steps=2, checkpoint_config=policy)
@@ -146,4 +152,6 @@ def test_training_goes_on_from_an_old_run(
         is_new = version > 1 or (made.format_version == FORMAT_VERSION and not made.num_deltas)
         expected_sizes = [1, 8, 4] if is_new else [1, 1, 1]
         assert [table.buckets_per_file for table in made.tables] == expected_sizes
+        is_flat = made.format_version == FORMAT_VERSION and not made.num_deltas
+        assert {table.separator for table in made.tables} == {FLAT if is_flat else NESTED}
     assert any(made.num_deltas for made in manifests) == (full_every > 1)

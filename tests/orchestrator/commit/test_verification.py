@@ -124,7 +124,7 @@ def test_all_damages_are_reported_together(committed) -> None:
 
 def test_two_files_that_changed_places_are_found(committed) -> None:
     store, manifest, files = committed
-    first, second = [Path(store.locate(name)) for name in files if "users/rows/c/" in name][:2]
+    first, second = [Path(store.locate(name)) for name in files if "users/rows/c." in name][:2]
     os.rename(first, str(first) + ".x")
     os.rename(second, first)
     os.rename(str(first) + ".x", second)
@@ -142,7 +142,7 @@ def test_a_link_in_the_place_of_a_file_is_found(committed) -> None:
 
 def test_extra_files_are_reported_and_ignored(committed) -> None:
     store, manifest, _ = committed
-    extra = f"data/{manifest.name}/tables/users/rows/c/99"
+    extra = f"data/{manifest.name}/tables/users/rows/c.99"
     store.write_new(extra, [b"x"])
     report = verify(store, manifest)
     assert report.is_intact

@@ -79,7 +79,7 @@ def check_whole(result: Result, undisturbed: Result) -> None:
     assert not check.leftovers
 
 
-@pytest.mark.parametrize(("victim", "worker"), [("tables/b/velocity/c/3/0/0", "host 0"), ("/dense/", "device 0")])
+@pytest.mark.parametrize(("victim", "worker"), [("tables/b/velocity/c.3.0.0", "host 0"), ("/dense/", "device 0")])
 @pytest.mark.parametrize("error", [StorageError("found the disk full."), PermissionError(errno.EACCES, "no")])
 def test_a_save_that_fails_is_lost_and_the_next_one_is_made(
     undisturbed: Result,
@@ -119,7 +119,7 @@ def test_files_that_a_store_lost_after_taking_them_are_found_before_the_manifest
     real = Store.write_new
 
     def write_new(self: Store, name: str, buffers: Any) -> None:
-        if name.startswith("data/s000000012") and "/tables/b/" in name and name.endswith("velocity/c/0/0"):
+        if name.startswith("data/s000000012") and "/tables/b/" in name and name.endswith("velocity/c.0.0.0"):
             if lost == "no file":
                 return
             buffers = [b"".join(buffers)[:-7]]

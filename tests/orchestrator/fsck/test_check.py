@@ -63,10 +63,10 @@ def test_a_good_run_is_intact(run) -> None:
 @pytest.mark.parametrize(
     ("kind", "place"),
     [
-        ("users/rows/c/3/", "table 'users', rows, bucket 3 (9 rows: 3, 7, 11 ... 35)"),
-        ("users/accumulator/c/0/", "table 'users', accumulator, bucket 0 (10 rows: 0, 4, 8 ... 36)"),
-        ("items/v/c/4/", "table 'items', v, bucket 4 (1 row: 4)"),
-        ("items/m/c/6/", "table 'items', m, bucket 6 (no rows)"),
+        ("users/rows/c.3.", "table 'users', rows, bucket 3 (9 rows: 3, 7, 11 ... 35)"),
+        ("users/accumulator/c.0.", "table 'users', accumulator, bucket 0 (10 rows: 0, 4, 8 ... 36)"),
+        ("items/v/c.4.", "table 'items', v, bucket 4 (1 row: 4)"),
+        ("items/m/c.6.", "table 'items', m, bucket 6 (no rows)"),
         ("users/rows/zarr.json", "table 'users', rows, shape of all buckets"),
         ("dense/w/c/0", "dense 'w'"),
         ("dense/w/zarr.json", "dense 'w', shape"),
@@ -104,7 +104,7 @@ def test_chunks_that_do_not_belong_together_are_found_by_the_digest(tmp_path: Pa
     object.__setattr__(manifest.tables[0], "digests", tuple(digests))
     checkpoint.commit(store, manifest, lease)
     (finding,) = check_run(store.location).all_findings
-    assert "rows/c/2/" in finding.file
+    assert "rows/c.2." in finding.file
     assert "digest" in finding.found
 
 

@@ -183,7 +183,7 @@ def test_commits_of_one_run_and_buckets_that_are_equal_are_not_read(tmp_path: Pa
     difference = diff(dataclasses.replace(one, store=watching), dataclasses.replace(other, store=watching))
     assert [table.num_changed for table in difference.tables] == [1, 0]
     read = sorted(name.split("/", 2)[2] for name in opened if "/tables/" in name)
-    assert read == ["tables/users/accumulator/c/2/0/0"] * 2 + ["tables/users/rows/c/2/0/0"] * 2
+    assert read == ["tables/users/accumulator/c.2.0.0"] * 2 + ["tables/users/rows/c.2.0.0"] * 2
 
 
 def test_each_bucket_of_a_coarser_cut_is_read_once(tmp_path: Path) -> None:

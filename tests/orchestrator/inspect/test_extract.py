@@ -53,10 +53,10 @@ def test_only_the_buckets_that_are_needed_are_read(state: CommittedState) -> Non
     store = Watching(state.store.location)
     watched = dataclasses.replace(state, store=store)
     extract(watched, "users", [2, 6, 34, 3], with_slots=False)
-    assert [name.split("users/")[1] for name in store.opened] == ["rows/c/2/0/0", "rows/c/3/0/0"]
+    assert [name.split("users/")[1] for name in store.opened] == ["rows/c.2.0.0", "rows/c.3.0.0"]
     store.opened.clear()
     extract(watched, "users", [5])
-    assert [name.split("users/")[1] for name in store.opened] == ["rows/c/1/0/0", "accumulator/c/1/0/0"]
+    assert [name.split("users/")[1] for name in store.opened] == ["rows/c.1.0.0", "accumulator/c.1.0.0"]
 
 
 @pytest.mark.parametrize("ids", [[37], [-1], [0, 40, 5], [2**70]])
@@ -84,7 +84,7 @@ def test_damage_is_found_in_the_buckets_that_are_read(tmp_path: Path) -> None:
     flip_byte(store.locate(manifest.tables[0].chunks[1].name))
     state = open_commit(store.location)
     extract(state, "users", [0, 2, 3])
-    with pytest.raises(ChunkDamaged, match="rows/c/1/"):
+    with pytest.raises(ChunkDamaged, match="rows/c.1."):
         extract(state, "users", [1])
 
 

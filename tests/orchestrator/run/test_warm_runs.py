@@ -147,11 +147,11 @@ def test_another_beginning_is_another_run(source: str, warm: Result, small_data:
 def test_a_beginning_that_is_gone_or_damaged_is_named(source: str, small_data: str, tmp_path: Path) -> None:
     old, reference = shutil.copytree(source, tmp_path / "old"), job_of(small_data)
     create_run(str(tmp_path / "new"), reference.resolve(), reference, warm_start=WarmStart(source=str(old)))
-    victim = next(old.glob("data/*/tables/b/rows/c/3/0/0"))
+    victim = next(old.glob("data/*/tables/b/rows/c.3.0.0"))
     victim.unlink()
-    with pytest.raises(ConfigurationError, match=r"Found no file in .*b/rows/c/3/0/0 of .*podembed fsck"):
+    with pytest.raises(ConfigurationError, match=r"Found no file in .*b/rows/c.3.0.0 of .*podembed fsck"):
         train(reference, tmp_path / "new", WarmStart(source=str(old)))
-    with pytest.raises(ConfigurationError, match="b/rows/c/3/0/0"):
+    with pytest.raises(ConfigurationError, match="b/rows/c.3.0.0"):
         create_run(str(tmp_path / "other"), reference.resolve(), reference, warm_start=WarmStart(source=str(old)))
     shutil.rmtree(old)
     with pytest.raises(ConfigurationError, match="Found no run in"):

@@ -20,6 +20,7 @@ from podembed.workers.checkpoint.records import (
     TablePlan,
     WrittenBuckets,
 )
+from podembed.workers.checkpoint.zarr_metadata import FLAT
 
 ARRAYS = tuple(
     ArrayFiles(
@@ -39,7 +40,7 @@ def chunks_of(num_buckets: int, per_file: int) -> list[ChunkFile]:
         ChunkFile(
             array=array.name,
             bucket=first,
-            name=f"{array.path}/c/{first // per_file}/0/0",
+            name=f"{array.path}/c.{first // per_file}.0.0",
             size_bytes=100 + len(array.name),
             crc32c=tuple((number + 1) * (2**32 - 1 - bucket) % 2**32 for bucket in range(first, first + per_file)),
         )
@@ -69,7 +70,7 @@ def test_digests_are_texts(data: bytes) -> None:
 def test_columns_are_the_same_files(power: int, shift: int) -> None:
     num_buckets, per_file = 1 << power, 1 << min(shift, power)
     files = chunks_of(num_buckets, per_file)
-    found = ChunkFiles.of(files, ARRAYS, num_buckets=num_buckets, buckets_per_file=per_file)
+    found = ChunkFiles.of(files, ARRAYS, num_buckets=num_buckets, buckets_per_file=per_file, separator=FLAT)
     assert found is not None
     assert found == tuple(files)
     assert hash(found) == hash(tuple(files))
@@ -98,7 +99,7 @@ def test_columns_are_the_same_files(power: int, shift: int) -> None:
 )
 def test_files_that_are_not_all_there_in_order_are_no_columns(spoil) -> None:
     files = chunks_of(8, 2)
-    assert ChunkFiles.of(spoil(files), ARRAYS, num_buckets=8, buckets_per_file=2) is None
+    assert ChunkFiles.of(spoil(files), ARRAYS, num_buckets=8, buckets_per_file=2, separator=FLAT) is None
 
 
 def written_by(hosts: int, num_buckets: int, per_file: int) -> list[WrittenBuckets]:
@@ -178,7 +179,7 @@ def test_a_delta_has_the_digest_of_each_bucket_once(numbers: tuple[int, ...]) ->
 @pytest.mark.parametrize(
     "change",
     [
-        {"name": "data/s000000010-g00000002/tables/t/rows/c/1/0/0"},
+        {"name": "data/s000000010-g00000002/tables/t/rows/c.1.0.0"},
         {"size_bytes": 1},
         {"bucket": 2},
         {"crc32c": (1,)},
@@ -197,5 +198,5 @@ def test_a_host_writes_files_under_their_names_alone(change) -> None:
 def test_they_travel() -> None:
     files = chunks_of(8, 2)
     assert copied(files) == files
-    found = ChunkFiles.of(files, ARRAYS, num_buckets=8, buckets_per_file=2)
+    found = ChunkFiles.of(files, ARRAYS, num_buckets=8, buckets_per_file=2, separator=FLAT)
     assert copied(found) == found

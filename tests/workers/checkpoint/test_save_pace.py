@@ -124,7 +124,7 @@ def test_the_share_is_of_the_processors_that_this_process_may_use(monkeypatch: p
         for number in range(10):
             pace.keep_to(BUCKET_BYTES, busy_s=lambda number=number: 0.1 * number, is_urgent=lambda: False)
     # By the guess for the first one, a little earlier than by what it turns out to cost.
-    assert clock.now - 100.0 == pytest.approx(1.0 / 0.5, rel=0.1)
+    assert clock.now - 100.0 == pytest.approx(1.0 / 0.4, rel=0.1)
 
 
 def test_each_save_begins_anew() -> None:

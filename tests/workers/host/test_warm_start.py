@@ -161,13 +161,13 @@ class TestReading:
         counting = Counting(store.location)
         out = {5: [np.empty((-(-NUM_ROWS // 8), DIM), np.float32) for _ in range(2)]}
         read_buckets(counting, manifest.tables[0], num_buckets=8, out=out)
-        assert [name.split("users/")[1] for name in counting.opened] == ["rows/c/1/0/0", "accumulator/c/1/0/0"]
+        assert [name.split("users/")[1] for name in counting.opened] == ["rows/c.1.0.0", "accumulator/c.1.0.0"]
 
     def test_damage_is_found(self, tmp_path: Path) -> None:
         store, (manifest,) = run_with(tmp_path / "run", {"users": adagrad_table(3)}, 10)
         flip_byte(store.locate(manifest.tables[0].chunks[5].name))
         out = {0: [np.empty((NUM_ROWS, DIM), np.float32) for _ in range(2)]}
-        with pytest.raises(ChunkDamaged, match="accumulator/c/1/"):
+        with pytest.raises(ChunkDamaged, match="accumulator/c.1."):
             read_buckets(store, manifest.tables[0], num_buckets=1, out=out)
 
     @pytest.mark.parametrize(
