@@ -5,6 +5,7 @@ and nobody waits for ever.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -238,6 +239,36 @@ def test_tables_that_change_most_are_written_first_and_use_the_room_of_the_other
         receipt = writing.result(timeout=PATIENCE_S)
     assert list(dict.fromkeys(written)) == ["c", "b", "a", "d"]
     assert not any(values.any() for values in loaded(store, tables, receipt, "s1-g1").values())
+
+
+@pytest.mark.parametrize(("processors", "is_local", "most"), [(0.5, True, 1), (2.5, True, 3), (0.5, False, 4)])
+def test_files_on_a_disk_are_written_as_many_at_a_time_as_there_are_processors(
+    processors: float, is_local: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While training goes on. Requests to other storage mostly wait, so they are made side by side."""
+    table = table_of(SGD(1.0), num_rows=20_000, num_buckets=256)
+    tracker, lock = Tracker(), threading.Lock()
+    in_flight: list[str] = []
+    seen: list[int] = []
+
+    class Slow(Store):
+        def write_new(self, name: str, buffers: Sequence[object]) -> None:
+            is_chunk = not name.endswith("zarr.json")
+            with lock:
+                in_flight.extend([name] * is_chunk)
+                seen.append(len(in_flight))
+            time.sleep(0.01)
+            super().write_new(name, buffers)  # type: ignore[arg-type]
+            with lock:
+                in_flight[:] = [other for other in in_flight if other != name]
+
+    monkeypatch.setattr(Slow, "is_local", is_local)
+    save, _ = saver([table], processors=processors, tracker=tracker)
+    with tracker.phase(Phase.UPDATE):
+        save.freeze()
+        tracker.finish_step()
+        save.write(Slow(str(tmp_path)), "s1-g1", is_first=True)
+    assert max(seen) == most
 
 
 def test_a_save_that_hangs_is_given_up_and_training_goes_on(tmp_path: Path, thread: ThreadPoolExecutor) -> None:

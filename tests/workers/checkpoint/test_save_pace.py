@@ -127,6 +127,24 @@ def test_the_share_is_of_the_processors_that_this_process_may_use(monkeypatch: p
     assert clock.now - 100.0 == pytest.approx(1.0 / 0.4, rel=0.1)
 
 
+def test_a_piece_waits_while_as_many_as_may_be_are_under_way() -> None:
+    tracker, clock = Tracker(), Clock()
+    pace = SavePace(tracker, processors=4.0, now_s=clock.now_s, sleep=clock.sleep)
+
+    def began_after_s(*, crowded_until_s: float, is_urgent: bool = False) -> float:
+        pace.begin()
+        tracker.finish_step()
+        began_s = clock.now
+        is_crowded = lambda: clock.now < began_s + crowded_until_s  # noqa: E731
+        pace.keep_to(1 << 20, is_urgent=lambda: is_urgent, is_crowded=is_crowded)
+        return clock.now - began_s
+
+    with tracker.phase(Phase.UPDATE):
+        assert began_after_s(crowded_until_s=0.0) == pytest.approx(0.0, abs=0.01)
+        assert began_after_s(crowded_until_s=0.3) == pytest.approx(0.3, abs=0.02)
+        assert began_after_s(crowded_until_s=0.3, is_urgent=True) == 0
+
+
 def test_each_save_begins_anew() -> None:
     tracker, clock = Tracker(), Clock()
     save = Save(clock, processors=0.25, tracker=tracker)
