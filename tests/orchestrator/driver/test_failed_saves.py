@@ -119,7 +119,7 @@ def test_files_that_a_store_lost_after_taking_them_are_found_before_the_manifest
     real = Store.write_new
 
     def write_new(self: Store, name: str, buffers: Any) -> None:
-        if name.startswith("data/s000000012") and "/tables/b/" in name and name.endswith("velocity/c.0.0.0"):
+        if name.startswith("data/s000000012") and "/tables/b/" in name and name.endswith("velocity/c/0/0"):
             if lost == "no file":
                 return
             buffers = [b"".join(buffers)[:-7]]
