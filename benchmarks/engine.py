@@ -1,6 +1,7 @@
 """Lookup and update alone: what an embedding step costs without input, dense half and network. Prints one JSON line.
 
     python benchmarks/engine.py --bench A --emb-opt rowwise
+    python benchmarks/engine.py --bench C --emb-opt rowwise
 
 One host holds all tables of the workload. `request` finds rows, `group` sorts the batch by row, `pool` writes
 activations, and `update` sums gradients and applies the optimizer. Times are medians over the batches, which take
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,6 +25,14 @@ import numpy as np  # noqa: E402
 
 from benchmarks import measuring  # noqa: E402
 from benchmarks.workload import Workload, fill_table, make_batches, workload  # noqa: E402
+from benchmarks.workloads import (  # noqa: E402
+    NAMES,
+    MixedWorkload,
+    mixed_table_values,
+    mixed_workload,
+    read_mixed,
+    write_mixed,
+)
 from podembed.embedding.config import TableConfig  # noqa: E402
 from podembed.embedding.kernels.arrays import aligned_empty  # noqa: E402
 from podembed.embedding.lookup.activation_layout import ActivationLayout  # noqa: E402
@@ -56,24 +66,58 @@ def build(shape: Workload, emb_opt: str, threads: int) -> tuple[PooledLookup, Ac
     return PooledLookup(tables, features, layout, host=0, num_hosts=1, crew=ThreadCrew(threads)), layout
 
 
+def build_mixed(shape: MixedWorkload, emb_opt: str, threads: int) -> tuple[PooledLookup, ActivationLayout]:
+    """As `build`, of tables that differ."""
+    rate, epsilon = shape.learning_rate, shape.epsilon
+    rule = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
+    tables = []
+    for at, (rows, dim) in enumerate(zip(shape.table_rows, shape.dims, strict=True)):
+        spec = TableSpec.of(TableConfig(rows, dim, name=f"t{at:03d}", optimizer=rule), seed=0)
+        table = Table(spec, np.arange(spec.layout.num_buckets))
+        table.rows[:rows] = mixed_table_values(shape, at)((rows, dim))
+        tables.append(table)
+    columns = np.cumsum([0, *shape.widths])
+    features = [
+        FeatureBinding(name=shape.feature(at), table=table, combiner=shape.combiners[table], column=int(columns[at]))
+        for at, table in enumerate(shape.table_of)
+    ]
+    layout = ActivationLayout(num_samples=shape.batch_size, widths=shape.widths, owners=(0,) * len(features))
+    return PooledLookup(tables, features, layout, host=0, num_hosts=1, crew=ThreadCrew(threads)), layout
+
+
+def mixed_steps(shape: MixedWorkload) -> list[dict[str, Ragged]]:
+    """The ids of all batches."""
+    with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
+        write_mixed(shape, Path(folder))
+        whole = slice(0, shape.batch_size)
+        batches = [read_mixed(shape, Path(folder), number, whole) for number in range(shape.num_batches)]
+    return [{shape.feature(at): Ragged.of(*bag) for at, bag in enumerate(batch.bags)} for batch in batches]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bench", default="A", choices=["A", "B", "tiny"])
+    parser.add_argument("--bench", default="A", choices=["A", "B", "tiny", *NAMES])
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
     arguments = parser.parse_args()
     measuring.tune_allocator()
-    shape = workload(arguments.bench)
-    batches = make_batches(shape, NUM_BATCHES)
-    steps = [
-        {f"f{at:02d}": Ragged.of_dense(ids[step]) for at, ids in enumerate(batches.ids)} for step in range(NUM_BATCHES)
-    ]
-    lookup, layout = build(shape, arguments.emb_opt, arguments.threads)
+    if arguments.bench in NAMES:
+        shape = mixed_workload(arguments.bench)
+        steps = mixed_steps(shape)
+        lookup, layout = build_mixed(shape, arguments.emb_opt, arguments.threads)
+    else:
+        shape = workload(arguments.bench)
+        batches = make_batches(shape, NUM_BATCHES)
+        steps = [
+            {f"f{at:02d}": Ragged.of_dense(ids[step]) for at, ids in enumerate(batches.ids)}
+            for step in range(NUM_BATCHES)
+        ]
+        lookup, layout = build(shape, arguments.emb_opt, arguments.threads)
     activations, gradients = aligned_empty((layout.num_floats,)), aligned_empty((layout.num_floats,))
     gradients[:] = np.random.default_rng(0).standard_normal(layout.num_floats, dtype=np.float32) * 1e-3
     activation_blocks, gradient_blocks = layout.blocks(activations), layout.blocks(gradients)
-    rates = [shape.learning_rate] * shape.num_tables
+    rates = [shape.learning_rate] * len(shape.table_rows)
     # The CPU time of one thread leaves out what other programs take.
     now = time.thread_time if arguments.threads == 1 else time.perf_counter
     parts: dict[str, list[float]] = {"request": [], "group": [], "pool": [], "update": []}
@@ -83,7 +127,7 @@ def main() -> None:
     while time.perf_counter() < stop or number < 2 * NUM_BATCHES:
         before_s = time.process_time()
         clock = [now()]
-        request = lookup.request(steps[number % NUM_BATCHES])
+        request = lookup.request(steps[number % len(steps)])
         clock.append(now())
         lookup.accept(request, [np.empty(0, np.int64)])
         lookup.group(request, gradient_blocks)
