@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.installation.builds import build_wheel, copy_checkout, environment, install
-from tests.installation.project import write_clicks
+from tests.installation.project import forget, write_clicks
 
 
 @pytest.fixture(scope="session")
@@ -30,5 +30,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def clicks(tmp_path_factory: pytest.TempPathFactory) -> str:
+def written_clicks(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_clicks(tmp_path_factory.mktemp("clicks"))
+
+
+@pytest.fixture
+def clicks(written_clicks: str) -> str:
+    """The data. Nothing is told there yet: tests before may have let processes tell, and never asked."""
+    forget(written_clicks)
+    return written_clicks

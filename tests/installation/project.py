@@ -96,6 +96,11 @@ def told(data: str) -> dict[int, str]:
     return {int(process): place for process, place in lines}
 
 
+def forget(data: str) -> None:
+    """What processes told so far."""
+    Path(data, "told").unlink(missing_ok=True)
+
+
 def training(data: str, storage: Path | str, name: str) -> list[str]:
     """Arguments that train the job."""
     return ["train", "--job", "jobs.mine:job", "--set", f"folder={data}", "--storage", str(storage), "--name", name]
