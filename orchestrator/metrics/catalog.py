@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 PREFIX = "podembed_"
+_LATELY = "as of five processor seconds ago at most"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +182,7 @@ CATALOG: dict[str, Metric] = {
         # Machines.
         _gauge("memory_bytes", "bytes", "Memory of a host's processes.", "host"),
         _gauge("peak_memory_bytes", "bytes", "Most memory that a host's processes have had.", "host"),
-        _gauge("open_files", "files", "Open files and sockets of a host's processes.", "host"),
-        _gauge("open_sockets", "sockets", "Sockets of a host's processes.", "host"),
+        _gauge("open_files", "files", f"Open files and sockets of a host's processes, {_LATELY}.", "host"),
+        _gauge("open_sockets", "sockets", f"Sockets of a host's processes, {_LATELY}.", "host"),
     )
 }

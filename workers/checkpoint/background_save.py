@@ -190,14 +190,15 @@ class BackgroundSave:
         """
         self._tracker.point("save.write")
         self.rows.await_freeze()
-        self._own_cpu_s = time.thread_time()
-        self._pace.begin()
-        # Files on a disk keep processors busy, so a few threads of a save together would stop a step. Requests to other
-        # storage mostly wait.
-        self._at_a_time = math.ceil(self._pace.processors) if store.is_local else NUM_THREADS
-        tables, mark = self._in_turn(), self._tracker.mark_saved
-        self._staging.begin()
         try:
+            self._own_cpu_s = time.thread_time()
+            self._pace.begin()
+            # Files of a disk keep processors busy, and several threads together would stop a step. Requests to other
+            # storage mostly wait. Those of a mounted folder may, too, which the pace finds out.
+            is_limited = store.is_local and self._pace.processors < NUM_THREADS
+            self._at_a_time = math.ceil(self._pace.processors) if is_limited else NUM_THREADS
+            tables, mark = self._in_turn(), self._tracker.mark_saved
+            self._staging.begin()
             if is_delta and not self._has_parent:
                 raise RuntimeError("A delta was requested without a commit before it. Expected a whole save first.")
             with (

@@ -29,6 +29,7 @@ from podembed.workers.storage.errors import StorageError
 
 PIECE_BYTES = 256 << 10
 _LOOK_S = 0.1
+_MOST_ENTRIES = 2**31 - 2
 
 
 class SaveStalled(StorageError):
@@ -38,7 +39,7 @@ class SaveStalled(StorageError):
 class FrozenRows:
     """See the module.
 
-    Mutated: the snapshots; `before_change` of the tables.
+    Mutated: the snapshots and their rooms; `before_change` of the tables.
 
     Args:
       tables: all tables of the job as this host holds them.
@@ -107,21 +108,22 @@ class FrozenRows:
           joins_before: as in `Snapshot.freeze`.
         """
         self._given_up = None
-        for table in self._tables:
-            self._snapshots[table.spec.name].freeze(joins_before=joins_before)
-            table.before_change = self._guard(table)
         with self.turn:
+            for table in self._tables:
+                self._snapshots[table.spec.name].freeze(joins_before=joins_before)
+                table.before_change = self._guard(table)
             self.is_running = True
             self.turn.notify_all()
 
     def note_changes(self) -> None:
         """From now on changes are noted, for `changed` and for undo. No moment is read before the next freeze."""
-        for table in self._tables:
-            if self._tracks_changes:
-                snapshot = self._snapshots[table.spec.name]
-                snapshot.freeze()
-                snapshot.release(table.num_rows)
-            table.before_change = self._guard(table)
+        with self.turn:
+            for table in self._tables:
+                if self._tracks_changes:
+                    snapshot = self._snapshots[table.spec.name]
+                    snapshot.freeze()
+                    snapshot.release(table.num_rows)
+                table.before_change = self._guard(table)
 
     def _guard(self, table: Table) -> Callable[[np.ndarray], None]:
         snapshot = self._snapshots[table.spec.name]
@@ -159,9 +161,9 @@ class FrozenRows:
     def _give_up(self) -> None:
         """Keeps nothing for the save any more; it learns of that when it asks for the next piece."""
         self._given_up = SaveStalled(
-            f"Found a save that wrote nothing for {self._stalled_after_s:.0f} s, while its buffer for changed rows "
-            f"({self.size_bytes:,} bytes) was full. Expected the storage to take files. Look at the storage; the last "
-            "commit stands."
+            f"Found a save that wrote nothing for {self._stalled_after_s:.0f} s, while a buffer for changed rows "
+            f"(of {self.size_bytes:,} bytes in all) was full. Expected the storage to take files. Look at the storage; "
+            "the last commit stands."
         )
         self._release_all()
 
@@ -254,7 +256,8 @@ def _rooms(tables: Sequence[Table], buffer_bytes: int) -> dict[tuple[int, ...], 
         max_rows, num_rows = found.get(_widths(table), (0, 0))
         found[_widths(table)] = max_rows + share, num_rows + table.num_rows
     return {
-        widths: SnapshotRoom(widths, max_rows=max_rows, num_rows=num_rows)
+        # Entries have numbers of 32 bits.
+        widths: SnapshotRoom(widths, max_rows=min(max_rows, _MOST_ENTRIES), num_rows=num_rows)
         for widths, (max_rows, num_rows) in found.items()
     }
 

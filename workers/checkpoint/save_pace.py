@@ -28,14 +28,17 @@ LONGEST_GRACE_S = 0.5
 # A pause is cut into these, so that its reasons are looked at again.
 _NAP_S = 0.01
 _SHORTEST_NAP_S = 0.001
+# While another piece must end first.
+_CROWDED_NAP_S = 0.004
+# A save that is so far behind its pace has pieces that wait and do not compute, as those on a network do.
+LONGEST_LAG_S = 0.1
 # What a byte costs is known after so many; before, it is that of the save before, or this.
 _TELLING_BYTES = 4 << 20
 _FIRST_GUESS_BYTE_S = 4e-9
 
 
 class SavePace:
-    """One save after another. Mutated: by `begin` and `keep_to`, where the save stands and what a byte costs; by
-    `keep_to`, the paused seconds.
+    """One save after another. Mutated: where the save stands, what a byte costs, and the paused seconds.
 
     What is handed to other threads is charged at once, by what bytes have cost so far. Counted when they end, several
     pieces would begin together, at the very beginning above all.
@@ -100,7 +103,8 @@ class SavePace:
           is_urgent: whether it must not pause any more; may raise to end the save.
           busy_s: processor seconds of the save so far, on all its threads; None leaves what a byte costs at the guess.
           open_bytes: of pieces that have begun and not ended.
-          is_crowded: whether there are as many of those as may be under way at a time.
+          is_crowded: whether there are as many of those as may be under way at a time. It holds a save up until that
+            is `LONGEST_LAG_S` behind its pace.
         """
         learned_bytes = 0
         self.let_a_step_pass(is_urgent=is_urgent)
@@ -112,9 +116,12 @@ class SavePace:
                 learned_bytes, self._byte_s = ended_bytes, busy_s() / ended_bytes
             cost_s = self._byte_s * (self._begun_bytes + num_bytes)
             ahead_s = cost_s / self.processors - (self._now_s() - self._began_s)
-            if ahead_s <= 0 and not is_crowded():
+            if ahead_s > 0:
+                self._nap(min(max(ahead_s, _SHORTEST_NAP_S), _NAP_S))
+            elif ahead_s > -LONGEST_LAG_S and is_crowded():
+                self._sleep(_CROWDED_NAP_S)
+            else:
                 break
-            self._nap(min(max(ahead_s, _SHORTEST_NAP_S), _NAP_S))
         self._begun_bytes += num_bytes
 
     def _nap(self, seconds: float) -> None:

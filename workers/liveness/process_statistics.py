@@ -73,7 +73,8 @@ class OpenFiles:
 
     def counts(self, cpu_s: float) -> tuple[int, int]:
         """Files and sockets, counted anew where this process has used enough processor time meanwhile."""
-        if cpu_s - self._counted_cpu_s >= _FILES_EVERY_CPU_S:
+        # In a child process the time begins at 0 again.
+        if not 0 <= cpu_s - self._counted_cpu_s < _FILES_EVERY_CPU_S:
             self._counts, self._counted_cpu_s = _count_files(), cpu_s
         return self._counts
 

@@ -24,7 +24,7 @@ from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.host.moves import BucketExchange, _by_round
 from podembed.workers.host.surviving_shard import Restored, SurvivingShard
 from podembed.workers.mesh.errors import FrameError, MeshError
-from podembed.workers.mesh.frames import HEADER_BYTES, Tag
+from podembed.workers.mesh.frames import HEADER_BYTES
 from podembed.workers.mesh.mesh import Mesh, MeshOptions
 from podembed.workers.storage.store import Store
 from tests.long_tests import examples
@@ -173,8 +173,8 @@ def test_any_hosts_to_any_hosts_with_buckets_that_nobody_knows(data: st.DataObje
 def test_a_digest_that_is_wrong_on_the_wire_is_found_and_the_bucket_is_read(tmp_path: Path) -> None:
     """The third byte of rows in the first round is changed on its way to host 1."""
 
-    def spoil(_connection: Any, rank: int, tag: int, step: int, views: list[memoryview]) -> list[memoryview]:
-        if (tag, step, rank) != (Tag.BUCKETS, 0, 1):
+    def spoil(_connection: Any, rank: int, carries: str, step: int, views: list[memoryview]) -> list[memoryview]:
+        if (carries, step, rank) != ("BUCKETS", 0, 1):
             return views
         frame = bytearray(b"".join(views))
         frame[HEADER_BYTES + 2 + 2] ^= 1

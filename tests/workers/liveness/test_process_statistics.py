@@ -97,6 +97,7 @@ def test_open_files_are_counted_again_after_five_seconds_of_processor_time() -> 
     with socket.socket(), open(__file__, encoding="utf-8"):
         assert counter.counts(cpu_s=104.9) == (files, sockets)
         assert counter.counts(cpu_s=105.0) == (files + 2, sockets + 1)
+    assert counter.counts(cpu_s=0.1) == (files, sockets), "a child process begins at 0"
 
 
 def test_the_first_look_at_this_process_has_its_files() -> None:
