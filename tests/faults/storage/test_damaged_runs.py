@@ -178,7 +178,7 @@ def test_files_that_are_not_there_whole_are_found_before_workers_start(run: Path
 
 def test_extra_files_are_ignored_and_told(run: Path, whole: dict[str, np.ndarray]) -> None:
     head = head_of(run)
-    extra = run / "data" / head.name / "tables" / "b" / "rows" / "c" / "99"
+    extra = run / "data" / head.name / "tables" / "b" / "rows" / "c.99.0.0"
     extra.write_bytes(b"\x80\x04\x95 a pickle")
     assert resume(run)[0] == 0
     assert_same_bytes(committed_state(str(run)), whole)
