@@ -31,6 +31,7 @@ class FailureKind(Enum):
     DIED = "died"  # Ray reports that the process is gone
     HUNG = "hung"  # no answer, or no finished step, within the deadline
     PEER = "peer"  # it lives, and says that another one is gone
+    DAMAGED = "damaged"  # it lives, and its rows were not those of the commit
     ERROR = "error"  # an exception of the job, its data or our code
 
 
@@ -127,7 +128,7 @@ def cause(failures: Sequence[Failure]) -> str:
     """One line that names the root of a group of failures: processes that died before those that hung before those that
     report peers. Processes that failed alike are named together, but not those that ended because of the first one.
     """
-    order = [FailureKind.DIED, FailureKind.HUNG, FailureKind.ERROR, FailureKind.PEER]
+    order = [FailureKind.DIED, FailureKind.HUNG, FailureKind.DAMAGED, FailureKind.ERROR, FailureKind.PEER]
     ended = [f.worker for f in echoes(failures)]
     failures = [f for f in failures if f.kind is not FailureKind.DIED or f.worker not in ended]
     first = min(failures, key=lambda failure: order.index(failure.kind))
@@ -183,6 +184,7 @@ _VERB = {
     FailureKind.HUNG: "hung",
     FailureKind.ERROR: "failed",
     FailureKind.PEER: "lost a peer",
+    FailureKind.DAMAGED: "had wrong rows",
 }
 
 
@@ -190,7 +192,9 @@ def roots(failures: Sequence[Failure]) -> list[Failure]:
     """Those that the others follow from. When a member of the gang is gone, JAX aborts the rest. Of several device
     processes that died, only the first may therefore be a root. Host processes die for reasons of their own.
     """
-    lost = [failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG)]
+    lost = [
+        failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG, FailureKind.DAMAGED)
+    ]
     hosts = [failure for failure in lost if failure.worker and failure.worker.is_host]
     return hosts or _in_order(lost)[:1] or [failure for failure in failures if failure.kind is FailureKind.PEER]
 

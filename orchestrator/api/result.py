@@ -87,8 +87,8 @@ class Recovery:
         the model.
       parts_s: start_s and compile_s in more detail, by name; of what all device processes do at once, that of the
         slowest.
-      undo_s, move_s, verify_s, read_s: what the slowest host spent on undo in memory, on getting buckets from other
-        hosts, on comparing digests, and on reading; beside other parts.
+      undo_s, move_s, read_s: what the slowest host spent on undo in memory, on getting buckets from other hosts, and on
+        reading; beside other parts.
       survivors: hosts whose process survived.
       buckets_kept: of all hosts, in their memory.
       buckets_moved, bytes_moved: of all hosts, from other hosts' memory.
@@ -107,7 +107,6 @@ class Recovery:
     parts_s: Mapping[str, float] = field(default_factory=dict)
     undo_s: float = 0.0
     move_s: float = 0.0
-    verify_s: float = 0.0
     read_s: float = 0.0
     survivors: int = 0
     buckets_kept: int = 0

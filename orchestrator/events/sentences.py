@@ -183,8 +183,7 @@ def _restore(totals: Mapping[str, Any]) -> str:
         moved = f", moved {totals['buckets_moved']} from host to host ({size} in {totals['move_s']:.1f} s)"
     size = format_bytes(totals["bytes_read"])
     return (
-        f"buckets kept {totals['buckets_kept']} (undone in {totals['undo_s']:.1f} s, verified in "
-        f"{totals['verify_s']:.1f} s){moved}, "
+        f"buckets kept {totals['buckets_kept']} (undone in {totals['undo_s']:.1f} s){moved}, "
         f"read {totals['buckets_read']} ({size} in {totals['read_s']:.1f} s)"
     )
 

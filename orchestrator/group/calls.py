@@ -20,7 +20,7 @@ from podembed.orchestrator.group.backend import Backend, Call, DirectHandle, Han
 from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
-from podembed.workers.host.surviving_shard import Restored
+from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.liveness.progress import Progress, Recorded
 from podembed.workers.stepwise.device import Ran
 from podembed.workers.stepwise.driver_line import DriverLineSpec

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.machines import BucketsRefused, MemoryWrong
-from podembed.workers.host.surviving_shard import Restored
+from podembed.workers.host.survivors.surviving_shard import Restored
 
 
 def restore_alarms(restored: Sequence[Restored]) -> list[Event]:

@@ -24,6 +24,7 @@ def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Fa
     """An exception of a worker as a failure: its type says whether it only reports another process."""
     from podembed.workers.device.doorway import ChannelError
     from podembed.workers.device.gang_errors import DeviceMissing
+    from podembed.workers.host.survivors.verification import RowsDamaged
     from podembed.workers.mesh.errors import MeshConnectTimeout, MeshError
     from podembed.workers.storage.errors import may_pass
 
@@ -31,7 +32,8 @@ def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Fa
         # Its process lives, and is of no use to anybody. What helps is another machine.
         return Failure(worker=worker, kind=FailureKind.DIED, message=first_line(str(error)))
     is_peer = isinstance(error, MeshError | ChannelError) or _is_broken_collective(error)
-    kind = FailureKind.PEER if is_peer else FailureKind.ERROR
+    is_damaged = isinstance(error, RowsDamaged)
+    kind = FailureKind.PEER if is_peer else FailureKind.DAMAGED if is_damaged else FailureKind.ERROR
     return Failure(
         worker=worker,
         kind=kind,

@@ -22,7 +22,7 @@ from podembed.orchestrator.run.beginning import Beginning
 from podembed.workers.checkpoint.shard import ShardReceipt
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
-from podembed.workers.host.surviving_shard import Restored
+from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.job.reference import AnyJob
 from podembed.workers.liveness.progress import Laps, Progress
 
@@ -139,7 +139,7 @@ class WorkerGroup(ProcessGroup):
     @property
     def restore_totals(self) -> dict[str, Any]:
         """How the shards were restored, for the recovery report: seconds of the slowest host, and sums over all."""
-        seconds = ("undo_s", "move_s", "verify_s", "read_s")
+        seconds = ("undo_s", "move_s", "read_s")
         counts = ("buckets_kept", "buckets_moved", "bytes_moved", "buckets_read", "bytes_read")
         return {name: max((getattr(one, name) for one in self.restored), default=0.0) for name in seconds} | {
             name: sum(getattr(one, name) for one in self.restored) for name in counts

@@ -94,9 +94,10 @@ READS_CLOCK = {
     "workers/device/model_step.py",
     "workers/device/process.py",
     "workers/device/shared_memory.py",
-    "workers/host/moves.py",
+    "workers/host/survivors/moves.py",
+    "workers/host/survivors/surviving_shard.py",
+    "workers/host/survivors/verification.py",
     "workers/input/profile.py",
-    "workers/host/surviving_shard.py",
     "workers/input/read_ahead.py",
     "workers/liveness/progress.py",
 }

@@ -23,7 +23,7 @@ from podembed.orchestrator.run import claims
 from podembed.workers.checkpoint import chunks
 from podembed.workers.checkpoint import files as checkpoint_files
 from podembed.workers.checkpoint.undo import Undo
-from podembed.workers.host import surviving_shard
+from podembed.workers.host.survivors import verification
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def skips_undo() -> Iterator[None]:
 @contextmanager
 def believes_survivors() -> Iterator[None]:
     """The rows of a host that lives on are not compared with the commit's digests."""
-    with patch.object(surviving_shard, "has_digest", lambda *_: True):
+    with patch.object(verification, "has_digest", lambda *_: True):
         yield
 
 

@@ -18,7 +18,7 @@ from podembed.orchestrator.commit import checkpoint, manifest
 from podembed.workers.checkpoint import arrays as whole_files
 from podembed.workers.checkpoint import background_save, frozen_rows, save_pace, undo
 from podembed.workers.checkpoint import shard as shards
-from podembed.workers.host import moves, surviving_shard
+from podembed.workers.host.survivors import moves, surviving_shard, verification
 from podembed.workers.liveness import progress
 from podembed.workers.storage import store as storage
 from podembed.workers.storage.store import Store
@@ -44,7 +44,7 @@ def kept_results() -> Iterator[None]:
 
 def _unhurried(tracker: progress.Tracker, **_: object) -> save_pace.SavePace:
     """Pauses never: these would be real ones."""
-    return save_pace.SavePace(tracker, processors=math.inf)
+    return save_pace.SavePace(tracker, processors=math.inf, longest_grace_s=0.0)
 
 
 class InlineFiles:
@@ -98,6 +98,7 @@ def in_simulated_time(world: World, *, undo_bytes: int) -> Iterator[None]:
         patch.object(background_save, "time", clock),
         patch.object(frozen_rows, "time", clock),
         patch.object(surviving_shard, "time", clock),
+        patch.object(verification, "time", clock),
         patch.object(moves, "time", clock),
         patch.object(moves, "FileThreads", InlineFiles, create=True),
         patch.object(progress, "time", clock),

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from podembed.orchestrator.commit.manifest import Manifest, from_json, parse_commit_name
-from podembed.workers.host.surviving_shard import Restored
+from podembed.workers.host.survivors.surviving_shard import Restored
 from tests.simulation.model import Model
 from tests.simulation.storage import SharedFiles
 from tests.simulation.world import Process, World

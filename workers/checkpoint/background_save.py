@@ -152,11 +152,14 @@ class BackgroundSave:
         self._written, self._has_begun = None, True
         self.rows.freeze(joins_before=joins_before)
 
-    def track(self, tables: Sequence[TableFiles], commit: str = "") -> None:
+    def track(self, tables: Sequence[TableFiles], commit: str = "", *, is_read: bool = False) -> None:
         """From now on changes are noted, for a delta to the commit that has just been loaded. If the commit is named,
         they are noted for undo, too.
 
         Otherwise they are from the first save on.
+
+        Args:
+          is_read: as in `FrozenRows.note_changes`.
         """
         keeps_undo = self._undo is not None and bool(commit)
         if self._undo is not None and commit:
@@ -168,8 +171,8 @@ class BackgroundSave:
                 (entry.name, bucket): entry.digests[bucket] for entry in tables for bucket in held.get(entry.name, ())
             }
             self._has_parent, self._has_begun = True, False
-        if keeps_undo or self._tracks_changes:
-            self.rows.note_changes()
+        if keeps_undo or self._tracks_changes or is_read:
+            self.rows.note_changes(is_read=is_read)
 
     # ------------------------------------------------------------------ the saving thread
 

@@ -52,7 +52,7 @@ class FrozenRows:
 
     Attributes:
       turn: the lock, on which the working thread waits for room.
-      is_running: whether a moment is frozen and its save has not ended.
+      is_running: whether a moment is frozen and its save, or what else reads it, has not ended.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class FrozenRows:
         self._snapshots = {table.spec.name: table.store.freeze(room=self._rooms[_widths(table)]) for table in tables}
         self.turn: Any = threading.Condition()
         self.is_running = False
+        self._is_for_save = False
         self._given_up: SaveStalled | None = None
         self._num_pieces = 0
         self._compile()
@@ -112,18 +113,26 @@ class FrozenRows:
             for table in self._tables:
                 self._snapshots[table.spec.name].freeze(joins_before=joins_before)
                 table.before_change = self._guard(table)
-            self.is_running = True
+            self.is_running = self._is_for_save = True
             self.turn.notify_all()
 
-    def note_changes(self) -> None:
-        """From now on changes are noted, for `changed` and for undo. No moment is read before the next freeze."""
+    def note_changes(self, *, is_read: bool = False) -> None:
+        """From now on changes are noted, for `changed` and for undo.
+
+        Args:
+          is_read: whether this moment is read, until `end`, although no save writes it. Otherwise none is before the
+            next freeze.
+        """
+        self._given_up = None
         with self.turn:
             for table in self._tables:
-                if self._tracks_changes:
-                    snapshot = self._snapshots[table.spec.name]
+                snapshot = self._snapshots[table.spec.name]
+                if self._tracks_changes or is_read:
                     snapshot.freeze()
+                if not is_read:
                     snapshot.release(table.num_rows)
                 table.before_change = self._guard(table)
+            self.is_running = is_read
 
     def _guard(self, table: Table) -> Callable[[np.ndarray], None]:
         snapshot = self._snapshots[table.spec.name]
@@ -170,11 +179,15 @@ class FrozenRows:
     # ------------------------------------------------------------------ the saving thread
 
     def await_freeze(self) -> None:
-        """The driver asks for the moment and for its files at once, of two threads."""
-        deadline_s = time.monotonic() + self._stalled_after_s
+        """The driver asks for the moment and for its files at once, of two threads. The moment may wait for another
+        one to be read.
+        """
+        seen, deadline_s = self._num_pieces, time.monotonic() + self._stalled_after_s
         with self.turn:
-            while not self.is_running:
+            while not (self.is_running and self._is_for_save):
                 self._raise_if_aborted()
+                if self._num_pieces != seen:
+                    seen, deadline_s = self._num_pieces, time.monotonic() + self._stalled_after_s
                 if time.monotonic() > deadline_s:
                     raise RuntimeError(
                         "A save was to be written and no moment was frozen. Expected begin_save with it."
@@ -184,7 +197,7 @@ class FrozenRows:
     def end(self) -> None:
         """Nothing is kept any more, and no thread waits."""
         with self.turn:
-            self.is_running = False
+            self.is_running = self._is_for_save = False
             self._release_all()
             for table in self._tables:
                 if not self._tracks_changes and self._undo is None:

@@ -48,6 +48,7 @@ class SavePace:
       longest_grace_s: that the first step may take to pass; 0 for a worker that does not count its steps.
       processors: that the save may keep busy, such as 0.25; None takes `SHARE_OF_PROCESSORS` of those that this process
         may use.
+      is_training: whether there is something beside it that needs the processors; None asks the tracker.
 
     Attributes:
       processors: that the save may keep busy.
@@ -60,12 +61,14 @@ class SavePace:
         *,
         processors: float | None = None,
         longest_grace_s: float = LONGEST_GRACE_S,
+        is_training: Callable[[], bool] | None = None,
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._tracker = tracker
         self.processors = SHARE_OF_PROCESSORS * len(os.sched_getaffinity(0)) if processors is None else processors
         self._longest_grace_s = longest_grace_s
+        self._is_told = is_training
         self._now_s, self._sleep = now_s, sleep
         self._began_s = now_s()
         self._last_step_unix_s: float | None = None
@@ -142,5 +145,7 @@ class SavePace:
         return False
 
     def _is_training(self) -> bool:
+        if self._is_told is not None:
+            return self._is_told()
         progress = self._tracker.progress()
         return not progress.phase.is_resting or progress.phase_s < REST_S

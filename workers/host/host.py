@@ -17,7 +17,7 @@ from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.generation import Generation
 from podembed.workers.host.shard import Survivor
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
-from podembed.workers.host.surviving_shard import Restored
+from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.host.warm_start import TableStart, begin_tables
 from podembed.workers.liveness.progress import Phase, Progress, Recorded, Tracker
 from podembed.workers.liveness.worker import Worker
@@ -95,7 +95,7 @@ class HostWorker:
 
     def restore(self, tables: Sequence[TableFiles] | None) -> Restored:
         """Restores the shard from a commit, or with first values. What this host or another one holds of the commit is
-        verified instead of read.
+        not read. What this host kept is verified while training goes on; an evaluation or a save waits for that.
 
         Raises:
           StorageError, ChunkDamaged: a file is missing or is not what was committed.
@@ -144,7 +144,9 @@ class HostWorker:
         Raises:
           MeshError, ChannelError: a peer or the device process is gone or silent.
           InputError: the data cannot be read, or holds a value that its declaration refuses.
+          RowsDamaged: a row that this host kept from before a fault was not the commit's.
         """
+        self._present.shard.raise_if_damaged()
         return self._present.windows.train(
             first_step, last_step, is_followed=is_followed, is_profiled=is_profiled, is_sampled=is_sampled
         )
@@ -155,6 +157,7 @@ class HostWorker:
         Raises:
           As `train`.
         """
+        self._present.shard.finish_verification()
         return self._present.windows.evaluate()
 
     def begin_save(self, attempt: str = "", before_failed: bool = False) -> None:
@@ -166,8 +169,10 @@ class HostWorker:
 
         Raises:
           ChannelError: the device process is gone or silent.
+          RowsDamaged: as `train`.
         """
         self._tracker.point("save.begin")
+        self._present.shard.finish_verification()
         self._present.take_rows()
         self._present.shard.save.freeze(attempt, before_failed=before_failed)
 
@@ -226,6 +231,8 @@ class HostWorker:
     def _raise_if_aborted(self) -> None:
         if self._abort_reason is not None:
             raise ChannelError(f"The driver ended this generation: {self._abort_reason}.")
+        if self._generation is not None:
+            self._generation.shard.raise_if_damaged()
 
     def close(self) -> None:
         """Frees sockets, shared memory, files and threads. Safe to call twice."""

@@ -1,7 +1,7 @@
 """`Shard`: the rows and slots of one host in one generation.
 
 A restore brings them from a commit, a save takes them into the next one, and undo takes them back after a fault.
-`workers.host.surviving_shard` knows which rows are here, and `workers.host.moves` brings them from host to host.
+`workers.host.survivors` knows which rows are here after a fault, compares them, and brings others from host to host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from podembed.workers.checkpoint.shard import TableFiles
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.faults.updates import arm_updates
 from podembed.workers.host.spec import HostSpec
-from podembed.workers.host.surviving_shard import Restored, SurvivingShard
+from podembed.workers.host.survivors.surviving_shard import Restored, SurvivingShard
+from podembed.workers.host.survivors.verification import Verification
 from podembed.workers.job.tables import table_specs
 from podembed.workers.liveness.memory import Populating, let_go
 from podembed.workers.liveness.progress import Phase, Tracker
@@ -62,6 +63,7 @@ class Shard:
         tracker: Tracker,
         check: Callable[[], None],
         new_save: Callable[..., BackgroundSave] = BackgroundSave,
+        new_verification: Callable[..., Verification] = Verification,
     ) -> None:
         """
         Args:
@@ -84,6 +86,8 @@ class Shard:
                 [table.spec for table in tables], spec.placement, num_hosts=spec.num_hosts
             ),
         )
+        self._new_verification = new_verification
+        self._verification: Verification | None = None
         self._populating: Populating | None = None
         arm_updates(tables, tracker.faults, lambda: tracker.progress().step)
 
@@ -111,7 +115,7 @@ class Shard:
         on_same_machine: AbstractSet[int] = frozenset(),
     ) -> Restored:
         """As `HostWorker.restore`."""
-        restored = restore_shard(
+        restored, kept = restore_shard(
             self.surviving,
             self.tables,
             files,
@@ -125,8 +129,34 @@ class Shard:
         # From here on the undo log knows.
         self.surviving = SurvivingShard.none_of(self.tables)
         if files is not None:
-            self.save.track(files, self._spec.base or "")
+            is_compared = any(mask.any() for mask in kept)
+            self.save.track(files, self._spec.base or "", is_read=is_compared)
+            if is_compared:
+                self._verification = self._new_verification(
+                    self.save.rows,
+                    self.tables,
+                    files,
+                    kept,
+                    tracker=self._tracker,
+                    check=self._check,
+                    threads=self._spec.threads,
+                )
         return restored
+
+    def raise_if_damaged(self) -> None:
+        """As `Verification.raise_if_damaged`. From any thread."""
+        if self._verification is not None:
+            self._verification.raise_if_damaged()
+
+    def finish_verification(self) -> None:
+        """Waits until all rows are known to be those that training went on from. To be called before anything is made
+        of them that outlives the generation.
+
+        Raises:
+          RowsDamaged: they are not.
+        """
+        if self._verification is not None:
+            self._verification.finish()
 
     def take_memory(self) -> None:
         """Takes what saves and undo will need, beside what follows. Otherwise the first steps of a save would wait for
@@ -136,14 +166,21 @@ class Shard:
 
     def close(self) -> None:
         """Ends what is done beside. Safe to call twice."""
+        if self._verification is not None:
+            self._verification.stop()
         if self._populating is not None:
             self._populating.close()
 
     def go_back_to(self, commit: str) -> None:
         """Gives the rows the values of a commit, as far as the undo log reaches; `surviving` says how far."""
+        if self._verification is not None:
+            # Its threads look at rows that change now.
+            self._verification.stop()
         known = self.undo.back_to(commit) if self.undo is not None else None
         if known is not None:
             self.surviving = SurvivingShard(commit, known)
+            if self._verification is not None:
+                self.surviving.forget(self._verification.wrong)
         elif self.surviving.commit != commit:
             # What is known is of another commit: a survivor of a fault within a restore keeps what it had verified.
             self.surviving = SurvivingShard.none_of(self.tables)
@@ -168,11 +205,10 @@ def restore_shard(
     tracker: Tracker,
     check: Callable[[], None],
     on_same_machine: AbstractSet[int] = frozenset(),
-) -> Restored:
+) -> tuple[Restored, list[np.ndarray]]:
     """Restores the tables; all hosts of the mesh call it together.
 
-    Buckets move first, since all hosts are there when the mesh is joined. Then each host verifies what it kept, and
-    reads what is still missing.
+    Buckets move first, since all hosts are there when the mesh is joined. Then each host reads what is still missing.
 
     Args:
       surviving: what is here of the commit. Mutated, as the tables are.
@@ -180,6 +216,9 @@ def restore_shard(
       check: called between buckets; what it raises ends the work.
       on_same_machine: ranks whose memory this host maps. They are sent nothing if the store is a local folder, whose
         files the machine has in memory: that is faster than a socket (`benchmarks/moves.py`).
+
+    Returns:
+      As `SurvivingShard.restore`.
 
     Raises:
       CheckpointMismatch, ChunkDamaged, StorageError: as `read_shard`.
@@ -197,7 +236,7 @@ def restore_shard(
     if files is None:
         for table in tables:
             table.initialize(on_part=go_on)
-        return Restored()
+        return Restored(), []
     if spec.num_hosts > 1:
         with tracker.phase(Phase.BUCKET_EXCHANGE):
             surviving.move(
@@ -210,5 +249,5 @@ def restore_shard(
                 on_round=on_round,
                 beside=on_same_machine if store.is_local else frozenset(),
             )
-    restored = surviving.restore(store, tables, files, on_chunk=go_on, threads=spec.threads)
-    return replace(restored, undo_s=tracker.phase_s.get(Phase.UNDO, 0.0))
+    restored, kept = surviving.restore(store, tables, files, on_chunk=go_on)
+    return replace(restored, undo_s=tracker.phase_s.get(Phase.UNDO, 0.0)), kept

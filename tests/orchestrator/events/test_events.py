@@ -33,7 +33,6 @@ TYPES = [
 RESTORE = {
     "buckets_kept": 4,
     "undo_s": 0.1,
-    "verify_s": 0.2,
     "buckets_moved": 1,
     "bytes_moved": 1 << 20,
     "move_s": 0.3,

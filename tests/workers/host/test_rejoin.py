@@ -22,8 +22,9 @@ from podembed.embedding.lookup.placement import place_tables
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.host import HostWorker
-from podembed.workers.host.moves import BucketExchange
-from podembed.workers.host.surviving_shard import Restored
+from podembed.workers.host.survivors.moves import BucketExchange
+from podembed.workers.host.survivors.surviving_shard import Restored
+from podembed.workers.host.survivors.verification import RowsDamaged
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import features_per_table, table_specs
 from podembed.workers.mesh.errors import MeshBroken, MeshError
@@ -223,6 +224,12 @@ def test_a_row_that_changed_behind_the_back_of_the_log_is_found(
         fail(pod, 5, 12)
         table = pod.workers[1]._present.shard.tables[1]
         table.rows[-3:, 0].view(np.uint32)[...] ^= 1 << 7
+        restored = pod.go_on()
+        assert restored[1].buckets_read == 0
+        first, second = pod.outcomes("begin_save", [("s000000005-g00000003",)] * 2)
+        assert first is None
+        assert isinstance(second, RowsDamaged)
+        assert "table 'b', rows and slots, bucket" in str(second)
         restored = pod.go_on()
         assert [one.buckets_wrong for one in restored] == [0, 1]
         assert restored[1].buckets_read == 1

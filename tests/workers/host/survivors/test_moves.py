@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.records import TableFiles
-from podembed.workers.host.moves import BucketExchange, _by_round
-from podembed.workers.host.surviving_shard import Restored, SurvivingShard
+from podembed.workers.host.survivors.moves import BucketExchange, _by_round
+from podembed.workers.host.survivors.surviving_shard import Restored, SurvivingShard
 from podembed.workers.mesh.errors import FrameError, MeshError
 from podembed.workers.mesh.frames import HEADER_BYTES
 from podembed.workers.mesh.mesh import Mesh, MeshOptions
@@ -88,7 +88,7 @@ class Move:
 
     def restore(self) -> list[Restored]:
         return [
-            one.restore(self.store, tables, self.files, on_chunk=lambda: None)
+            one.restore(self.store, tables, self.files, on_chunk=lambda: None)[0]
             for one, tables in zip(self.surviving, self.tables, strict=True)
         ]
 
@@ -289,7 +289,7 @@ import resource
 import numpy as np
 from podembed.embedding.table.table import Table
 from tests.workers.checkpoint.test_moving_buckets import spec_of
-from podembed.workers.host.surviving_shard import SurvivingShard
+from podembed.workers.host.survivors.surviving_shard import SurvivingShard
 
 def peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

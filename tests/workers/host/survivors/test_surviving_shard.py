@@ -15,7 +15,7 @@ from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.records import TableFiles
-from podembed.workers.host.surviving_shard import SurvivingShard
+from podembed.workers.host.survivors.surviving_shard import SurvivingShard
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.workers.checkpoint.test_shard import assembled, write_live
@@ -84,8 +84,9 @@ def test_the_same_placement_keeps_the_arrays_and_reads_nothing(
     memory = [table.rows.ctypes.data for table in tables]
     surviving = SurvivingShard(ATTEMPT, [np.ones(3, bool), np.ones(1, bool)])
     tables = surviving.recut(tables, SPECS, placement_of([[0, 1, 2], [5]]), host=0)
-    restored = surviving.restore(store, tables, files, on_chunk=lambda: None)
+    restored, kept = surviving.restore(store, tables, files, on_chunk=lambda: None)
     assert [table.rows.ctypes.data for table in tables] == memory
+    assert [mask.tolist() for mask in kept] == [[True] * 3, [True]]
     assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read, restored.bytes_read) == (4, 0, 0, 0)
     assert_committed(tables)
 
@@ -99,24 +100,29 @@ def test_another_placement_keeps_what_stays_and_reads_what_comes(
     surviving = SurvivingShard(ATTEMPT, [np.array([True, False, True]), np.ones(1, bool)])
     tables = surviving.recut(tables, SPECS, placement_of([[1, 2, 4, 6], []]), host=0)
     assert [table.buckets.tolist() for table in tables] == [[1, 2, 4, 6], []]
-    restored = surviving.restore(store, tables, files, on_chunk=lambda: None)
+    restored, kept = surviving.restore(store, tables, files, on_chunk=lambda: None)
     assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read) == (1, 0, 3)
+    assert [mask.tolist() for mask in kept] == [[False, True, False, False], []]
     read = [chunk for chunk in files[0].chunks if chunk.bucket in (1, 4, 6)]
     assert restored.bytes_read == sum(chunk.size_bytes for chunk in read)
     assert {*store.read_names} == {chunk.name for chunk in read}
     assert_committed(tables)
 
 
-def test_a_row_that_is_not_the_committed_one_is_found_and_read(
+def test_buckets_that_turned_out_to_be_wrong_are_read_and_counted_once(
     committed: tuple[CountingStore, tuple[TableFiles, ...]],
 ) -> None:
     store, files = committed
     tables = tables_with([[0, 1, 2], [5]])
     tables[1].slots["accumulator"].reshape(-1).view(np.uint32)[7] ^= 1
-    surviving = SurvivingShard(ATTEMPT, [np.ones(3, bool), np.ones(1, bool)])
-    restored = surviving.restore(store, tables, files, on_chunk=lambda: None)
-    assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read) == (3, 1, 1)
+    surviving = SurvivingShard(ATTEMPT, [np.array([True, True, False]), np.ones(1, bool)])
+    # A bucket that is not known anyway is none that was thought to be here.
+    surviving.forget([np.array([False, False, True]), np.ones(1, bool)])
+    restored, kept = surviving.restore(store, tables, files, on_chunk=lambda: None)
+    assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read) == (2, 1, 2)
+    assert [mask.tolist() for mask in kept] == [[True, True, False], [False]]
     assert_committed(tables)
+    assert surviving.restore(store, tables, files, on_chunk=lambda: None)[0].buckets_wrong == 0
 
 
 def test_what_was_right_before_a_fault_on_the_way_need_not_be_read_after_it(
@@ -130,6 +136,7 @@ def test_what_was_right_before_a_fault_on_the_way_need_not_be_read_after_it(
         surviving.restore(store, tables, files, on_chunk=lambda: None)
     assert [known.tolist() for known in surviving.known] == [[True, False, False], [True]]
     store.fail_after = None
-    restored = surviving.restore(store, tables, files, on_chunk=lambda: None)
+    restored, kept = surviving.restore(store, tables, files, on_chunk=lambda: None)
     assert (restored.buckets_kept, restored.buckets_read) == (2, 2)
+    assert [mask.tolist() for mask in kept] == [[True, False, False], [True]]
     assert_committed(tables)

@@ -2,9 +2,9 @@
 
 A survivor's tables are cut anew for the placement of the new generation, table by table. Buckets that stay are copied
 or stay where they are. Others are let go, each giving its memory back when it is copied. Buckets that go to other hosts
-are kept for them (`workers.host.moves`), as far as that takes no more memory than there was. A bucket counts as one of
-the commit only after its digest was compared with the manifest's. What differs, or was never here, comes from the host
-that had it, or from the commit's files.
+are kept for them (`moves`), as far as that takes no more memory than there was. What is not here comes from the host
+that had it, or from the commit's files, and its digest is compared with the manifest's. Buckets that stayed are
+compared while training goes on (`verification`).
 """
 
 from __future__ import annotations
@@ -12,19 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.checkpoint.file_threads import FileThreads
-from podembed.workers.checkpoint.files import has_digest
 from podembed.workers.checkpoint.shard import TableFiles, check_table, read_shard
 from podembed.workers.checkpoint.undo import log_bytes
-from podembed.workers.host.moves import ROUND_BYTES, BucketExchange, Moved, Place
+from podembed.workers.host.survivors.moves import ROUND_BYTES, BucketExchange, Moved, Place
 from podembed.workers.liveness.memory import let_go
 from podembed.workers.mesh.mesh import Mesh
 from podembed.workers.storage.store import Store
@@ -35,12 +31,12 @@ class Restored:
     """How a host's shard came to hold the rows of a commit.
 
     Attributes:
-      buckets_kept: that were here and had the commit's digest.
-      buckets_wrong: that were thought to be here and had another one; read, and worth an alarm.
+      buckets_kept: that were here; their digests are compared while training goes on.
+      buckets_wrong: that were here in the generation before and had another digest; read, and worth an alarm.
       buckets_moved, bytes_moved: that other hosts sent and that had the commit's digest.
       buckets_refused: that other hosts offered, and that did not come or had another digest; read, and worth an alarm.
       buckets_read, bytes_read: from storage.
-      undo_s, move_s, verify_s, read_s: seconds; `undo_s` is that of the undo in memory.
+      undo_s, move_s, read_s: seconds; `undo_s` is that of the undo in memory.
     """
 
     buckets_kept: int = 0
@@ -52,7 +48,6 @@ class Restored:
     buckets_refused: int = 0
     undo_s: float = 0.0
     move_s: float = 0.0
-    verify_s: float = 0.0
     read_s: float = 0.0
 
 
@@ -64,12 +59,14 @@ class SurvivingShard:
     Attributes:
       commit: its name; empty for none.
       known: per table, bool `[buckets held here]`.
+      num_wrong: buckets that were found to be others than the commit's, and so are not known.
       leaving: buckets of the commit that other hosts own: rows and slots of each.
       moved: what other hosts sent.
     """
 
     commit: str
     known: list[np.ndarray]
+    num_wrong: int = 0
     leaving: dict[Place, list[np.ndarray]] = field(default_factory=dict)
     moved: Moved = field(default_factory=Moved)
 
@@ -77,6 +74,12 @@ class SurvivingShard:
     def none_of(tables: Sequence[Table]) -> SurvivingShard:
         """Nothing is known of any bucket."""
         return SurvivingShard("", [np.zeros(len(table.buckets), bool) for table in tables])
+
+    def forget(self, wrong: Sequence[np.ndarray]) -> None:
+        """Some buckets are others than the commit's: per table, bool `[buckets held here]`."""
+        for known, mask in zip(self.known, wrong, strict=True):
+            self.num_wrong += int(np.count_nonzero(known & mask))
+            known &= ~mask
 
     def recut(
         self,
@@ -186,42 +189,34 @@ class SurvivingShard:
         files: Sequence[TableFiles],
         *,
         on_chunk: Callable[[], None],
-        threads: int = 1,
-    ) -> Restored:
-        """Verifies what is here and reads the rest.
+    ) -> tuple[Restored, list[np.ndarray]]:
+        """Reads what is not here.
 
         Args:
           files: of the commit; what is known must be known of that one.
-          on_chunk: called after each bucket that was verified and each file that was read.
-          threads: that verify.
+          on_chunk: called after each file that was read.
+
+        Returns:
+          What was done, and per table, bool `[buckets held here]`, which buckets are still to be compared
+          with the commit.
 
         Raises:
           CheckpointMismatch, ChunkDamaged, StorageError: as `read_shard`.
         """
         started = time.monotonic()
-        by_name = {entry.name: entry for entry in files}
-        compared: list[Future[bool]] = []
-        with FileThreads(store, num_threads=threads) as workers:
-            for at, (table, known) in enumerate(zip(tables, self.known, strict=True)):
-                entry = by_name.get(table.spec.name)
-                if entry is None or not known.any():
-                    continue
-                check_table(table.spec, entry)
-                for position in np.flatnonzero(known):
-                    bucket = int(table.buckets[position])
-                    if (at, bucket) not in self.moved.places:
-                        compared.append(workers.submit(partial(_verify, table, entry, bucket, known, int(position))))
-                        on_chunk()
-            workers.finish()
-        num_wrong = sum(not one.result() for one in compared)
-        verified = time.monotonic()
-        num_kept = sum(int(known.sum()) for known in self.known) - len(self.moved.places)
+        moved: list[list[int]] = [[] for _ in tables]
+        for at, bucket in self.moved.places:
+            moved[at].append(bucket)
+        kept = [
+            known & ~np.isin(table.buckets, came) for table, known, came in zip(tables, self.known, moved, strict=True)
+        ]
         wanted = [table.buckets[~known].tolist() for table, known in zip(tables, self.known, strict=True)]
         num_bytes = read_shard(store, tables, files, on_chunk=on_chunk, wanted=wanted)
         for known in self.known:
             known[:] = True
-        return Restored(
-            buckets_kept=num_kept,
+        num_wrong, self.num_wrong = self.num_wrong, 0
+        restored = Restored(
+            buckets_kept=sum(int(mask.sum()) for mask in kept),
             buckets_wrong=num_wrong,
             buckets_read=sum(map(len, wanted)),
             bytes_read=num_bytes,
@@ -229,15 +224,9 @@ class SurvivingShard:
             bytes_moved=self.moved.size_bytes,
             buckets_refused=self.moved.num_refused,
             move_s=self.moved.seconds,
-            verify_s=verified - started,
-            read_s=time.monotonic() - verified,
+            read_s=time.monotonic() - started,
         )
-
-
-def _verify(table: Table, entry: TableFiles, bucket: int, known: np.ndarray, position: int) -> bool:
-    """Whether a bucket has the commit's digest; writes it to its place of `known`."""
-    known[position] = is_right = has_digest(entry, bucket, list(table.bucket(bucket).values()))
-    return is_right
+        return restored, kept
 
 
 def _num_bytes(arrays: Sequence[np.ndarray]) -> int:

@@ -1,11 +1,11 @@
 """Buckets that get another owner, sent by the host that still has them, so that only what no host has is read from
 storage.
 
-A host that lived on keeps the buckets that leave it (`workers.host.surviving_shard`) until the hosts of the new
-generation are joined. Then all of them offer each other what they have. They say what they want of it and in which
-round, and exchange it round by round. The receiver decides what comes when, so that what is under way to it never takes
-more than `ROUND_BYTES`, or one bucket. All hosts go through the same rounds, each sending and receiving at once, so
-none waits for one that waits for it.
+A host that lived on keeps the buckets that leave it (`surviving_shard`) until the hosts of the new generation are
+joined. Then all of them offer each other what they have. They say what they want of it and in which round, and exchange
+it round by round. The receiver decides what comes when, so that what is under way to it never takes more than
+`ROUND_BYTES`, or one bucket. All hosts go through the same rounds, each sending and receiving at once, so none waits
+for one that waits for it.
 
 Nothing that comes is believed: a bucket counts once its digest is that of the commit's manifest. Whatever is missing,
 wrong or of another length is read from the commit's files instead, and counted. Only an error of the mesh itself ends

@@ -1,0 +1,248 @@
+"""`Verification`: the buckets that a survivor kept are compared with the commit while training goes on.
+
+No survivor is trusted, but training need not wait for that. What a generation does before its first commit is undone
+when a bucket differs, as after any fault. A commit and an evaluation wait until all is compared (`finish`). So a
+recovery takes as long with large tables as with small ones.
+
+The moment of the commit is frozen as for a save (`workers.checkpoint.frozen_rows`): a row that training changes is kept
+first. The threads here copy a bucket, then compute its digest from the copy. They keep to the pace of a save, since
+training and the devices that compile need the processors. When somebody waits, they go as fast as they can.
+
+A bucket that differs ends the generation (`RowsDamaged`), once all others have been compared. The next one reads it
+from the commit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint.files import describe_bucket, has_digest
+from podembed.workers.checkpoint.frozen_rows import FrozenRows
+from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.checkpoint.save_pace import SavePace
+from podembed.workers.liveness.progress import Phase, Tracker
+
+_LOOK_S = 0.1
+_MOST_NAMED = 3
+
+
+class RowsDamaged(RuntimeError):
+    """Rows that a host kept in memory are not those of the commit that training went on from."""
+
+
+class _Stopped(Exception):
+    """The generation is over."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """The buckets of one table that are compared.
+
+    Attributes:
+      mask: bool `[buckets held here]`.
+    """
+
+    at: int
+    table: Table
+    entry: TableFiles
+    mask: np.ndarray
+
+
+class Verification:
+    """Begins at once. Mutated: `wrong`, and by its end the frozen rows, which are let go of.
+
+    The working thread makes it and calls its methods. Its own threads look at frozen rows alone.
+
+    Args:
+      rows: in which the moment of the commit is frozen.
+      tables: all tables of the job as this host holds them.
+      files: of the commit.
+      kept: per table, bool `[buckets held here]`, which of them to compare.
+      tracker: of the working thread.
+      check: called often, by all threads; raises to end the work.
+      threads: that compare.
+      processors: that they may keep busy beside training; None leaves it to `SavePace`.
+
+    Attributes:
+      wrong: per table, bool `[buckets held here]`, which of them have another digest; as far as is known.
+    """
+
+    def __init__(
+        self,
+        rows: FrozenRows,
+        tables: Sequence[Table],
+        files: Sequence[TableFiles],
+        kept: Sequence[np.ndarray],
+        *,
+        tracker: Tracker,
+        check: Callable[[], None],
+        threads: int = 1,
+        processors: float | None = None,
+    ) -> None:
+        self._rows, self._tracker, self._check = rows, tracker, check
+        self.wrong = [np.zeros(len(table.buckets), bool) for table in tables]
+        by_name = {entry.name: entry for entry in files}
+        self._kept = [
+            _Kept(at, table, by_name[table.spec.name], mask)
+            for at, (table, mask) in enumerate(zip(tables, kept, strict=True))
+            if mask.any()
+        ]
+        for table, mask in zip(tables, kept, strict=True):
+            if not mask.any():
+                rows.skip(table, table.num_rows)
+        self._waiting = [*self._kept]
+        self._lock = threading.Lock()
+        self._is_stopped = self._is_awaited = False
+        self._error: BaseException | None = None
+        self._num_compared = 0
+        self._begun_bytes = self._ended_bytes = 0
+        self._cpu_s: dict[int, float] = {}
+        self._pace = SavePace(tracker, processors=processors, longest_grace_s=0.0, is_training=lambda: True)
+        self._pace_lock = threading.Lock()
+        self._running = min(threads, len(self._waiting))
+        self._begin(self._running)
+
+    # ------------------------------------------------------------------ the working thread
+
+    def raise_if_damaged(self) -> None:
+        """Raises what was found, when all is compared; and at once what kept the comparison from going on.
+
+        Raises:
+          RowsDamaged: a bucket has another digest.
+        """
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def is_over(self) -> bool:
+        return not self._running
+
+    def finish(self) -> None:
+        """Waits until all is compared. That goes faster now, since training does not need the processors.
+
+        Raises:
+          RowsDamaged: a bucket has another digest.
+        """
+        seen = 0
+        self._is_awaited = True
+        with self._tracker.phase(Phase.RESTORE):
+            while self._running:
+                self._check()
+                self._wait(_LOOK_S)
+                if self._num_compared != seen:
+                    seen = self._num_compared
+                    self._tracker.mark()
+        self.raise_if_damaged()
+
+    def stop(self) -> None:
+        """Ends it. No thread looks at a row afterwards. Safe to call twice."""
+        self._is_stopped = True
+        self._join()
+        # Its frames lead to all tables.
+        self._error = None
+
+    def _begin(self, count: int) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="verification")
+        for _ in range(count):
+            self._pool.submit(self._work)
+        self._pool.shutdown(wait=False)
+
+    def _wait(self, seconds: float) -> None:
+        """Until all is compared, or for so long."""
+        with self._rows.turn:
+            if self._running:
+                self._rows.turn.wait(seconds)
+
+    def _join(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    # ------------------------------------------------------------------ the threads
+
+    def _work(self) -> None:
+        try:
+            while (one := self._next()) is not None:
+                self._compare(one)
+        except _Stopped:
+            pass
+        except BaseException as error:
+            self._is_stopped = True
+            self._error = self._error or error
+        finally:
+            with self._lock:
+                is_last = self._running == 1
+                if is_last and not self._is_stopped and any(mask.any() for mask in self.wrong):
+                    self._error = self._damage()
+                if not is_last:
+                    self._running -= 1
+            if is_last:
+                # Before anybody hears that it is over: a save may freeze the rows then.
+                self._rows.end()
+                with self._rows.turn:
+                    self._running = 0
+                    self._rows.turn.notify_all()
+
+    def _next(self) -> _Kept | None:
+        """The table of which training has changed most, so that it need not wait for room."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            one = max(self._waiting, key=lambda kept: self._rows.taken_by(kept.table))
+            self._waiting.remove(one)
+            return one
+
+    def _compare(self, one: _Kept) -> None:
+        table, length = one.table, one.table.spec.layout.rows_per_bucket
+        began_s, thread = time.thread_time(), threading.get_ident()
+        before_s = self._cpu_s.get(thread, 0.0)
+        copies = [np.empty((length, width), np.float32) for width in table.spec.widths.values()]
+        for position, bucket in enumerate(map(int, table.buckets)):
+            first = table.first_row(bucket)
+            if not one.mask[position]:
+                self._rows.skip(table, first + length)
+                continue
+            self._let_go_on(table.spec.bucket_bytes)
+            self._rows.read(table, first, copies)
+            if not has_digest(one.entry, bucket, copies):
+                self.wrong[one.at][position] = True
+            with self._lock:
+                self._cpu_s[thread] = before_s + time.thread_time() - began_s
+                self._ended_bytes += table.spec.bucket_bytes
+                self._num_compared += 1
+
+    def _let_go_on(self, num_bytes: int) -> None:
+        """Pauses until the next bucket may begin."""
+        with self._pace_lock:
+            self._pace.keep_to(
+                num_bytes,
+                is_urgent=self._is_urgent,
+                busy_s=lambda: sum(self._cpu_s.values()),
+                open_bytes=lambda: self._begun_bytes - self._ended_bytes,
+            )
+            self._begun_bytes += num_bytes
+
+    def _is_urgent(self) -> bool:
+        self._check()
+        if self._is_stopped:
+            raise _Stopped
+        return self._is_awaited or self._rows.is_nearly_full
+
+    def _damage(self) -> RowsDamaged:
+        found = [
+            describe_bucket(one.entry, "rows and slots", int(bucket))
+            for one in self._kept
+            for bucket in one.table.buckets[self.wrong[one.at]]
+        ]
+        named = "; ".join(found[:_MOST_NAMED])
+        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        return RowsDamaged(
+            f"Found rows in memory that are not those of the commit: {named}{more}. Expected each bucket that a host "
+            "kept to have the digest of the manifest. The run goes back and reads them. If it happens again, have the "
+            "memory of this machine tested."
+        )
