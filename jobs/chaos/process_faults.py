@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from podembed.jobs.chaos.schedule import DEVICE_POINTS, PHASES, RunShape, Schedule, Told, ended_with, kill
 from podembed.orchestrator.commit.lease import Fenced
+from podembed.orchestrator.events.machines import MemoryWrong
 from podembed.orchestrator.events.progress import HostSlow
 from podembed.workers.faults.plan import Fault
 from podembed.workers.liveness.progress import Phase
@@ -42,13 +43,15 @@ def killed_together(shape: RunShape) -> list[Schedule]:
     everyone = tuple(kill("step.gradient_exchange", str(Worker("host", host)), step=step) for host in hosts)
     first = kill("step.update", "host 0", step=step)
     last = shape.num_hosts - 1
+    # A host that lives on reads nothing.
+    restores = "verify.bucket" if shape.num_hosts > 1 else "restore.file"
     return [
         Schedule(number="F2", title="a host and another host's device killed together", faults=pair),
         Schedule(number="F2", title="all hosts killed together", faults=everyone),
         Schedule(
             number="F3",
             title="a host killed as it restores, in the recovery of another",
-            faults=(first, kill("restore.file", str(Worker("host", last)), after=0)),
+            faults=(first, kill(restores, str(Worker("host", last)), after=0)),
         ),
         Schedule(
             number="F3",
@@ -140,15 +143,22 @@ def killed_while_saving(shape: RunShape) -> list[Schedule]:
 def killed_while_restoring(shape: RunShape) -> list[Schedule]:
     """F8."""
     lost = kill("step.update", "host 0", step=shape.step_after(2))
-    cases = [("a new host killed as it reads the commit", 0)]
+    reads = kill("restore.file", "host 0", nth=3, after=0)
+    found = [Schedule(number="F8", title="a new host killed as it reads the commit", faults=(lost, reads))]
     if shape.num_hosts > 1:
-        cases.append(("a host that lived on killed as it verifies its rows", shape.num_hosts - 1))
-    return [
-        Schedule(
-            number="F8", title=title, faults=(lost, kill("restore.file", str(Worker("host", host)), nth=3, after=0))
-        )
-        for title, host in cases
-    ]
+        last = str(Worker("host", shape.num_hosts - 1))
+        verifies = kill("verify.bucket", last, nth=3, after=0)
+        wrong = Fault(point="verify.bucket", rank=last, action="nan", nth=3, after=0)
+        found += [
+            Schedule(number="F8", title="a host that lived on killed as it verifies its rows", faults=(lost, verifies)),
+            Schedule(
+                number="F8",
+                title="a host that lived on has wrong rows, found while training goes on",
+                faults=(lost, wrong),
+                tells=(Told(MemoryWrong.kind, {"buckets": 1}),),
+            ),
+        ]
+    return found
 
 
 def driver_killed(shape: RunShape) -> list[Schedule]:

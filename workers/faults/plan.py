@@ -55,6 +55,7 @@ POINTS: Mapping[str, str] = {
     "step.bucket_exchange": "host: buckets that get another owner are about to be offered",
     "move.round": "host: buckets are about to be sent to their new owners; hit once a round",
     "restore.file": "host: a bucket or a delta has been restored",
+    "verify.bucket": "host: a bucket that it kept is about to be compared with the commit; nan makes it a wrong one",
     "device.step": "device: a batch is about to be trained; nan spoils the activations",
     "device.gradients": "device: gradients lie in the shared memory and are not yet announced; nan spoils them",
     "step.copy_for_save": "device: dense arrays are about to be copied for a save",
@@ -91,6 +92,7 @@ _DATA_ACTIONS: Mapping[str, frozenset[str]] = {
     "storage.list": frozenset({"stale", "http_error"}),
     "storage.delete": frozenset({"http_error"}),
     "mesh.send": _FRAMES,
+    "verify.bucket": frozenset({"nan"}),
     "device.step": frozenset({"nan"}),
     "device.gradients": frozenset({"nan"}),
 }

@@ -27,6 +27,7 @@ from podembed.workers.checkpoint.files import describe_bucket, has_digest
 from podembed.workers.checkpoint.frozen_rows import FrozenRows
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.save_pace import SavePace
+from podembed.workers.faults.inject import spoil
 from podembed.workers.liveness.progress import Phase, Tracker
 
 _LOOK_S = 0.1
@@ -209,6 +210,8 @@ class Verification:
                 continue
             self._let_go_on(table.spec.bucket_bytes)
             self._rows.read(table, first, copies)
+            if self._tracker.faults is not None:
+                spoil(self._tracker.faults, "verify.bucket", step=self._tracker.progress().step, arrays=copies)
             if not has_digest(one.entry, bucket, copies):
                 self.wrong[one.at][position] = True
             with self._lock:
