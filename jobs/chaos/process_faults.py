@@ -149,12 +149,20 @@ def killed_while_restoring(shape: RunShape) -> list[Schedule]:
         last = str(Worker("host", shape.num_hosts - 1))
         verifies = kill("verify.bucket", last, nth=3, after=0)
         wrong = Fault(point="verify.bucket", rank=last, action="nan", nth=3, after=0)
+        spoilt = Fault(point="verify.begin", rank=last, action="nan", after=0)
+        slow = Fault(point="verify.bucket", rank=last, action="delay", after=1, arguments={"seconds": 8.0})
         found += [
             Schedule(number="F8", title="a host that lived on killed as it verifies its rows", faults=(lost, verifies)),
             Schedule(
                 number="F8",
                 title="a host that lived on has wrong rows, found while training goes on",
                 faults=(lost, wrong),
+                tells=(Told(MemoryWrong.kind, {"buckets": 1}),),
+            ),
+            Schedule(
+                number="F8",
+                title="wrong rows of a host that lived on make the loss infinite before they are found",
+                faults=(lost, spoilt, slow),
                 tells=(Told(MemoryWrong.kind, {"buckets": 1}),),
             ),
         ]

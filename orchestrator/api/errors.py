@@ -192,11 +192,10 @@ def roots(failures: Sequence[Failure]) -> list[Failure]:
     """Those that the others follow from. When a member of the gang is gone, JAX aborts the rest. Of several device
     processes that died, only the first may therefore be a root. Host processes die for reasons of their own.
     """
-    lost = [
-        failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG, FailureKind.DAMAGED)
-    ]
+    lost = [failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG)]
     hosts = [failure for failure in lost if failure.worker and failure.worker.is_host]
-    return hosts or _in_order(lost)[:1] or [failure for failure in failures if failure.kind is FailureKind.PEER]
+    by_kind = [[f for f in failures if f.kind is kind] for kind in (FailureKind.DAMAGED, FailureKind.PEER)]
+    return hosts or _in_order(lost)[:1] or by_kind[0] or by_kind[1]
 
 
 def is_host_fault(failures: Sequence[Failure]) -> bool:

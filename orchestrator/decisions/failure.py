@@ -142,12 +142,19 @@ class GiveUp:
     kind: FaultClass
 
 
-def fault_class(failures: Sequence[Failure]) -> FaultClass:
-    """What a group of failures is charged to: its root decides, not the echoes of it in other processes."""
+def fault_class(failures: Sequence[Failure], *, is_proven: bool = True) -> FaultClass:
+    """What a group of failures is charged to: its root decides, not the echoes of it in other processes.
+
+    Args:
+      is_proven: the rows that hosts kept from before a fault are known to be right. Otherwise they may be why a job
+        failed or was refused.
+    """
     memory = next((failure.memory for failure in failures if failure.memory), "")
     if memory:
         return FaultClass.HOST_MEMORY if memory == "host" else FaultClass.DEVICE_MEMORY
     if not is_host_fault(failures):
+        if not is_proven:
+            return FaultClass.HOST
         return FaultClass.REFUSAL if all(failure.refusal for failure in failures) else FaultClass.USER
     return FaultClass.PREEMPTION if all(failure.is_preemption for failure in roots(failures)) else FaultClass.HOST
 
@@ -160,6 +167,7 @@ def after_failure(
     max_user_errors: int = 0,
     step: int | None = None,
     num_hosts: int = 1,
+    is_proven: bool = True,
 ) -> Recover | GiveUp:
     """What to do after workers failed.
 
@@ -170,8 +178,9 @@ def after_failure(
       max_user_errors: exceptions of the job that are borne in all.
       step: that was worked on; None while the generation started, where an exception would come again for sure.
       num_hosts: of the attempt.
+      is_proven: as of `fault_class`.
     """
-    kind, what = fault_class(failures), cause(failures)
+    kind, what = fault_class(failures, is_proven=is_proven), cause(failures)
     match kind:
         case FaultClass.REFUSAL:
             return GiveUp(cause=what, kind=kind)

@@ -45,9 +45,7 @@ __all__ = ["LOOK_S", "SEEN_SETTLE_S", "SETTLE_S", "Cluster", "HostWatch"]
 LOOK_S = 3.0  # between two looks at the cluster while a generation runs
 WAIT_LOOK_S = 0.5  # while hosts are waited for
 SETTLE_S = 5.0  # what a run gave back is counted as free again after a moment
-SEEN_SETTLE_S = (
-    15.0  # the same where the generation ended for machines that were there: with fewer hosts it ended for nothing
-)
+SEEN_SETTLE_S = 15.0  # the same where it ended for machines that were there: with fewer hosts it ended for nothing
 SAY_AFTER_S = 2.0
 SAY_EVERY_S = 60.0
 EARLY_S = 60.0  # a device process that fails sooner than that has something against its machine
@@ -318,8 +316,7 @@ class HostWatch:
           has_committed: since the generation began.
 
         Raises:
-          JobFailed, WorkerRefused, ConfigurationError, CrashLoop: trying again would not help, or was tried often
-          enough.
+          JobFailed, WorkerRefused, ConfigurationError, CrashLoop: another try would not help, or many did not.
         """
         if has_committed:
             self.budget = replace(self.budget, host_faults=0)
@@ -334,6 +331,7 @@ class HostWatch:
             max_user_errors=self._limits.max_user_errors,
             step=None if group is None or is_host_fault(marked) else _step_of(group),
             num_hosts=self.num_hosts,
+            is_proven=group is None or group.is_proven,
         )
         if isinstance(decision, GiveUp):
             text = self._describe_plan(self.num_hosts)
@@ -357,7 +355,8 @@ class HostWatch:
         has_other_root = any(_host_of(failure) not in going for failure in lost)
         if not going or has_other_root:
             return list(failures)
-        return [replace(failure, is_preemption=failure.kind is not FailureKind.ERROR) for failure in failures]
+        own = (FailureKind.ERROR, FailureKind.DAMAGED)
+        return [replace(one, is_preemption=one.kind not in own) for one in failures]
 
     def _note(self, failures: Sequence[Failure]) -> None:
         """Charges failure domains with the faults in them, and says which of them rest from now on."""

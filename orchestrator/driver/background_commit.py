@@ -1,6 +1,7 @@
 """`BackgroundCommits`: the commits of one generation, made while the workers train on; at most one is under way.
 
 A commit begins at a step: the workers freeze that moment, which takes them no time, and write it beside their steps.
+The first one after a fault waits until the rows that hosts kept have been compared with the commit before.
 When all have said what they wrote, it is verified and published, then acknowledged. What a commit means stays the same:
 before its manifest exists, there is no commit. A fault before that leaves files that no manifest names.
 

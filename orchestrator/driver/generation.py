@@ -7,7 +7,7 @@ What outlives it is in `Shared`; `Groups` keeps those of its processes that live
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podembed.orchestrator.api.errors import FailureKind, WorkerFailure, is_host_fault
 from podembed.orchestrator.api.signals import NOW_S, StoppedAtStart
@@ -88,7 +88,7 @@ class Generation:
         shared, lease = self._shared, self.lease
         windows = Windows(shared)
         group = self.group = self._launched(windows)
-        placement = self._formed(group)
+        placement = self._formed(group, compares_first=fault is not None and fault.doubts_rows)
         windows.placed(placement)
         announce(shared, group, self._base, fault, survivors=len(self._kept), before_s=self._laps.seconds)
         shared.watch.began(group.handles, generation=lease.generation)
@@ -123,8 +123,12 @@ class Generation:
         group.activity = shared.reporter.activity
         return group
 
-    def _formed(self, group: WorkerGroup) -> Placement:
-        """Plans who owns what, makes a generation of the processes and brings them to the commit."""
+    def _formed(self, group: WorkerGroup, *, compares_first: bool) -> Placement:
+        """Plans who owns what, makes a generation of the processes and brings them to the commit.
+
+        Args:
+          compares_first: as in `HostSpec`.
+        """
         shared, base = self._shared, self._base
         before = base.placement if base else None
         if base and self._kept and self.placement is not None:
@@ -144,7 +148,8 @@ class Generation:
             platform=shared.platform,
         )
         self.placement = plan.placement
-        group.form(plan.hosts, plan.device, kept=self._kept, base=base)
+        hosts = [replace(host, compares_first=compares_first) for host in plan.hosts]
+        group.form(hosts, plan.device, kept=self._kept, base=base)
         beginning = shared.run.beginning() if base is None else None
         if beginning is None:
             group.restore(base)
@@ -259,6 +264,7 @@ class Generation:
           JobFailed, WorkerRefused, ConfigurationError, CrashLoop: another generation would not help.
         """
         shared, is_starting = self._shared, self._committing is None
+        is_proven = self.group is None or self.group.is_proven
         gone = (FailureKind.DIED, FailureKind.HUNG)
         shared.journal.tracing.cut(
             str(failure), [one.worker for one in failure.failures if one.worker and one.kind in gone]
@@ -271,10 +277,20 @@ class Generation:
         self.finish_commits(can_finish=not is_host_fault(failure.failures))
         committed = self.lease.head_step
         decision = shared.watch.failed(
-            failure, group=None if is_starting else self.group, has_committed=committed > self.base_step
+            failure,
+            group=None if is_starting else self.group,
+            has_committed=committed > self.base_step,
         )
-        reached = max(committed, self.base_step)
-        return stop_lost(shared, self.group, decision, failure.failures, noticed_s=noticed_s, base_step=reached)
+        is_damaged = any(one.kind is FailureKind.DAMAGED for one in failure.failures)
+        return stop_lost(
+            shared,
+            self.group,
+            decision,
+            failure.failures,
+            noticed_s=noticed_s,
+            base_step=max(committed, self.base_step),
+            doubts_rows=is_damaged or not (is_proven or is_host_fault(failure.failures)),
+        )
 
     def close(self) -> None:
         """Ends all of it that lives and was not kept for the next one."""

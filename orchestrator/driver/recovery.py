@@ -24,6 +24,7 @@ class Fault:
     Attributes:
       reached_step: steps that some host had done.
       stopped_s: the clock's reading when the generation was gone.
+      doubts_rows: rows that hosts keep may be wrong, so they are compared with the commit before training goes on.
     """
 
     cause: str
@@ -31,6 +32,7 @@ class Fault:
     detect_s: float
     stop_s: float
     stopped_s: float
+    doubts_rows: bool = False
 
 
 def stop_lost(
@@ -41,6 +43,7 @@ def stop_lost(
     *,
     noticed_s: float,
     base_step: int,
+    doubts_rows: bool,
 ) -> Fault:
     """Ends a lost generation; what lives on of it is used for the next one.
 
@@ -49,6 +52,7 @@ def stop_lost(
       failures: that ended it.
       noticed_s: wall time at which the driver learned of the fault.
       base_step: to which the next generation goes back.
+      doubts_rows: as in `Fault`.
     """
     shared.reporter.close()
     failed = {failure.worker for failure in roots(failures) or failures if failure.worker is not None}
@@ -76,6 +80,7 @@ def stop_lost(
         detect_s=max(0.0, noticed_s - last_step_s) if last_step_s else 0.0,
         stop_s=stopped_s - started_s,
         stopped_s=stopped_s,
+        doubts_rows=doubts_rows,
     )
 
 

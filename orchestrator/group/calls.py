@@ -125,6 +125,9 @@ class HostCalls(WorkerCalls):
     ) -> Call[HostWindow]:
         return self.handle.call("train", first_step, last_step, is_followed, is_profiled, is_sampled)
 
+    def verify(self) -> Call[None]:
+        return self.handle.call("verify")
+
     def evaluate(self) -> Call[ScoredSamples]:
         return self.handle.call("evaluate")
 

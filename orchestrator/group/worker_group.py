@@ -42,6 +42,7 @@ class WorkerGroup(ProcessGroup):
       start_s: the same in more detail; of what all devices do at once, that of the slowest.
       refusals: connections that hosts did not let in while they joined, one line each.
       restored: what each host said of how its shard was restored.
+      is_proven: whether no host has rows that are still to be compared with the commit.
       activity: told what a start is doing.
     """
 
@@ -50,6 +51,7 @@ class WorkerGroup(ProcessGroup):
     spent_s: dict[str, float] = field(default_factory=dict)
     start_s: dict[str, float] = field(default_factory=dict)
     restored: Sequence[Restored] = ()
+    is_proven: bool = True
     _restoring: list[Call[Any]] = field(default_factory=list)
     _spec: HostSpec | None = None
     refusals: Sequence[str] = ()
@@ -155,6 +157,7 @@ class WorkerGroup(ProcessGroup):
             calls += [device.restore(manifest and manifest.dense) for device in self._devices]
         answers = self.gather(calls, self.deadlines.start_s, counts_marks=True)
         self.restored = [answer for answer in answers if isinstance(answer, Restored)]
+        self.is_proven = not any(one.buckets_to_compare for one in self.restored)
         self.spent_s["restore"] = self.clock.monotonic_s() - started
 
     def warm_start(self, beginning: Beginning) -> None:
@@ -165,6 +168,17 @@ class WorkerGroup(ProcessGroup):
         calls += [device.warm_start(location, plan.dense, plan.dense_parts) for device in self._devices]
         self.gather(calls, self.deadlines.start_s, counts_marks=True)
         self.spent_s["restore"] = self.clock.monotonic_s() - started
+
+    def prove(self) -> None:
+        """Waits until the rows that hosts kept are known to be those of the commit, where that is still open. To be
+        called before anything is made of them that lasts, or is judged by.
+
+        Raises:
+          WorkerFailure: a host has others.
+        """
+        if not self.is_proven:
+            self.gather([host.verify() for host in self._hosts], self.deadlines.start_s, counts_marks=True)
+            self.is_proven = True
 
     def train(
         self,
@@ -185,13 +199,14 @@ class WorkerGroup(ProcessGroup):
 
     def evaluate(self) -> list[ScoredSamples]:
         """Scores the evaluation data once. Returns each host's part."""
+        self.prove()
         calls: list[Call[Any]] = [host.evaluate() for host in self._hosts]
         calls += [device.serve_window() for device in self._devices]
         return self.gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
 
     def begin_save(self, attempt: str, *, is_delta: bool, before_failed: bool = False) -> Sequence[Call[Any]]:
         """Freezes the present moment on all workers and starts to write it below `data/<attempt>`; training may go on
-        at once.
+        at once. Rows that hosts kept from before a fault are proven first.
 
         Args:
           is_delta: of the tables only the rows that changed since the last save that became a commit, or since the
@@ -201,6 +216,7 @@ class WorkerGroup(ProcessGroup):
         Returns:
           The calls under way, for `receipts` and `await_receipts`.
         """
+        self.prove()
         # A worker does these calls in order, and its writing thread waits for the first. The driver needs no answer
         # before the next step.
         begun = [host.begin_save(attempt, before_failed) for host in self._hosts]

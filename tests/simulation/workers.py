@@ -511,6 +511,8 @@ class SimulatedHost(HostWorker):
     def begin_save(self, attempt: str = "", before_failed: bool = False) -> None:
         self._around.reached(self._process, "host begin_save")
         super().begin_save(attempt, before_failed)
+        # All has been compared, so what was spoilt had been read anew.
+        self._is_spoilt = False
         self._is_filled = True
         self._saved.add(attempt)
 

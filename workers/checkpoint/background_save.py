@@ -142,7 +142,9 @@ class BackgroundSave:
           RuntimeError: the save before has not ended.
         """
         if self.rows.is_running:
-            raise RuntimeError("A save was begun while another one is running. Expected its receipts first.")
+            raise RuntimeError(
+                "A save was begun while another one is running, or rows are compared. Expected the end of that first."
+            )
         if self._undo is not None and attempt:
             self._undo.freeze(attempt, before_failed=before_failed)
         joins_before = before_failed and self._has_begun

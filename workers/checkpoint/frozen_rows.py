@@ -1,15 +1,16 @@
 """`FrozenRows`: the rows of a host at one moment, kept for a save while training goes on changing them.
 
 Each row is copied once. Either the saving thread reads it first, or the working thread puts it into the snapshot before
-it changes it. The saving thread then reads it from there.
+it changes it. The saving thread then reads it from there. After a fault, the moment is that of the commit, and threads
+that compare rows with it read them in the same way (`workers.host.survivors.verification`).
 
-Threads: the working thread alone changes rows, and freezes the moment between two steps. The saving thread reads. The
-lock `turn` guards what both touch: the books of the snapshots, and rows that neither has copied. The saving thread
-holds it for one piece of a bucket (`PIECE_BYTES`). The working thread holds it while it looks at the rows that it is
-about to change. No other thread takes it. When the snapshot is full, the working thread waits for the saving thread.
-The saving thread never waits for the working one once a moment is frozen, so there is no circle. A save that ends, well
-or not, wakes the working thread and leaves nothing to wait for. The working thread gives up a save that frees nothing
-for too long. It keeps no more rows for it and goes on, and the save fails when it wakes.
+Threads: the working thread alone changes rows, and freezes the moment between two steps. The saving thread reads, or
+those that compare do. The lock `turn` guards what both sides touch: the books of the snapshots, and rows that neither
+has copied. A reader holds it for one piece of a bucket (`PIECE_BYTES`). The working thread holds it while it looks at
+the rows that it is about to change. When the snapshot is full, the working thread waits for the readers. They never
+wait for the working one once a moment is frozen, so there is no circle. A save that ends, well or not, wakes the
+working thread and leaves nothing to wait for. The working thread gives up a save that frees nothing for too long. It
+keeps no more rows for it and goes on, and the save fails when it wakes.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ class FrozenRows:
         with self._tracker.phase(Phase.WAIT_FOR_SAVE):
             while self.is_running and self._num_pieces == seen:
                 self._raise_if_aborted()
-                if time.monotonic() > deadline_s:
+                # What else reads the rows is not waited for by storage; an abort ends the wait.
+                if self._is_for_save and time.monotonic() > deadline_s:
                     self._give_up()
                     return
                 self.turn.wait(_LOOK_S)

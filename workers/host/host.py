@@ -2,7 +2,7 @@
 input, and its files.
 
 A plain class: an actor wraps it on a cluster, a thread runs it in one process. It never touches JAX. One thread works
-(`start`, `rejoin`, `connect`, `restore`, `train`, `evaluate`, `begin_save`, `close`). Another one may be in
+(`start`, `rejoin`, `connect`, `restore`, `verify`, `train`, `evaluate`, `begin_save`, `close`). Another one may be in
 `write_save` meanwhile (`workers.checkpoint.background_save`). `status`, `acknowledge` and `abort` may be called from a
 third at any time.
 """
@@ -49,7 +49,7 @@ class HostWorker:
     def rejoin(self, spec: HostSpec) -> HostReady:
         """Leaves a generation that was aborted and begins another one, with what is here of the rows of `spec.base`.
 
-        The tables go back to that commit as far as the undo log reaches; `restore` verifies that and reads the rest.
+        The tables go back to that commit as far as the undo log reaches; `restore` reads the rest.
 
         Raises:
           As `start`; ReadAheadError: the storage holds up a read of the old generation.
@@ -151,18 +151,26 @@ class HostWorker:
             first_step, last_step, is_followed=is_followed, is_profiled=is_profiled, is_sampled=is_sampled
         )
 
+    def verify(self) -> None:
+        """Waits until the rows that this host kept are known to be those of the commit that training went on from.
+
+        Raises:
+          RowsDamaged: some are others.
+        """
+        self._present.shard.finish_verification()
+
     def evaluate(self) -> ScoredSamples:
         """Scores this host's lanes of the evaluation data, each sample once. Changes no row.
 
         Raises:
           As `train`.
         """
-        self._present.shard.finish_verification()
+        self.verify()
         return self._present.windows.evaluate()
 
     def begin_save(self, attempt: str = "", before_failed: bool = False) -> None:
         """Makes the present moment the one that `write_save` writes, as the commit `attempt`. Takes no time, but
-        for the rows of tables that live on devices, which come here.
+        for the rows of tables that live on devices, which come here, and for rows that are still to be compared.
 
         Args:
           before_failed: the save before did not become a commit.
@@ -172,7 +180,7 @@ class HostWorker:
           RowsDamaged: as `train`.
         """
         self._tracker.point("save.begin")
-        self._present.shard.finish_verification()
+        self.verify()
         self._present.take_rows()
         self._present.shard.save.freeze(attempt, before_failed=before_failed)
 

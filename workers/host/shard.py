@@ -145,8 +145,9 @@ class Shard:
 
     def raise_if_damaged(self) -> None:
         """As `Verification.raise_if_damaged`. From any thread."""
-        if self._verification is not None:
-            self._verification.raise_if_damaged()
+        verification = self._verification
+        if verification is not None:
+            verification.raise_if_damaged()
 
     def finish_verification(self) -> None:
         """Waits until all rows are known to be those that training went on from. To be called before anything is made
@@ -182,7 +183,7 @@ class Shard:
             if self._verification is not None:
                 self.surviving.forget(self._verification.wrong)
         elif self.surviving.commit != commit:
-            # What is known is of another commit: a survivor of a fault within a restore keeps what it had verified.
+            # What is known is of another commit: a survivor of a fault within a restore keeps what it had.
             self.surviving = SurvivingShard.none_of(self.tables)
 
     def release(self) -> Survivor:
@@ -249,5 +250,7 @@ def restore_shard(
                 on_round=on_round,
                 beside=on_same_machine if store.is_local else frozenset(),
             )
-    restored, kept = surviving.restore(store, tables, files, on_chunk=go_on)
+    restored, kept = surviving.restore(
+        store, tables, files, on_chunk=go_on, compares_first=spec.compares_first, threads=spec.threads
+    )
     return replace(restored, undo_s=tracker.phase_s.get(Phase.UNDO, 0.0)), kept

@@ -46,6 +46,8 @@ class HostSpec:
       fault_plan: faults to be injected.
       base: the commit that the generation starts from; None for first values.
       undo_share: of the tables' bytes, what the undo log may take; 0 for none.
+      compares_first: whether rows that this host kept are compared with the commit before training goes on, and not
+        while it does.
       threads: of the host's kernels.
       exchange: how the frames of each step travel; the same on all hosts.
       sample_multiple: the rows of a share, with padding, are a multiple of it.
@@ -73,6 +75,7 @@ class HostSpec:
     fault_plan: FaultPlan | None = None
     base: str | None = None
     undo_share: float = 0.0
+    compares_first: bool = False
     threads: int = 1
     exchange: Route = Route.AUTO
     sample_multiple: int = 1

@@ -41,11 +41,13 @@ from podembed.orchestrator.driver.saves import Saves
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.workers.data.errors import InputError
 from podembed.workers.device.gang_errors import GangError
+from podembed.workers.host.survivors.verification import RowsDamaged
 from podembed.workers.job.job import JobError
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.errors import StorageError, StoreUnavailable
 
 DIED, HUNG, PEER, ERROR = FailureKind.DIED, FailureKind.HUNG, FailureKind.PEER, FailureKind.ERROR
+DAMAGED = FailureKind.DAMAGED
 
 
 def failures(*kinds: FailureKind) -> list[Failure]:
@@ -146,6 +148,9 @@ def test_a_window_of_many_hosts_still_ends_soon_enough_to_be_stopped() -> None:
         ([ERROR, HUNG], True, "host 1 hung: m1"),
         ([ERROR, PEER], True, "host 0 failed: m0"),
         ([PEER, ERROR], True, "host 1 failed: m1"),
+        ([DAMAGED], True, "host 0 had wrong rows: m0"),
+        ([PEER, ERROR, DAMAGED], True, "host 2 had wrong rows: m2"),
+        ([DAMAGED, DIED], True, "host 1 died: m1"),
     ],
 )
 def test_the_root_of_a_group_of_failures(kinds: list[FailureKind], is_fault: bool, root: str) -> None:
@@ -240,6 +245,33 @@ GONE = {"kind": DIED, "is_preemption": True}
 )
 def test_what_a_failure_is_charged_to(failures: list[Failure], charged: FaultClass) -> None:
     assert fault_class(failures) is charged
+    # Rows that nobody has compared yet may be why a job failed, and why nothing else did.
+    is_of_job = charged in (FaultClass.USER, FaultClass.REFUSAL)
+    assert fault_class(failures, is_proven=False) is (FaultClass.HOST if is_of_job else charged)
+
+
+def test_who_is_looked_at_after_wrong_rows() -> None:
+    damaged = hosts_of(Worker("host", 1), kind=DAMAGED)
+    peer = hosts_of(Worker("host", 0), kind=PEER)
+    device = hosts_of(Worker("device", 0), kind=DIED)
+    assert roots([*peer, *damaged]) == damaged
+    assert roots([*damaged, *device]) == device
+
+
+def test_wrong_rows_are_a_fault_of_their_host() -> None:
+    found = failure_of(Worker("host", 1), RowsDamaged("Found rows"))
+    assert (found.kind, found.refusal) == (FailureKind.DAMAGED, None)
+    decision = after_failure([found], budget=Budget(), max_failures=3)
+    assert decision == Recover(
+        cause="host 1 had wrong rows: RowsDamaged: Found rows", kind=FaultClass.HOST, budget=Budget(host_faults=1)
+    )
+
+
+def test_a_job_that_fails_on_rows_in_doubt_is_tried_again() -> None:
+    failed = failures(ERROR)
+    assert isinstance(after_failure(failed, budget=Budget(), max_failures=3), GiveUp)
+    decision = after_failure(failed, budget=Budget(), max_failures=3, is_proven=False)
+    assert decision == Recover(cause="host 0 failed: m0", kind=FaultClass.HOST, budget=Budget(host_faults=1))
 
 
 @pytest.mark.parametrize(

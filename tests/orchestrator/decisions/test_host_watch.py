@@ -109,6 +109,7 @@ class World:
     machines: Machines
     watch: HostWatch
     said: list[str]
+    is_proven: bool = True
 
     def begin(self, hosts: str, *, generation: int = 1) -> None:
         """A generation runs on these machines, a letter each."""
@@ -123,7 +124,9 @@ class World:
 
     def fail(self, *failures: Failure, step: int | None = 7, has_committed: bool = False) -> Any:
         progress = Progress(step=step or 0, phase=Phase.GATHER, marks=1, step_unix_s=1.0)
-        group: Any = None if step is None else SimpleNamespace(last_progress=lambda: [progress])
+        group: Any = SimpleNamespace(last_progress=lambda: [progress], is_proven=self.is_proven)
+        if step is None:
+            group = None
         return self.watch.failed(WorkerFailure(failures), group=group, has_committed=has_committed)
 
 

@@ -15,6 +15,8 @@ import pytest
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.orchestrator.group.worker_group import Call, Deadlines, HostHandles, WorkerGroup
+from podembed.workers.host.survivors.surviving_shard import Restored
+from podembed.workers.host.survivors.verification import RowsDamaged
 from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.errors import MeshConnectTimeout
@@ -464,3 +466,31 @@ def test_close_asks_everybody_and_stop_stops_once() -> None:
     group.stop()
     group.stop()
     assert backend.num_stops == 1
+
+
+@pytest.mark.parametrize("method", ["evaluate", "begin_save"])
+def test_rows_that_hosts_kept_are_proven_once_before_anything_lasts(method: str) -> None:
+    group, backend = group_of({(Worker("host", 1), "restore"): Restored(buckets_kept=3, buckets_to_compare=2)})
+    group.restore(None)
+    assert not group.is_proven
+
+    def ask() -> list[str]:
+        begun = len(backend.asked)
+        group.evaluate() if method == "evaluate" else group.begin_save("s000000001-g00000001", is_delta=False)
+        return [asked for worker, asked, _ in backend.asked[begun:] if worker.is_host]
+
+    assert ask()[:3] == ["verify", "verify", method]
+    assert group.is_proven
+    assert "verify" not in ask()
+
+
+@pytest.mark.parametrize("method", ["evaluate", "begin_save"])
+def test_a_host_with_wrong_rows_ends_the_generation_before_anything_lasts(method: str) -> None:
+    damaged = failure_of(Worker("host", 0), RowsDamaged("Found rows"))
+    script = {(Worker("host", 0), "restore"): Restored(buckets_to_compare=1), (Worker("host", 0), "verify"): damaged}
+    group, backend = group_of(script)
+    group.restore(None)
+    with pytest.raises(WorkerFailure, match="host 0 damaged: RowsDamaged"):
+        group.evaluate() if method == "evaluate" else group.begin_save("s000000001-g00000001", is_delta=False)
+    assert not group.is_proven
+    assert method not in [asked for _, asked, _ in backend.asked]

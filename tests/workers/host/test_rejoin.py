@@ -5,6 +5,7 @@ that nothing happened to.
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ import pytest
 
 from podembed.embedding.buckets import MAX_BUCKETS, split_evenly
 from podembed.embedding.lookup.placement import place_tables
+from podembed.workers.checkpoint import save_pace
 from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.host import HostWorker
 from podembed.workers.host.survivors.moves import BucketExchange
@@ -144,6 +147,33 @@ def test_the_bytes_are_those_of_an_undisturbed_run(
         assert_same_bytes(pod.state("end"), undisturbed)
 
 
+def test_rows_go_back_only_when_no_thread_reads_them(
+    job: JobConfig, tmp_path: Path, undisturbed: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault while rows that were kept are still compared, slowly."""
+    real = Undo.back_to
+
+    def back_to(undo: Undo, commit: str) -> Any:
+        assert not any("verification" in thread.name for thread in threading.enumerate())
+        return real(undo, commit)
+
+    monkeypatch.setattr(Undo, "back_to", back_to)
+    monkeypatch.setattr(save_pace, "SHARE_OF_PROCESSORS", 1e-6)
+    with survivors(job, tmp_path, 2, leave_at=8) as pod:
+        pod.train(0, 5)
+        pod.commit_as(BASE)
+        fail(pod, 5, 12)
+        pod.go_on(leave_at=7)
+        assert any("verification" in thread.name for thread in threading.enumerate())
+        fail(pod, 5, 12)
+        # The next one waits for the threads of one host after the other.
+        for worker in pod.workers:
+            worker._present.shard.close()
+        pod.go_on()
+        pod.train(5, 12)
+        assert_same_bytes(pod.state("end"), undisturbed)
+
+
 def test_a_fault_before_the_first_commit_begins_again(
     job: JobConfig, tmp_path: Path, undisturbed: dict[str, np.ndarray]
 ) -> None:
@@ -215,9 +245,19 @@ def test_without_a_way_back_the_process_lives_and_reads_its_rows(
         assert_same_bytes(pod.state("end"), undisturbed)
 
 
+@pytest.mark.parametrize(
+    ("call", "arguments"), [("begin_save", ("s000000005-g00000003",)), ("evaluate", ()), ("verify", ())]
+)
 def test_a_row_that_changed_behind_the_back_of_the_log_is_found(
-    job: JobConfig, tmp_path: Path, undisturbed: dict[str, np.ndarray]
+    job: JobConfig,
+    tmp_path: Path,
+    undisturbed: dict[str, np.ndarray],
+    call: str,
+    arguments: tuple[Any, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Nothing is compared until somebody waits for it.
+    monkeypatch.setattr(save_pace, "SHARE_OF_PROCESSORS", 1e-9)
     with survivors(job, tmp_path, 2, leave_at=8) as pod:
         pod.train(0, 5)
         pod.commit_as(BASE)
@@ -226,10 +266,12 @@ def test_a_row_that_changed_behind_the_back_of_the_log_is_found(
         table.rows[-3:, 0].view(np.uint32)[...] ^= 1 << 7
         restored = pod.go_on()
         assert restored[1].buckets_read == 0
-        first, second = pod.outcomes("begin_save", [("s000000005-g00000003",)] * 2)
-        assert first is None
-        assert isinstance(second, RowsDamaged)
-        assert "table 'b', rows and slots, bucket" in str(second)
+        assert restored[1].buckets_to_compare == restored[1].buckets_kept > 0
+        with pytest.raises(RowsDamaged, match="table 'b', rows and slots, bucket"):
+            getattr(pod.workers[1], call)(*arguments)
+        with pytest.raises(RowsDamaged):
+            pod.workers[1].train(5, 6)
+        pod.workers[0].verify()
         restored = pod.go_on()
         assert [one.buckets_wrong for one in restored] == [0, 1]
         assert restored[1].buckets_read == 1

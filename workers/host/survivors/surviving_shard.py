@@ -4,7 +4,8 @@ A survivor's tables are cut anew for the placement of the new generation, table 
 or stay where they are. Others are let go, each giving its memory back when it is copied. Buckets that go to other hosts
 are kept for them (`moves`), as far as that takes no more memory than there was. What is not here comes from the host
 that had it, or from the commit's files, and its digest is compared with the manifest's. Buckets that stayed are
-compared while training goes on (`verification`).
+compared while training goes on (`verification`). Only where that found wrong rows, or where they may be why the job
+failed, they are compared first.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.file_threads import FileThreads
+from podembed.workers.checkpoint.files import has_digest
 from podembed.workers.checkpoint.shard import TableFiles, check_table, read_shard
 from podembed.workers.checkpoint.undo import log_bytes
 from podembed.workers.host.survivors.moves import ROUND_BYTES, BucketExchange, Moved, Place
@@ -31,8 +35,9 @@ class Restored:
     """How a host's shard came to hold the rows of a commit.
 
     Attributes:
-      buckets_kept: that were here; their digests are compared while training goes on.
-      buckets_wrong: that were here in the generation before and had another digest; read, and worth an alarm.
+      buckets_kept: that were here, and that nothing shows to be wrong.
+      buckets_to_compare: of these, whose digests are compared while training goes on.
+      buckets_wrong: that were thought to be here and had another digest; read, and worth an alarm.
       buckets_moved, bytes_moved: that other hosts sent and that had the commit's digest.
       buckets_refused: that other hosts offered, and that did not come or had another digest; read, and worth an alarm.
       buckets_read, bytes_read: from storage.
@@ -40,6 +45,7 @@ class Restored:
     """
 
     buckets_kept: int = 0
+    buckets_to_compare: int = 0
     buckets_wrong: int = 0
     buckets_read: int = 0
     bytes_read: int = 0
@@ -78,7 +84,7 @@ class SurvivingShard:
     def forget(self, wrong: Sequence[np.ndarray]) -> None:
         """Some buckets are others than the commit's: per table, bool `[buckets held here]`."""
         for known, mask in zip(self.known, wrong, strict=True):
-            self.num_wrong += int(np.count_nonzero(known & mask))
+            self.num_wrong += int(np.count_nonzero(mask))
             known &= ~mask
 
     def recut(
@@ -189,12 +195,16 @@ class SurvivingShard:
         files: Sequence[TableFiles],
         *,
         on_chunk: Callable[[], None],
+        compares_first: bool = False,
+        threads: int = 1,
     ) -> tuple[Restored, list[np.ndarray]]:
         """Reads what is not here.
 
         Args:
           files: of the commit; what is known must be known of that one.
-          on_chunk: called after each file that was read.
+          on_chunk: called after each file that was read, and each bucket that was compared.
+          compares_first: whether what was kept is compared now, and read where it is wrong.
+          threads: that compare.
 
         Returns:
           What was done, and per table, bool `[buckets held here]`, which buckets are still to be compared
@@ -210,13 +220,20 @@ class SurvivingShard:
         kept = [
             known & ~np.isin(table.buckets, came) for table, known, came in zip(tables, self.known, moved, strict=True)
         ]
+        if compares_first:
+            self.forget(_wrong(store, tables, files, kept, on_chunk=on_chunk, threads=threads))
+            num_kept = sum(int((known & mask).sum()) for known, mask in zip(self.known, kept, strict=True))
+            kept = [np.zeros_like(mask) for mask in kept]
+        else:
+            num_kept = sum(int(mask.sum()) for mask in kept)
         wanted = [table.buckets[~known].tolist() for table, known in zip(tables, self.known, strict=True)]
         num_bytes = read_shard(store, tables, files, on_chunk=on_chunk, wanted=wanted)
         for known in self.known:
             known[:] = True
         num_wrong, self.num_wrong = self.num_wrong, 0
         restored = Restored(
-            buckets_kept=sum(int(mask.sum()) for mask in kept),
+            buckets_kept=num_kept,
+            buckets_to_compare=sum(int(mask.sum()) for mask in kept),
             buckets_wrong=num_wrong,
             buckets_read=sum(map(len, wanted)),
             bytes_read=num_bytes,
@@ -227,6 +244,36 @@ class SurvivingShard:
             read_s=time.monotonic() - started,
         )
         return restored, kept
+
+
+def _wrong(
+    store: Store,
+    tables: Sequence[Table],
+    files: Sequence[TableFiles],
+    kept: Sequence[np.ndarray],
+    *,
+    on_chunk: Callable[[], None],
+    threads: int,
+) -> list[np.ndarray]:
+    """Per table, bool `[buckets held here]`, which of the kept buckets have another digest than the commit's."""
+    by_name = {entry.name: entry for entry in files}
+    found = [np.zeros_like(mask) for mask in kept]
+    with FileThreads(store, num_threads=threads) as workers:
+        for table, mask, wrong in zip(tables, kept, found, strict=True):
+            if not mask.any() or (entry := by_name.get(table.spec.name)) is None:
+                # `read_shard` refuses a commit of other tables.
+                continue
+            check_table(table.spec, entry)
+            for position in map(int, np.flatnonzero(mask)):
+                workers.submit(partial(_compare, table, entry, wrong, position))
+                on_chunk()
+        workers.finish()
+    return found
+
+
+def _compare(table: Table, entry: TableFiles, wrong: np.ndarray, position: int) -> None:
+    bucket = int(table.buckets[position])
+    wrong[position] = not has_digest(entry, bucket, list(table.bucket(bucket).values()))
 
 
 def _num_bytes(arrays: Sequence[np.ndarray]) -> int:

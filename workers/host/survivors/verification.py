@@ -6,10 +6,10 @@ recovery takes as long with large tables as with small ones.
 
 The moment of the commit is frozen as for a save (`workers.checkpoint.frozen_rows`): a row that training changes is kept
 first. The threads here copy a bucket, then compute its digest from the copy. They keep to the pace of a save, since
-training and the devices that compile need the processors. When somebody waits, they go as fast as they can.
+training and the devices that compile need the processors. When training waits for them, they go as fast as they can.
 
 A bucket that differs ends the generation (`RowsDamaged`), once all others have been compared. The next one reads it
-from the commit.
+from the commit, and compares the others before it trains.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -42,18 +41,23 @@ class _Stopped(Exception):
     """The generation is over."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Kept:
-    """The buckets of one table that are compared.
+    """The buckets of one table that are compared. Mutated: how far they are read, by who holds the turn.
 
     Attributes:
-      mask: bool `[buckets held here]`.
+      positions: rising, of the buckets to compare among those held here.
+      wrong: bool `[buckets held here]`, which were found to differ.
+      num_read: of the positions.
+      turn: rows are read in rising order.
     """
 
-    at: int
     table: Table
     entry: TableFiles
-    mask: np.ndarray
+    positions: np.ndarray
+    wrong: np.ndarray
+    num_read: int = 0
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Verification:
@@ -91,14 +95,12 @@ class Verification:
         self.wrong = [np.zeros(len(table.buckets), bool) for table in tables]
         by_name = {entry.name: entry for entry in files}
         self._kept = [
-            _Kept(at, table, by_name[table.spec.name], mask)
-            for at, (table, mask) in enumerate(zip(tables, kept, strict=True))
+            _Kept(table, by_name[table.spec.name], np.flatnonzero(mask), wrong)
+            for table, mask, wrong in zip(tables, kept, self.wrong, strict=True)
             if mask.any()
         ]
-        for table, mask in zip(tables, kept, strict=True):
-            if not mask.any():
-                rows.skip(table, table.num_rows)
         self._waiting = [*self._kept]
+        self._not_read = [table for table, mask in zip(tables, kept, strict=True) if not mask.any()]
         self._lock = threading.Lock()
         self._is_stopped = self._is_awaited = False
         self._error: BaseException | None = None
@@ -107,8 +109,12 @@ class Verification:
         self._cpu_s: dict[int, float] = {}
         self._pace = SavePace(tracker, processors=processors, longest_grace_s=0.0, is_training=lambda: True)
         self._pace_lock = threading.Lock()
-        self._running = min(threads, len(self._waiting))
-        self._begin(self._running)
+        if tracker.faults is not None and self._kept:
+            one = self._kept[0]
+            bucket = one.table.bucket(int(one.table.buckets[one.positions[0]]))
+            spoil(tracker.faults, "verify.begin", step=tracker.progress().step, arrays=bucket.values())
+        self._running = threads
+        self._begin(threads)
 
     # ------------------------------------------------------------------ the working thread
 
@@ -118,8 +124,9 @@ class Verification:
         Raises:
           RowsDamaged: a bucket has another digest.
         """
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if error is not None:
+            raise error
 
     @property
     def is_over(self) -> bool:
@@ -131,16 +138,20 @@ class Verification:
         Raises:
           RowsDamaged: a bucket has another digest.
         """
-        seen = 0
         self._is_awaited = True
-        with self._tracker.phase(Phase.RESTORE):
-            while self._running:
-                self._check()
-                self._wait(_LOOK_S)
-                if self._num_compared != seen:
-                    seen = self._num_compared
-                    self._tracker.mark()
+        if self._running:
+            with self._tracker.phase(Phase.RESTORE):
+                self._wait_for_all()
         self.raise_if_damaged()
+
+    def _wait_for_all(self) -> None:
+        seen = 0
+        while self._running:
+            self._check()
+            self._wait(_LOOK_S)
+            if self._num_compared != seen:
+                seen = self._num_compared
+                self._tracker.mark()
 
     def stop(self) -> None:
         """Ends it. No thread looks at a row afterwards. Safe to call twice."""
@@ -150,10 +161,10 @@ class Verification:
         self._error = None
 
     def _begin(self, count: int) -> None:
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="verification")
-        for _ in range(count):
-            self._pool.submit(self._work)
-        self._pool.shutdown(wait=False)
+        # A process that ends does not wait for them.
+        self._threads = [threading.Thread(target=self._work, name="verification", daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
 
     def _wait(self, seconds: float) -> None:
         """Until all is compared, or for so long."""
@@ -162,14 +173,21 @@ class Verification:
                 self._rows.turn.wait(seconds)
 
     def _join(self) -> None:
-        self._pool.shutdown(wait=True)
+        for thread in self._threads:
+            thread.join()
 
     # ------------------------------------------------------------------ the threads
 
     def _work(self) -> None:
+        began_s = time.thread_time()
+        most_bytes = max((kept.table.spec.bucket_bytes for kept in self._kept), default=0)
+        room = np.empty(most_bytes // 4, np.float32)
         try:
+            while (table := self._next_not_read()) is not None:
+                self._rows.skip(table, table.num_rows)
             while (one := self._next()) is not None:
-                self._compare(one)
+                self._compare(one, room)
+                self._cpu_s[threading.get_ident()] = time.thread_time() - began_s
         except _Stopped:
             pass
         except BaseException as error:
@@ -189,35 +207,54 @@ class Verification:
                     self._running = 0
                     self._rows.turn.notify_all()
 
-    def _next(self) -> _Kept | None:
-        """The table of which training has changed most, so that it need not wait for room."""
+    def _next_not_read(self) -> Table | None:
         with self._lock:
-            if not self._waiting:
-                return None
-            one = max(self._waiting, key=lambda kept: self._rows.taken_by(kept.table))
-            self._waiting.remove(one)
-            return one
+            return self._not_read.pop() if self._not_read else None
 
-    def _compare(self, one: _Kept) -> None:
-        table, length = one.table, one.table.spec.layout.rows_per_bucket
-        began_s, thread = time.thread_time(), threading.get_ident()
-        before_s = self._cpu_s.get(thread, 0.0)
-        copies = [np.empty((length, width), np.float32) for width in table.spec.widths.values()]
-        for position, bucket in enumerate(map(int, table.buckets)):
-            first = table.first_row(bucket)
-            if not one.mask[position]:
-                self._rows.skip(table, first + length)
-                continue
-            self._let_go_on(table.spec.bucket_bytes)
-            self._rows.read(table, first, copies)
+    def _next(self) -> _Kept | None:
+        """The table of which training has changed most, so that it need not wait for room; None at the end."""
+        with self._lock:
+            return max(self._waiting, key=lambda kept: self._rows.taken_by(kept.table), default=None)
+
+    def _compare(self, one: _Kept, room: np.ndarray) -> None:
+        """Compares the next bucket of a table, if there is one.
+
+        Args:
+          room: of the thread, for the copy of a bucket of any table.
+        """
+        table, num_bytes = one.table, one.table.spec.bucket_bytes
+        self._let_go_on(num_bytes)
+        copies, at = [], 0
+        for width in table.spec.widths.values():
+            size = table.spec.layout.rows_per_bucket * width
+            copies.append(room[at : at + size].reshape(-1, width))
+            at += size
+        position = self._read_next(one, copies)
+        if position is not None:
             if self._tracker.faults is not None:
                 spoil(self._tracker.faults, "verify.bucket", step=self._tracker.progress().step, arrays=copies)
-            if not has_digest(one.entry, bucket, copies):
-                self.wrong[one.at][position] = True
-            with self._lock:
-                self._cpu_s[thread] = before_s + time.thread_time() - began_s
-                self._ended_bytes += table.spec.bucket_bytes
-                self._num_compared += 1
+            one.wrong[position] = not has_digest(one.entry, int(table.buckets[position]), copies)
+        with self._lock:
+            self._ended_bytes += num_bytes
+            self._num_compared += 1
+
+    def _read_next(self, one: _Kept, copies: Sequence[np.ndarray]) -> int | None:
+        """Reads the next bucket of a table; its position, or None if there is none."""
+        table = one.table
+        with one.turn:
+            if one.num_read == len(one.positions):
+                with self._lock:
+                    if one in self._waiting:
+                        self._waiting.remove(one)
+                self._rows.skip(table, table.num_rows)
+                return None
+            position = int(one.positions[one.num_read])
+            first = table.first_row(int(table.buckets[position]))
+            # Of buckets between that are not compared.
+            self._rows.skip(table, first)
+            self._rows.read(table, first, copies)
+            one.num_read += 1
+            return position
 
     def _let_go_on(self, num_bytes: int) -> None:
         """Pauses until the next bucket may begin."""
@@ -240,7 +277,7 @@ class Verification:
         found = [
             describe_bucket(one.entry, "rows and slots", int(bucket))
             for one in self._kept
-            for bucket in one.table.buckets[self.wrong[one.at]]
+            for bucket in one.table.buckets[one.wrong]
         ]
         named = "; ".join(found[:_MOST_NAMED])
         more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""

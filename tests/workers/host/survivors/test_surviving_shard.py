@@ -87,6 +87,7 @@ def test_the_same_placement_keeps_the_arrays_and_reads_nothing(
     restored, kept = surviving.restore(store, tables, files, on_chunk=lambda: None)
     assert [table.rows.ctypes.data for table in tables] == memory
     assert [mask.tolist() for mask in kept] == [[True] * 3, [True]]
+    assert restored.buckets_to_compare == 4
     assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read, restored.bytes_read) == (4, 0, 0, 0)
     assert_committed(tables)
 
@@ -116,13 +117,31 @@ def test_buckets_that_turned_out_to_be_wrong_are_read_and_counted_once(
     tables = tables_with([[0, 1, 2], [5]])
     tables[1].slots["accumulator"].reshape(-1).view(np.uint32)[7] ^= 1
     surviving = SurvivingShard(ATTEMPT, [np.array([True, True, False]), np.ones(1, bool)])
-    # A bucket that is not known anyway is none that was thought to be here.
+    # Of one of them the way back was lost, too.
     surviving.forget([np.array([False, False, True]), np.ones(1, bool)])
     restored, kept = surviving.restore(store, tables, files, on_chunk=lambda: None)
-    assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read) == (2, 1, 2)
+    assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read) == (2, 2, 2)
     assert [mask.tolist() for mask in kept] == [[True, True, False], [False]]
     assert_committed(tables)
     assert surviving.restore(store, tables, files, on_chunk=lambda: None)[0].buckets_wrong == 0
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_in_doubt_are_compared_first_and_read_where_they_are_wrong(
+    committed: tuple[CountingStore, tuple[TableFiles, ...]], threads: int
+) -> None:
+    store, files = committed
+    tables = tables_with([[0, 1, 2], [5]])
+    tables[0].bucket(1)["rows"][3, 2] += 1.0
+    tables[1].slots["accumulator"].reshape(-1).view(np.uint32)[7] ^= 1
+    surviving = SurvivingShard(ATTEMPT, [np.ones(3, bool), np.ones(1, bool)])
+    restored, kept = surviving.restore(
+        store, tables, files, on_chunk=lambda: None, compares_first=True, threads=threads
+    )
+    assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read) == (2, 2, 2)
+    assert restored.buckets_to_compare == 0
+    assert not any(mask.any() for mask in kept)
+    assert_committed(tables)
 
 
 def test_what_was_right_before_a_fault_on_the_way_need_not_be_read_after_it(

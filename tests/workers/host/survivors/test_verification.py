@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ import pytest
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.background_save import BackgroundSave
+from podembed.workers.checkpoint.files import has_digest
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.device.doorway import ChannelError
+from podembed.workers.host.survivors import verification
 from podembed.workers.host.survivors.verification import RowsDamaged, Verification
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.storage.store import Store
@@ -116,7 +119,36 @@ def test_rows_that_training_changes_are_compared_as_they_were(
     assert one.tracker.phase_s[Phase.RESTORE] > 0
     # The next save is of the present rows.
     one.save.freeze("s000000009-g00000002")
-    one.save.write(one.store, "s000000009-g00000002", is_first=True, is_delta=tracks_changes)
+    receipt = one.save.write(one.store, "s000000009-g00000002", is_first=True, is_delta=tracks_changes)
+    if tracks_changes:
+        # Of what training changed, all and nothing else.
+        changed = [sum(part.num_rows for part in table.parts) for table in receipt.tables]
+        assert changed == [len(range(0, table.num_rows, 7)) for table in one.tables]
+
+
+def test_one_table_is_compared_by_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, seen, barrier = host(tmp_path), set(), threading.Barrier(2)
+
+    def compare(*arguments: Any) -> bool:
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            barrier.wait(PATIENCE_S)
+        return has_digest(*arguments)
+
+    monkeypatch.setattr(verification, "has_digest", compare)
+    one.verify(kept=[range(8), []], threads=2, processors=100.0).finish()
+    assert len(seen) == 2
+
+
+def test_tables_that_training_changes_are_compared_before_others(tmp_path: Path) -> None:
+    """Otherwise a step would wait for a whole other table."""
+    one = host(tmp_path, buffer_bytes=256 << 10)
+    found = one.verify()
+    one.train(1, np.arange(200))
+    kept = found._next()
+    assert kept is not None
+    assert kept.table is one.tables[1]
+    found.stop()
 
 
 def test_what_differs_is_named_when_all_has_been_compared(tmp_path: Path) -> None:
