@@ -163,7 +163,7 @@ class FrozenRows:
         with self._tracker.phase(Phase.WAIT_FOR_SAVE):
             while self.is_running and self._num_pieces == seen:
                 self._raise_if_aborted()
-                # What else reads the rows is not waited for by storage; an abort ends the wait.
+                # Threads that compare rows wait for no storage, so only an abort ends this.
                 if self._is_for_save and time.monotonic() > deadline_s:
                     self._give_up()
                     return

@@ -285,7 +285,7 @@ def test_a_save_that_hangs_is_given_up_and_training_goes_on(tmp_path: Path, thre
     writing = thread.submit(save.write, store, "s1-g1", is_first=True)
     table.update(np.array([1400, 1000, 900]), np.ones((3, 4), np.float32), 1.0)
     assert table.rows[[900, 1000, 1400], 0].tolist() == [-1.0] * 3
-    with pytest.raises(RuntimeError, match="Expected its receipts first"):
+    with pytest.raises(RuntimeError, match="Expected the end of that first"):
         save.freeze()
     store.tickets.release(1000)
     with pytest.raises(SaveStalled, match="wrote nothing for 0 s.* Look at the storage"):
@@ -406,7 +406,7 @@ def test_a_delta_goes_back_to_the_last_save_that_became_a_commit(fails: str, tmp
 def test_one_save_at_a_time() -> None:
     save, _ = saver([table_of(SGD(1.0))])
     save.freeze()
-    with pytest.raises(RuntimeError, match="Expected its receipts first"):
+    with pytest.raises(RuntimeError, match="Expected the end of that first"):
         save.freeze()
 
 
