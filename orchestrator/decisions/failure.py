@@ -181,6 +181,10 @@ def after_failure(
       is_proven: as of `fault_class`.
     """
     kind, what = fault_class(failures, is_proven=is_proven), cause(failures)
+    if kind is not fault_class(failures):
+        if budget.host_faults + 1 > max_failures:
+            return GiveUp(cause=what, kind=fault_class(failures))
+        what = f"{what.rstrip('.')}. Rows that hosts had kept were not compared with the commit yet, so they may be why"
     match kind:
         case FaultClass.REFUSAL:
             return GiveUp(cause=what, kind=kind)

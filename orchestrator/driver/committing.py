@@ -67,6 +67,8 @@ class Committing:
         Raises:
           As `BackgroundCommits.begin`.
         """
+        # This wait is for no commit, and is not told as one.
+        self._group.prove()
         clock, before = self._shared.clock, self.commits.begun_step
         started_s = clock.monotonic_s()
         trace = self._shared.journal.tracing.driver

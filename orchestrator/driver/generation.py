@@ -282,6 +282,8 @@ class Generation:
             has_committed=committed > self.base_step,
         )
         is_damaged = any(one.kind is FailureKind.DAMAGED for one in failure.failures)
+        # A start that failed has not compared all.
+        still_doubts = is_starting and before is not None and before.doubts_rows
         return stop_lost(
             shared,
             self.group,
@@ -289,7 +291,7 @@ class Generation:
             failure.failures,
             noticed_s=noticed_s,
             base_step=max(committed, self.base_step),
-            doubts_rows=is_damaged or not (is_proven or is_host_fault(failure.failures)),
+            doubts_rows=is_damaged or still_doubts or not (is_proven or is_host_fault(failure.failures)),
         )
 
     def close(self) -> None:

@@ -198,7 +198,11 @@ class WorkerGroup(ProcessGroup):
         return answers[: self.num_hosts], answers[self.num_hosts :]
 
     def evaluate(self) -> list[ScoredSamples]:
-        """Scores the evaluation data once. Returns each host's part."""
+        """Scores the evaluation data once. Returns each host's part.
+
+        Raises:
+          WorkerFailure: a worker failed, or had wrong rows.
+        """
         self.prove()
         calls: list[Call[Any]] = [host.evaluate() for host in self._hosts]
         calls += [device.serve_window() for device in self._devices]
@@ -215,6 +219,9 @@ class WorkerGroup(ProcessGroup):
 
         Returns:
           The calls under way, for `receipts` and `await_receipts`.
+
+        Raises:
+          WorkerFailure: a host had wrong rows.
         """
         self.prove()
         # A worker does these calls in order, and its writing thread waits for the first. The driver needs no answer

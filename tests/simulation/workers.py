@@ -439,6 +439,8 @@ class SimulatedHost(HostWorker):
                     f"{restored.buckets_wrong} were wrong",
                 )
         if restored.buckets_wrong:
+            if restored.buckets_to_compare:
+                self._around.violated("I19", f"{self._process} trusts its other rows after wrong ones: {restored}")
             if not self._is_spoilt:
                 self._around.violated(
                     "I19", f"{self._process} went back to {self._present.spec.base}, and was wrong: {restored}"

@@ -95,7 +95,8 @@ class HostWorker:
 
     def restore(self, tables: Sequence[TableFiles] | None) -> Restored:
         """Restores the shard from a commit, or with first values. What this host or another one holds of the commit is
-        not read. What this host kept is verified while training goes on; an evaluation or a save waits for that.
+        not read. What this host kept is verified while training goes on, and an evaluation or a save waits for that; or
+        here, with `HostSpec.compares_first`.
 
         Raises:
           StorageError, ChunkDamaged: a file is missing or is not what was committed.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.host import HostWorker
+from podembed.workers.host.survivors import verification
 from podembed.workers.host.survivors.moves import BucketExchange
 from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.host.survivors.verification import RowsDamaged
@@ -62,7 +64,12 @@ class Survivors(Pod):
             worker.acknowledge(attempt)
 
     def go_on(
-        self, *, lost: Collection[int] = (), num_hosts: int | None = None, leave_at: int | None = None
+        self,
+        *,
+        lost: Collection[int] = (),
+        num_hosts: int | None = None,
+        leave_at: int | None = None,
+        compares_first: bool = False,
     ) -> list[Restored]:
         """The next generation, from the last commit: hosts that are not lost rejoin, devices are new."""
         before = self.workers[0]._present.spec
@@ -84,6 +91,7 @@ class Survivors(Pod):
             placement=self.placed(before.placement),
             base=self.commit[0] if self.commit else None,
             undo_share=self.undo_share,
+            compares_first=compares_first,
             shares_memory=not self.are_apart,
         )
         starts = [
@@ -150,26 +158,55 @@ def test_the_bytes_are_those_of_an_undisturbed_run(
 def test_rows_go_back_only_when_no_thread_reads_them(
     job: JobConfig, tmp_path: Path, undisturbed: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault while rows that were kept are still compared, slowly."""
-    real = Undo.back_to
-
-    def back_to(undo: Undo, commit: str) -> Any:
-        assert not any("verification" in thread.name for thread in threading.enumerate())
-        return real(undo, commit)
-
-    monkeypatch.setattr(Undo, "back_to", back_to)
-    monkeypatch.setattr(save_pace, "SHARE_OF_PROCESSORS", 1e-6)
+    """A fault while rows that were kept are still compared, by threads that hear of it late."""
     with survivors(job, tmp_path, 2, leave_at=8) as pod:
         pod.train(0, 5)
         pod.commit_as(BASE)
         fail(pod, 5, 12)
-        pod.go_on(leave_at=7)
-        assert any("verification" in thread.name for thread in threading.enumerate())
+        real_digest, real_undo, looked = verification.has_digest, Undo.back_to, []
+
+        def slow(*arguments: Any) -> bool:
+            time.sleep(3.0)
+            return real_digest(*arguments)
+
+        def back_to(undo: Undo, commit: str) -> Any:
+            (shard,) = [w._present.shard for w in pod.workers if w._present.shard.undo is undo]
+            assert shard._verification is not None
+            looked.append([thread.is_alive() for thread in shard._verification._threads])
+            return real_undo(undo, commit)
+
+        monkeypatch.setattr(verification, "has_digest", slow)
+        pod.go_on(leave_at=5)
         fail(pod, 5, 12)
-        # The next one waits for the threads of one host after the other.
-        for worker in pod.workers:
-            worker._present.shard.close()
+        assert all(any(thread.is_alive() for thread in _threads_of(worker)) for worker in pod.workers)
+        monkeypatch.setattr(Undo, "back_to", back_to)
+        monkeypatch.setattr(verification, "has_digest", real_digest)
         pod.go_on()
+        assert looked == [[False], [False]]
+        pod.train(5, 12)
+        assert_same_bytes(pod.state("end"), undisturbed)
+
+
+def _threads_of(worker: HostWorker) -> Sequence[threading.Thread]:
+    found = worker._present.shard._verification
+    assert found is not None
+    return found._threads
+
+
+def test_rows_in_doubt_are_compared_before_training(
+    job: JobConfig, tmp_path: Path, undisturbed: dict[str, np.ndarray]
+) -> None:
+    with survivors(job, tmp_path, 2, leave_at=8) as pod:
+        pod.train(0, 5)
+        pod.commit_as(BASE)
+        fail(pod, 5, 12)
+        table = pod.workers[1]._present.shard.tables[1]
+        table.rows[-3:, 0].view(np.uint32)[...] ^= 1 << 7
+        restored = pod.go_on(compares_first=True)
+        assert [one.buckets_wrong for one in restored] == [0, 1]
+        assert [one.buckets_to_compare for one in restored] == [0, 0]
+        assert restored[1].buckets_read == 1
+        assert restored[1].buckets_to_compare == 0
         pod.train(5, 12)
         assert_same_bytes(pod.state("end"), undisturbed)
 

@@ -41,7 +41,8 @@ class Restored:
       buckets_moved, bytes_moved: that other hosts sent and that had the commit's digest.
       buckets_refused: that other hosts offered, and that did not come or had another digest; read, and worth an alarm.
       buckets_read, bytes_read: from storage.
-      undo_s, move_s, read_s: seconds; `undo_s` is that of the undo in memory.
+      undo_s, move_s, read_s: seconds; `undo_s` is that of the undo in memory. Where buckets are compared first,
+        `read_s` has that, too.
     """
 
     buckets_kept: int = 0
@@ -203,7 +204,8 @@ class SurvivingShard:
         Args:
           files: of the commit; what is known must be known of that one.
           on_chunk: called after each file that was read, and each bucket that was compared.
-          compares_first: whether what was kept is compared now, and read where it is wrong.
+          compares_first: whether what was kept is compared now, and read where it is wrong. After a wrong bucket it is
+            in any case.
           threads: that compare.
 
         Returns:
@@ -220,7 +222,7 @@ class SurvivingShard:
         kept = [
             known & ~np.isin(table.buckets, came) for table, known, came in zip(tables, self.known, moved, strict=True)
         ]
-        if compares_first:
+        if compares_first or self.num_wrong:
             self.forget(_wrong(store, tables, files, kept, on_chunk=on_chunk, threads=threads))
             num_kept = sum(int((known & mask).sum()) for known, mask in zip(self.known, kept, strict=True))
             kept = [np.zeros_like(mask) for mask in kept]

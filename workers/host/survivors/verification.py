@@ -163,8 +163,18 @@ class Verification:
     def _begin(self, count: int) -> None:
         # A process that ends does not wait for them.
         self._threads = [threading.Thread(target=self._work, name="verification", daemon=True) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
+        begun = 0
+        try:
+            for thread in self._threads:
+                thread.start()
+                begun += 1
+        finally:
+            if begun < count:
+                # The error goes on; those that begin end at once.
+                self._is_stopped = True
+                self._running = begun
+                del self._threads[begun:]
+                self._join() if begun else self._rows.end()
 
     def _wait(self, seconds: float) -> None:
         """Until all is compared, or for so long."""
@@ -179,10 +189,10 @@ class Verification:
     # ------------------------------------------------------------------ the threads
 
     def _work(self) -> None:
-        began_s = time.thread_time()
-        most_bytes = max((kept.table.spec.bucket_bytes for kept in self._kept), default=0)
-        room = np.empty(most_bytes // 4, np.float32)
         try:
+            began_s = time.thread_time()
+            most_bytes = max((kept.table.spec.bucket_bytes for kept in self._kept), default=0)
+            room = np.empty(most_bytes // 4, np.float32)
             while (table := self._next_not_read()) is not None:
                 self._rows.skip(table, table.num_rows)
             while (one := self._next()) is not None:
@@ -212,9 +222,9 @@ class Verification:
             return self._not_read.pop() if self._not_read else None
 
     def _next(self) -> _Kept | None:
-        """The table of which training has changed most, so that it need not wait for room; None at the end."""
+        """The table for whose rows training would wait first; None when there is no other."""
         with self._lock:
-            return max(self._waiting, key=lambda kept: self._rows.taken_by(kept.table), default=None)
+            return max(self._waiting, key=lambda kept: self._rows.urgency_of(kept.table), default=None)
 
     def _compare(self, one: _Kept, room: np.ndarray) -> None:
         """Compares the next bucket of a table, if there is one.
@@ -243,10 +253,7 @@ class Verification:
         table = one.table
         with one.turn:
             if one.num_read == len(one.positions):
-                with self._lock:
-                    if one in self._waiting:
-                        self._waiting.remove(one)
-                self._rows.skip(table, table.num_rows)
+                # Another thread read the last one meanwhile.
                 return None
             position = int(one.positions[one.num_read])
             first = table.first_row(int(table.buckets[position]))
@@ -254,6 +261,10 @@ class Verification:
             self._rows.skip(table, first)
             self._rows.read(table, first, copies)
             one.num_read += 1
+            if one.num_read == len(one.positions):
+                with self._lock:
+                    self._waiting.remove(one)
+                self._rows.skip(table, table.num_rows)
             return position
 
     def _let_go_on(self, num_bytes: int) -> None:

@@ -121,7 +121,8 @@ def test_buckets_that_turned_out_to_be_wrong_are_read_and_counted_once(
     surviving.forget([np.array([False, False, True]), np.ones(1, bool)])
     restored, kept = surviving.restore(store, tables, files, on_chunk=lambda: None)
     assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read) == (2, 2, 2)
-    assert [mask.tolist() for mask in kept] == [[True, True, False], [False]]
+    # The others have been compared now, too.
+    assert not any(mask.any() for mask in kept)
     assert_committed(tables)
     assert surviving.restore(store, tables, files, on_chunk=lambda: None)[0].buckets_wrong == 0
 
