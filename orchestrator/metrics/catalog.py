@@ -75,7 +75,7 @@ CATALOG: dict[str, Metric] = {
             _gauge(
                 "dense_update_norm",
                 "",
-                "Euclidean norm of the change of all dense parameters by a step, mean of every eighth of the window.",
+                "Euclidean norm of the change of all dense parameters by a step, mean of every 32nd of the window.",
             ),
             is_kept=True,
         ),

@@ -1,4 +1,4 @@
-"""Which generations compare the rows that hosts kept before they train: those after a fault that such rows may cause."""
+"""Which generations compare the rows that hosts kept before they train: those after a fault that such rows cause."""
 
 from __future__ import annotations
 

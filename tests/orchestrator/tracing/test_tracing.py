@@ -98,8 +98,8 @@ def test_a_trace_shows_its_steps_and_changes_none(plain: Result, small_data: str
         for one in slices
         if "hlo_op" in one.values
     ]
-    # Each operation of the compiled step once, and on the common clock. Of these steps, only step 8 has the norms that
-    # are measured in every eighth, and the other three have what stands in for them.
+    # Each operation of the compiled step once, and on the common clock. Norms that are not measured in each step may
+    # have others in some.
     found = Counter(one.values["hlo_op"] for one in operations if one.values["hlo_module"] == "jit_train")
     assert len(found) > 10
     assert {4} <= {*found.values()} <= {1, 3, 4}

@@ -16,10 +16,12 @@ import pytest
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.activations import Activations
 from podembed.workers.device.dense_half import sigmoid_binary_cross_entropy
+from podembed.workers.device.measures import step as measures_of_step
 from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker
 from podembed.workers.device.options import DeviceOptions
 from podembed.workers.device.process import DeviceProcess, _not_finite
 from podembed.workers.device.shared_memory import ChannelEnd, ChannelServer, ChannelTimeout, Record, RecordKind
+from podembed.workers.device.transfers import ways
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.learning.window_figures import LabelCounts, figures_of
 from podembed.workers.job.sequence_rooms import NO_LEVELS
@@ -174,8 +176,14 @@ def squared_error(scores: jax.Array, labels: jax.Array) -> jax.Array:
     ids=["alone", "among other hosts", "own loss and a chain"],
 )
 def test_losses_gradients_and_parameters_are_those_of_plain_jax(
-    job: JobConfig, paired: Callable[[JobConfig], Pair], changes: dict[str, Any], weight_sum: float
+    job: JobConfig,
+    paired: Callable[[JobConfig], Pair],
+    changes: dict[str, Any],
+    weight_sum: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for module in (measures_of_step, ways):
+        monkeypatch.setattr(module, "NORMS_EVERY", 8)
     job = replace(job, data=replace(job.data, sample_weight="importance"), **changes)
     pair, plain = paired(job), Plain(job)
     batches = [random_batch(job, seed, num_padding=seed) for seed in range(10)]

@@ -76,7 +76,7 @@ class DenseNorms:
 
     Attributes:
       gradient: mean of the window's steps.
-      update: mean of every eighth step of the run; None where the window has none of these.
+      update: mean of every 32nd step of the run; None where the window has none of these.
       params: before the last of them.
       largest_gradient: of one step.
     """
