@@ -44,6 +44,8 @@ def check_run(
     """
     store = url if isinstance(url, Store) else open_run_store(url)
     record, findings = check_record(store)
+    # Before the lineage is read, so that one that goes meanwhile is known to have been there.
+    published = set(read_commit_names(store))
     lineage, lineage_findings = check_lineage(store)
     told = {finding.file for finding in lineage_findings}
     if commit is not None:
@@ -59,7 +61,7 @@ def check_run(
         if include_uncounted or lineage_findings:
             # Without a lineage it is unknown which ones count, so all are worth a look.
             names += sorted(set(read_commit_names(store)) - set(lineage))
-    published = set(read_commit_names(store))
+    published |= set(read_commit_names(store))
     # After the manifests: a pass writes its record before the first goes, and removes it when nothing is left to be
     # listed below.
     going, refused = read_deletions(store)

@@ -65,7 +65,7 @@ def one_line(seen: Snapshot, window: Point | None) -> str:
         _share("goodput", window.value("goodput_ratio")),
         f"hosts {window.value('hosts') or 0:.0f}",
         f"generation {window.generation}",
-        f"committed step {seen.last('committed_step') or 0:.0f}",
+        f"committed step {committed:.0f}" if (committed := seen.last("committed_step")) else "no commit yet",
     ]
     auc = seen.newest_of("evaluation", "metric").get("auc")
     parts += [_figure("AUC", auc, ".4f")] if auc is not None else []

@@ -16,6 +16,7 @@ from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.keep import keep_latest
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, to_json
+from podembed.orchestrator.fsck import check as check_module
 from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.fsck.findings import RunCheck
 from podembed.orchestrator.fsck.report import render
@@ -283,6 +284,19 @@ class TestLeftovers:
                 store.delete(manifests[0].tables[0].chunks[0].name)
 
         check = check_run(store.location, on_commit=prune_behind_our_back)
+        assert check.is_intact
+        assert [commit.is_gone for commit in check.commits] == [False, False, True]
+
+    def test_nor_is_one_that_is_deleted_before_the_first_is_read(self, run, monkeypatch) -> None:
+        store, manifests = run
+        real = check_module.record_findings
+
+        def prune_behind_our_back(checked):
+            store.delete(commit_file(manifests[0].name))
+            return real(checked)
+
+        monkeypatch.setattr(check_module, "record_findings", prune_behind_our_back)
+        check = check_run(store.location)
         assert check.is_intact
         assert [commit.is_gone for commit in check.commits] == [False, False, True]
 
