@@ -163,11 +163,18 @@ def test_rows_go_back_only_when_no_thread_reads_them(
         pod.train(0, 5)
         pod.commit_as(BASE)
         fail(pod, 5, 12)
-        real_digest, real_undo, looked = verification.has_digest, Undo.back_to, []
+        real_digest, real_stop = verification.has_digest, verification.Verification.stop
+        real_undo, looked, is_told = Undo.back_to, [], threading.Event()
 
-        def slow(*arguments: Any) -> bool:
-            time.sleep(3.0)
+        def late(*arguments: Any) -> bool:
+            assert is_told.wait(PATIENCE_S)
+            # Still at work when whoever told it to stop could go on.
+            time.sleep(0.2)
             return real_digest(*arguments)
+
+        def stop(found: verification.Verification) -> None:
+            is_told.set()
+            real_stop(found)
 
         def back_to(undo: Undo, commit: str) -> Any:
             (shard,) = [w._present.shard for w in pod.workers if w._present.shard.undo is undo]
@@ -175,16 +182,21 @@ def test_rows_go_back_only_when_no_thread_reads_them(
             looked.append([thread.is_alive() for thread in shard._verification._threads])
             return real_undo(undo, commit)
 
-        monkeypatch.setattr(verification, "has_digest", slow)
+        monkeypatch.setattr(verification, "has_digest", late)
+        monkeypatch.setattr(verification.Verification, "stop", stop)
         pod.go_on(leave_at=5)
         fail(pod, 5, 12)
         assert all(any(thread.is_alive() for thread in _threads_of(worker)) for worker in pod.workers)
         monkeypatch.setattr(Undo, "back_to", back_to)
-        monkeypatch.setattr(verification, "has_digest", real_digest)
         pod.go_on()
         assert looked == [[False], [False]]
         pod.train(5, 12)
         assert_same_bytes(pod.state("end"), undisturbed)
+
+
+def spoil_a_row(worker: HostWorker) -> None:
+    """Of table b, unknown to its undo log."""
+    worker._present.shard.tables[1].rows[-3:, 0].view(np.uint32)[...] ^= 1 << 7
 
 
 def _threads_of(worker: HostWorker) -> Sequence[threading.Thread]:
@@ -200,8 +212,7 @@ def test_rows_in_doubt_are_compared_before_training(
         pod.train(0, 5)
         pod.commit_as(BASE)
         fail(pod, 5, 12)
-        table = pod.workers[1]._present.shard.tables[1]
-        table.rows[-3:, 0].view(np.uint32)[...] ^= 1 << 7
+        spoil_a_row(pod.workers[1])
         restored = pod.go_on(compares_first=True)
         assert [one.buckets_wrong for one in restored] == [0, 1]
         assert [one.buckets_to_compare for one in restored] == [0, 0]
@@ -299,8 +310,7 @@ def test_a_row_that_changed_behind_the_back_of_the_log_is_found(
         pod.train(0, 5)
         pod.commit_as(BASE)
         fail(pod, 5, 12)
-        table = pod.workers[1]._present.shard.tables[1]
-        table.rows[-3:, 0].view(np.uint32)[...] ^= 1 << 7
+        spoil_a_row(pod.workers[1])
         restored = pod.go_on()
         assert restored[1].buckets_read == 0
         assert restored[1].buckets_to_compare == restored[1].buckets_kept > 0

@@ -168,13 +168,12 @@ class Verification:
             for thread in self._threads:
                 thread.start()
                 begun += 1
-        finally:
-            if begun < count:
-                # The error goes on; those that begin end at once.
-                self._is_stopped = True
-                self._running = begun
-                del self._threads[begun:]
-                self._join() if begun else self._rows.end()
+        except BaseException:
+            self._is_stopped = True
+            del self._threads[begun:]
+            self._leave(count - begun)
+            self._join()
+            raise
 
     def _wait(self, seconds: float) -> None:
         """Until all is compared, or for so long."""
@@ -199,23 +198,28 @@ class Verification:
                 self._compare(one, room)
                 self._cpu_s[threading.get_ident()] = time.thread_time() - began_s
         except _Stopped:
+            # What was not compared counts as kept again, and is compared by the next generation.
             pass
         except BaseException as error:
             self._is_stopped = True
             self._error = self._error or error
         finally:
-            with self._lock:
-                is_last = self._running == 1
-                if is_last and not self._is_stopped and any(mask.any() for mask in self.wrong):
-                    self._error = self._damage()
-                if not is_last:
-                    self._running -= 1
-            if is_last:
-                # Before anybody hears that it is over: a save may freeze the rows then.
-                self._rows.end()
-                with self._rows.turn:
-                    self._running = 0
-                    self._rows.turn.notify_all()
+            self._leave(1)
+
+    def _leave(self, count: int) -> None:
+        """So many threads are over. With the last of them, all is known that will be."""
+        with self._lock:
+            is_last = self._running == count
+            if is_last and not self._is_stopped and any(mask.any() for mask in self.wrong):
+                self._error = self._damage()
+            if not is_last:
+                self._running -= count
+        if is_last:
+            # Before anybody hears that it is over: a save may freeze the rows then.
+            self._rows.end()
+            with self._rows.turn:
+                self._running = 0
+                self._rows.turn.notify_all()
 
     def _next_not_read(self) -> Table | None:
         with self._lock:

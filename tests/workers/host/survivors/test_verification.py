@@ -217,3 +217,23 @@ def test_a_save_whose_files_are_requested_early_waits_for_its_own_moment(tmp_pat
     (changed, same) = assembled(one.tables, [receipt], name)
     assert changed.digests != one.files[0].digests
     assert same.digests == one.files[1].digests
+
+
+@pytest.mark.parametrize("num_begun", [0, 1])
+def test_without_threads_nothing_is_left_to_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_begun: int
+) -> None:
+    one, begun, real = host(tmp_path), [], threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if len(begun) == num_begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="new thread"):
+        one.verify(threads=2)
+    assert len(begun) == num_begun
+    assert not any(thread.is_alive() for thread in begun)
+    assert not one.save.rows.is_running
