@@ -1,6 +1,10 @@
-"""What is written into the staging memory goes to the devices, each time anew."""
+"""What is written into staging memory goes to the devices, each time anew. What comes back is asked for once."""
 
 from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,3 +43,25 @@ def test_what_devices_computed_is_read_from_pinned_memory(monkeypatch: pytest.Mo
     copied = pinned.in_pinned(made)
     assert (copied.sharding.memory_kind == "pinned_host") == has_pinned
     np.testing.assert_array_equal(copied, [[0, 2, 4, 6, 8, 10]])
+
+
+class Counted:
+    """An array that counts who asks for its values, and answers when all that will ask had the time to."""
+
+    def __init__(self) -> None:
+        self.num_asked, self._others = 0, threading.Event()
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        self.num_asked += 1
+        self._others.wait(0.2)  # an answer at once would hide those who come second
+        return np.arange(3)
+
+
+def test_threads_that_wait_for_one_array_ask_for_it_once() -> None:
+    array: Any = Counted()
+    arriving = pinned.Arriving(array)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: arriving.values(), range(4)))
+    assert array.num_asked == 1
+    for values in found:
+        np.testing.assert_array_equal(values, [0, 1, 2])

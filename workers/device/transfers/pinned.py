@@ -7,6 +7,7 @@ pinned memory of its own. On an H200 that made a copy of 27 MB six times as long
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -86,6 +87,25 @@ def in_pinned(part: jax.Array) -> jax.Array:
         part.copy_to_host_async()
         return part
     return jax.device_put(part, SingleDeviceSharding(device, memory_kind=KIND))
+
+
+class Arriving:
+    """One device's array on its way to the host, for several threads.
+
+    JAX counts who looks at the memory of an array. With a GPU, threads that ask for one array at once make that count
+    wrong, and the process is aborted when the array goes. So one of them asks, once.
+    """
+
+    def __init__(self, part: jax.Array) -> None:
+        self._part, self._lock = part, threading.Lock()
+        self._values: np.ndarray | None = None
+
+    def values(self) -> np.ndarray:
+        """Waits for the array."""
+        with self._lock:
+            if self._values is None:
+                self._values = np.asarray(self._part)
+            return self._values
 
 
 def _has_pinned(device: Any) -> bool:

@@ -24,7 +24,7 @@ from podembed.workers.device.measures.step import NORMS_EVERY
 from podembed.workers.device.options import DeviceOptions, Transfers
 from podembed.workers.device.programs import Blocks, Inputs
 from podembed.workers.device.shared_memory import ChannelEnd
-from podembed.workers.device.transfers.pinned import Staging, in_pinned, staging
+from podembed.workers.device.transfers.pinned import Arriving, Staging, in_pinned, staging
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels, SequenceRooms
 
@@ -254,7 +254,7 @@ class PackedTransfers:
         return jnp.concatenate([jnp.zeros((1, 0)), *(gradient.reshape(1, -1) for gradient in gradients)], axis=1)
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
-        parts, calls, at = [in_pinned(part) for part in _own_shards(gradients)], [], 0
+        parts, calls, at = [Arriving(in_pinned(part)) for part in _own_shards(gradients)], [], 0
         for out in arrays.gradients:
             size = out.size // len(parts)
             calls.append(partial(_unpack, parts, slice(at, at + size), out, scale))
@@ -291,8 +291,8 @@ def to_host(parts: Sequence[jax.Array], out: np.ndarray, scale: np.float32 | Non
         at += len(rows)
 
 
-def _unpack(parts: Sequence[jax.Array], where: slice, out: np.ndarray, scale: np.float32) -> None:
+def _unpack(parts: Sequence[Arriving], where: slice, out: np.ndarray, scale: np.float32) -> None:
     """Waits for packed gradients and copies those of one feature, times `scale`."""
     rows = np.split(out, len(parts))
     for part, own in zip(parts, rows, strict=True):
-        np.multiply(np.asarray(part)[0, where].reshape(own.shape), scale, out=own)
+        np.multiply(part.values()[0, where].reshape(own.shape), scale, out=own)
