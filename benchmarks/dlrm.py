@@ -31,6 +31,7 @@ from benchmarks import measuring, workloads  # noqa: E402
 from benchmarks.in_memory import InMemory, batch_of  # noqa: E402
 from benchmarks.mixed import mixed_reference  # noqa: E402
 from benchmarks.workload import (  # noqa: E402
+    NUM_BATCHES,
     NUM_DENSE,
     Batches,
     Workload,
@@ -52,7 +53,6 @@ from podembed.workers.input.sources import ReaderSource  # noqa: E402
 from podembed.workers.job.job import WIRE_DTYPES, JobConfig  # noqa: E402
 from podembed.workers.job.reference import JobReference  # noqa: E402
 
-NUM_BATCHES = 32
 NUM_LANES = 16
 CHECKED_STEPS = range(30, 40)
 WARM_UP_STEPS = 8
@@ -259,7 +259,8 @@ def host_specs(arguments: argparse.Namespace, reference: JobReference, **same: A
 
     job, num_hosts = reference.resolve(), arguments.hosts
     buckets = choose_buckets(job)
-    file = InputFile(path="memory", size_bytes=0, version="", row_group_rows=(NUM_BATCHES * job.batch_size,))
+    num_batches = NUM_BATCHES if arguments.bench in workloads.NAMES else workload(arguments.bench).num_batches
+    file = InputFile(path="memory", size_bytes=0, version="", row_group_rows=(num_batches * job.batch_size,))
     data = job.resolved_data
     index = InputIndex(files=(file,)) if isinstance(data, ReaderSource) else build_index(data)
     lanes, token = tuple(split_evenly(job.num_lanes, num_hosts)), secrets.token_bytes(32)
@@ -415,7 +416,7 @@ def write_job(folder: str, arguments: argparse.Namespace) -> tuple[JobReference,
         workloads.write_mixed(mixed, Path(folder))
         return mixed_reference(folder, arguments), mixed.batch_size
     shape = workload(arguments.bench)
-    make_batches(shape, NUM_BATCHES).write(Path(folder))
+    make_batches(shape).write(Path(folder))
     return reference_of(folder, arguments), shape.batch_size
 
 

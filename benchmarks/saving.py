@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import measuring  # noqa: E402
-from benchmarks.dlrm import NUM_BATCHES, start_group  # noqa: E402
+from benchmarks.dlrm import start_group  # noqa: E402
 from benchmarks.workload import make_batches, workload  # noqa: E402
 from podembed.workers.job.reference import JobReference  # noqa: E402
 
@@ -107,6 +107,8 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         "phase_ms": _phases(quiet_phases),
         "first_phase_ms": _phases(first_phases),
         "step_beside_save_ms": _times(beside),
+        # Samples a second while files are written, over those without.
+        "samples_beside_share": round(statistics.fmean(quiet) / statistics.fmean(first + beside), 3),
         "beside_p99_to_p50": round(float(np.quantile(beside, 0.99)) / statistics.median(quiet), 2),
         "stall_steps": round(statistics.median(first) / statistics.median(quiet) - 1, 2),
         # What training lost to a save in all, while it lasted.
@@ -142,7 +144,7 @@ def _times(seconds: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bench", default="small", choices=["A", "small", "tiny"])
+    parser.add_argument("--bench", default="small", choices=["A", "small", "tiny", "uniform"])
     parser.add_argument("--hosts", type=int, default=2, help="each is a host process and a device process")
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--saves", type=int, default=5)
@@ -159,7 +161,7 @@ def main() -> None:
     from podembed.orchestrator.cluster.connection import connected
 
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
-        make_batches(workload(arguments.bench), NUM_BATCHES).write(Path(folder))
+        make_batches(workload(arguments.bench)).write(Path(folder))
         job = {"bench": arguments.bench, "emb_opt": arguments.emb_opt, "folder": folder}
         reference = JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
         with connected(arguments.hosts):

@@ -5,6 +5,8 @@ with less memory. `small` has their tables with narrow rows, for saving them oft
 26 tables have 10 million rows together, and ids follow a bounded Zipf law spread over the table. A fixed teacher makes
 the labels, so that the loss falls.
 
+`uniform` has tables of 2 GB whose ids are uniform, so that each step changes rows that no step before it changed.
+
 `cut` has one table that is larger than all others together, so two hosts or more share its rows. `D2`, `D3` and so on
 are A with 2048 samples for each of so many hosts.
 
@@ -24,7 +26,8 @@ SEED = 20240917
 NUM_DENSE = 13
 SAMPLES_A_HOST = 2048  # of D
 ZIPF_EXPONENT = 1.05
-NAMES = ("A", "B", "A10", "B10", "cut", "small", "tiny")
+NUM_BATCHES = 32
+NAMES = ("A", "B", "A10", "B10", "cut", "small", "tiny", "uniform")
 # Prime and above every table size: multiplying ranks by it spreads hot rows over the table.
 SPREAD = 2_654_435_761
 TABLE_ROWS = (
@@ -46,6 +49,8 @@ class Workload:
     Attributes:
       table_rows, bag_lengths: one entry a table; each table has one feature.
       bottom, top: widths of the layers of the two MLPs, last ones included.
+      zipf_exponent: of the law that ids follow; 0 for uniform ids.
+      num_batches: that are drawn, and train in turn.
       dense_accumulator: first value of the dense Adagrad; from 0 the first step would be a sign step, from which runs
         drift apart.
     """
@@ -58,6 +63,8 @@ class Workload:
     top: tuple[int, ...]
     batch_size: int = 4096
     learning_rate: float = 0.01
+    zipf_exponent: float = ZIPF_EXPONENT
+    num_batches: int = NUM_BATCHES
     epsilon: float = 1e-8
     dense_accumulator: float = 0.1
 
@@ -73,7 +80,7 @@ class Workload:
 
 
 def workload(name: str) -> Workload:
-    """The workload called `A`, `B`, `A10`, `B10`, `cut`, `small` or `tiny`, or `D` with a number of hosts.
+    """The workload of one of `NAMES`, or `D` with a number of hosts.
 
     Raises:
       ValueError: there is no such workload.
@@ -112,6 +119,18 @@ def workload(name: str) -> Workload:
         rows = tuple(max(3, rows // 1000) for rows in TABLE_ROWS)
         return Workload(
             name=name, table_rows=rows, bag_lengths=mixed, dim=16, bottom=(32, 16), top=(32, 1), batch_size=256
+        )
+    if name == "uniform":
+        return Workload(
+            name=name,
+            table_rows=(2_000_000,) * 4,
+            bag_lengths=(10,) * 4,
+            dim=64,
+            bottom=(64, 64),
+            top=(64, 1),
+            batch_size=2048,
+            zipf_exponent=0.0,
+            num_batches=64,
         )
     if name.startswith("D") and name[1:].isdecimal() and int(name[1:]):
         return replace(workload("A"), name=name, batch_size=SAMPLES_A_HOST * int(name[1:]))
@@ -155,16 +174,17 @@ class Batches:
         )
 
 
-def make_batches(shape: Workload, num_batches: int) -> Batches:
-    """The first batches of the workload; their content depends on `num_batches`, since one generator draws them column
-    by column.
+def make_batches(shape: Workload, num_batches: int | None = None) -> Batches:
+    """The first batches of the workload, by default all of them. Their content depends on `num_batches`, since one
+    generator draws them column by column.
     """
+    num_batches = num_batches or shape.num_batches
     random = np.random.Generator(np.random.PCG64(SEED))
     dense = random.standard_normal((num_batches, shape.batch_size, NUM_DENSE), dtype=np.float32)
     score = np.zeros((num_batches, shape.batch_size), np.float32)
     all_ids = []
     for table, (num_rows, bag_length) in enumerate(zip(shape.table_rows, shape.bag_lengths, strict=True)):
-        share = np.cumsum(np.arange(1, num_rows + 1, dtype=np.float64) ** -ZIPF_EXPONENT)
+        share = np.cumsum(np.arange(1, num_rows + 1, dtype=np.float64) ** -shape.zipf_exponent)
         share /= share[-1]
         drawn = random.random((num_batches, shape.batch_size, bag_length))
         rank = np.minimum(np.searchsorted(share, drawn), num_rows - 1).astype(np.int64)

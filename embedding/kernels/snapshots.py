@@ -3,7 +3,7 @@
 Common arguments: bit `row % 8` of `changed[row // 8]` says that the row changed since the freeze. A kept row has an
 entry in the buffer (float32 `[entries, width]`, one an array). Rows form groups of `GROUP_ROWS`. `heads[group]` is the
 entry of one kept row of the group, `following[entry]` the next one of the same group, -1 none. `offsets[entry]` is the
-row's position in the group. Free entries form such a list, too, from `free` on.
+row's position in the group. `free[:num_free]` are the free entries; the last of them is taken first.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _AHEAD = 12
 
 
 @jit
-def claim_rows(rows, released, changed, heads, following, offsets, free, kept, entries):
+def claim_rows(rows, released, changed, heads, following, offsets, free, num_free, kept, entries):
     """Marks rows as changed, and gives an entry to each one that was not before; none to rows below `released`, whose
     values no reader needs.
 
     Returns:
-      Three numbers: how many of `rows`, from the first, may be changed now; how many were written to `kept` and
-      `entries`; the first free entry.
+      Two numbers: how many of `rows`, from the first, may be changed now; how many were written to `kept` and
+      `entries`, which are fewer free entries.
     """
     count = 0
     for at in range(rows.shape[0]):
@@ -42,10 +42,10 @@ def claim_rows(rows, released, changed, heads, following, offsets, free, kept, e
         bit = 1 << (row & 7)
         if not changed[row >> 3] & bit:
             if row >= released:
-                if free < 0:
-                    return at, count, free
+                if count == num_free:
+                    return at, count
                 group = row // GROUP_ROWS
-                entry, free = free, following[free]
+                entry = free[num_free - 1 - count]
                 following[entry] = heads[group]
                 offsets[entry] = row - group * GROUP_ROWS
                 heads[group] = entry
@@ -53,7 +53,7 @@ def claim_rows(rows, released, changed, heads, following, offsets, free, kept, e
                 entries[count] = entry
                 count += 1
             changed[row >> 3] |= bit
-    return rows.shape[0], count, free
+    return rows.shape[0], count
 
 
 def keep_rows(array: np.ndarray, kept: np.ndarray, entries: np.ndarray, buffer: np.ndarray) -> None:
@@ -96,19 +96,17 @@ def read_frozen(array, heads, following, offsets, buffer, start, stop, out):
 
 
 @jit
-def release_groups(first, last, heads, following, free):
-    """Frees the entries of groups `first` to `last - 1`. Returns the first free entry, and how many were freed."""
+def release_groups(first, last, heads, following, free, num_free):
+    """Frees the entries of groups `first` to `last - 1`. Returns how many they were."""
     count = 0
     for group in range(first, last):
         entry = heads[group]
         heads[group] = -1
         while entry >= 0:
-            behind = following[entry]
-            following[entry] = free
-            free = entry
-            entry = behind
+            free[num_free + count] = entry
+            entry = following[entry]
             count += 1
-    return free, count
+    return count
 
 
 @jit

@@ -29,7 +29,7 @@ from podembed.embedding.kernels.snapshots import (
 __all__ = ["ENTRY_BYTES", "Snapshot", "SnapshotRoom", "share_out"]
 
 # Of the book-keeping of a kept row, beside its values.
-ENTRY_BYTES = 8
+ENTRY_BYTES = 12
 
 
 class SnapshotRoom:
@@ -45,29 +45,39 @@ class SnapshotRoom:
 
     Attributes:
       buffers: float32 `[max_rows, width]`, one an array; taken page by page unless `populate` does it before.
-      following, offsets: books of the entries, as `kernels.snapshots` has them.
-      free: the first free entry, or -1.
-      num_kept: rows in the buffer.
+      following, offsets, free: books of the entries, as `kernels.snapshots` has them.
+      num_kept: rows in the buffer; all other entries are free.
     """
 
     def __init__(self, widths: Sequence[int], *, max_rows: int, num_rows: int) -> None:
         self._max_rows, self._num_rows = max_rows, num_rows
         self.buffers = tuple(aligned_empty((max_rows, width)) for width in widths)
-        self.following = np.arange(1, max_rows + 1, dtype=np.int32)
-        self.following[-1:] = -1
+        self.following = np.empty(max_rows, np.int32)
         self.offsets = np.empty(max_rows, np.int32)
-        self.free = 0 if max_rows else -1
+        self.free = np.empty(max_rows, np.int32)
         self.num_kept = 0
+        self.put_in_order()
 
     @property
     def size_bytes(self) -> int:
         """Memory of the buffer and its books."""
-        return sum(array.nbytes for array in (*self.buffers, self.following, self.offsets))
+        return sum(array.nbytes for array in (*self.buffers, self.following, self.offsets, self.free))
 
     @property
-    def is_nearly_full(self) -> bool:
-        """Whether three quarters of the buffer are taken, where it could become full."""
-        return self._max_rows < self._num_rows and 4 * self.num_kept > 3 * self._max_rows
+    def num_free(self) -> int:
+        return self._max_rows - self.num_kept
+
+    def put_in_order(self) -> None:
+        """While the buffer is empty: the entries are taken in the order of their places from here on. Rows that come in
+        together then lie together. In the order in which entries became free, keeping a row took three times as long.
+        """
+        if not self.num_kept:
+            self.free[:] = np.arange(self._max_rows - 1, -1, -1, dtype=np.int32)
+
+    @property
+    def taken(self) -> float:
+        """Share of the buffer; 0 where it cannot become full."""
+        return self.num_kept / max(1, self._max_rows) if self._max_rows < self._num_rows else 0.0
 
     def share_of(self, snapshot: Snapshot) -> float:
         """What of the buffer one of the snapshots has taken; 0 where it cannot become full."""
@@ -103,6 +113,11 @@ class Snapshot:
         """Memory of the books, without the room."""
         return sum(array.nbytes for array in (self._changed, self._changed_before, self._heads))
 
+    @property
+    def is_released(self) -> bool:
+        """Whether no frozen value is needed any more."""
+        return self._released >= self._num_rows
+
     def freeze(self, *, joins_before: bool = False) -> None:
         """Takes the present values for the frozen ones, and forgets those of an earlier moment, but for which rows
         changed since.
@@ -133,7 +148,7 @@ class Snapshot:
           rest after `release`.
         """
         kept, entries, room = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32), self.room
-        done, count, room.free = claim_rows(
+        done, count = claim_rows(
             rows,
             self._released,
             self._changed,
@@ -141,6 +156,7 @@ class Snapshot:
             room.following,
             room.offsets,
             room.free,
+            room.num_free,
             kept,
             entries,
         )
@@ -183,7 +199,7 @@ class Snapshot:
 
     def _release_groups(self, first: int, last: int) -> None:
         room = self.room
-        room.free, count = release_groups(first, last, self._heads, room.following, room.free)
+        count = release_groups(first, last, self._heads, room.following, room.free, room.num_free)
         self.num_kept -= count
         room.num_kept -= count
 

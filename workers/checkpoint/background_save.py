@@ -30,7 +30,7 @@ from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.deltas import PART_BYTES
 from podembed.workers.checkpoint.file_threads import NUM_THREADS, FileThreads
 from podembed.workers.checkpoint.frozen_rows import FrozenRows, SaveStalled
-from podembed.workers.checkpoint.save_pace import SavePace
+from podembed.workers.checkpoint.save_pace import FILE_AS_BYTES, SavePace
 from podembed.workers.checkpoint.shard import RowsSpoilt, ShardReceipt, TableFiles, write_shard, write_shard_delta
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.liveness.progress import Tracker
@@ -116,6 +116,7 @@ class BackgroundSave:
         )
         self._threads: FileThreads | None = None
         self._pace = SavePace(tracker, processors=processors)
+        self._is_delta, self._is_first, self._seen_waits = False, False, 0
         self._own_cpu_s = 0.0
         self._at_a_time = NUM_THREADS
 
@@ -197,7 +198,8 @@ class BackgroundSave:
         self.rows.await_freeze()
         try:
             self._own_cpu_s = time.thread_time()
-            self._pace.begin()
+            self._pace.begin(self._total_bytes(), may_hurry=is_delta == self._is_delta)
+            self._is_delta, self._is_first, self._seen_waits = is_delta, is_first, self.rows.num_waits
             # Files of a disk keep processors busy, and several threads together would stop a step. Requests to other
             # storage mostly wait. Those of a mounted folder may, too, which the pace finds out.
             is_limited = store.is_local and self._pace.processors < NUM_THREADS
@@ -212,6 +214,7 @@ class BackgroundSave:
                     store,
                     check=self._raise_if_aborted,
                     is_urgent=lambda: self.rows.is_nearly_full,
+                    rest=self._rest,
                     trace=self._tracker.trace,
                 ) as threads,
             ):
@@ -244,20 +247,45 @@ class BackgroundSave:
         """The frozen rows and slots of buckets in a row, in a staging buffer that is theirs until `done`."""
         length, num_bytes = count * table.spec.layout.rows_per_bucket, count * table.spec.bucket_bytes
         first = table.first_row(bucket, count)
+        if self.rows.num_waits != self._seen_waits:
+            self._seen_waits = self.rows.num_waits
+            self._pace.was_waited_for()
         self._pace.keep_to(
             num_bytes,
+            num_files=self._num_files(table, bucket),
             busy_s=self._busy_s,
             open_bytes=lambda: self._staging.open_bytes,
             is_crowded=lambda: self._staging.num_open >= self._at_a_time,
+            taken=lambda: self.rows.taken,
             is_urgent=self._is_urgent,
         )
         staged = self._staging.take(table, length, check=self._raise_if_over)
         self.rows.read(table, first, staged)
         return staged
 
+    def _num_files(self, table: Table, bucket: int) -> int:
+        """That are made for a piece of a table, with those that describe the table beside its first piece."""
+        if self._is_delta:
+            return 0
+        num_arrays, is_described = len(table.spec.widths), self._is_first and bucket == table.buckets[0]
+        return num_arrays * (2 if is_described else 1)
+
+    def _total_bytes(self) -> int:
+        """As the pace counts them."""
+        files = (-(-len(t.buckets) // self._per_file(t)) * len(t.spec.widths) for t in self._tables)
+        return sum(table.size_bytes for table in self._tables) + FILE_AS_BYTES * sum(files)
+
+    def _per_file(self, table: Table) -> int:
+        return self._buckets_per_file.get(table.spec.name, 1)
+
     def _busy_s(self) -> float:
         others_s = self._threads.cpu_s if self._threads is not None else 0.0
         return time.thread_time() - self._own_cpu_s + others_s
+
+    def _rest(self, num_bytes: int) -> None:
+        """Within a file. From the file threads."""
+        if not self.rows.is_nearly_full:
+            self._pace.rest(num_bytes)
 
     def _is_urgent(self) -> bool:
         """Whether training would soon wait for room in the buffer."""

@@ -45,6 +45,7 @@ class FileThreads:
       num_threads: jobs at a time.
       niceness: of the threads, above that of the process; they then leave the CPU to others where it is short.
       is_urgent: whether training waits for the jobs; from any thread.
+      rest: called after so many bytes within a large file, and may pause; from any thread.
       trace: takes what is written and synced while a trace is on.
     """
 
@@ -56,11 +57,12 @@ class FileThreads:
         num_threads: int = NUM_THREADS,
         niceness: int = 0,
         is_urgent: Callable[[], bool] = lambda: False,
+        rest: Callable[[int], None] = lambda num_bytes: None,
         trace: Recorder | None = None,
     ) -> None:
         self._store = store
         self._check = check
-        self._is_urgent = is_urgent
+        self._is_urgent, self._rest = is_urgent, rest
         self._trace = trace or Recorder()
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, "files", initializer=_be_nice, initargs=(niceness,))
@@ -107,7 +109,7 @@ class FileThreads:
     @contextmanager
     def writes(self) -> Iterator[None]:
         """For a job: files that it writes inside are durable after `finish`, or earlier."""
-        written = Unsynced(is_hurried=self._is_urgent())
+        written = Unsynced(is_hurried=self._is_urgent(), rest=self._rest)
         with self._store.sync_later(written), self._trace.span("files", "write file"):
             yield
         with self._lock:

@@ -29,6 +29,7 @@ from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.storage.errors import StorageError
 
 PIECE_BYTES = 256 << 10
+NEARLY_FULL = 0.75
 _LOOK_S = 0.1
 _MOST_ENTRIES = 2**31 - 2
 
@@ -53,6 +54,7 @@ class FrozenRows:
 
     Attributes:
       turn: the lock, on which the working thread waits for room.
+      num_waits: how often the working thread has waited for room so far.
       is_running: whether a moment is frozen and its save, or what else reads it, has not ended.
     """
 
@@ -76,6 +78,7 @@ class FrozenRows:
         self._rooms = _rooms(tables, buffer_bytes)
         self._snapshots = {table.spec.name: table.store.freeze(room=self._rooms[_widths(table)]) for table in tables}
         self.turn: Any = threading.Condition()
+        self.num_waits = 0
         self.is_running = False
         self._is_for_save = False
         self._given_up: SaveStalled | None = None
@@ -92,9 +95,14 @@ class FrozenRows:
         return [buffer for room in self._rooms.values() for buffer in room.buffers]
 
     @property
+    def taken(self) -> float:
+        """Share of the fullest buffer. Without the lock: numbers may be a moment old."""
+        return max((room.taken for room in self._rooms.values()), default=0.0)
+
+    @property
     def is_nearly_full(self) -> bool:
-        """Whether training would soon wait for room. Without the lock: numbers may be a moment old."""
-        return any(room.is_nearly_full for room in self._rooms.values())
+        """Whether training would soon wait for room. As `taken`."""
+        return self.taken > NEARLY_FULL
 
     def taken_by(self, table: Table) -> float:
         """Share of its buffer that a table has taken. Without the lock, as `is_nearly_full`."""
@@ -103,7 +111,7 @@ class FrozenRows:
 
     def urgency_of(self, table: Table) -> tuple[bool, float]:
         """Orders tables by how soon training would wait for room that their rows have. As `taken_by`."""
-        return self._rooms[_widths(table)].is_nearly_full, self.taken_by(table)
+        return self._rooms[_widths(table)].taken > NEARLY_FULL, self.taken_by(table)
 
     # ------------------------------------------------------------------ the working thread
 
@@ -147,7 +155,7 @@ class FrozenRows:
             if write_down is not None:
                 write_down(rows)
             # Only this thread begins a save; one that ends meanwhile is seen under the lock.
-            if not self.is_running and not self._tracks_changes:
+            if not self._tracks_changes and (snapshot.is_released or not self.is_running):
                 return
             done = 0
             with self.turn:
@@ -164,6 +172,7 @@ class FrozenRows:
         up.
         """
         seen, deadline_s = self._num_pieces, time.monotonic() + self._stalled_after_s
+        self.num_waits += 1
         with self._tracker.phase(Phase.WAIT_FOR_SAVE):
             while self.is_running and self._num_pieces == seen:
                 self._raise_if_aborted()
@@ -205,6 +214,8 @@ class FrozenRows:
         with self.turn:
             self.is_running = self._is_for_save = False
             self._release_all()
+            for room in self._rooms.values():
+                room.put_in_order()
             for table in self._tables:
                 if not self._tracks_changes and self._undo is None:
                     table.before_change = None

@@ -3,10 +3,13 @@
 Reading, hashing and writing a shard as fast as threads can helps no one, since the next commit is far away. Where
 processors are few, training pays for it, on all hosts at once, since each waits for the others. A save therefore lets
 the step that follows it pass, since that pays already: it copies each row that it touches. From then on it may be busy
-for a share of the time that has passed, and pauses when it is ahead of that. Where there are many processors the share
-is more than all of its threads, and nothing pauses any more. Nothing pauses, either, where waiting would cost more than
-it saves. The working thread rests while the driver waits for this very commit, and the buffer for changed rows may
-fill.
+for a share of the time that has passed, and pauses when it is ahead of that. A small shard gets a smaller share than a
+large one, and both are written soon. Also within a file there are short rests, so that no step pays for a whole one.
+Where there are many processors the share is more than all of its threads, and nothing pauses any more.
+
+Nothing pauses, either, where waiting would cost more than it saves. The working thread rests while the driver waits for
+this very commit, and the buffer for changed rows may fill. If training had to wait for room in the save before, the
+next one does not pause until it is past that point.
 
 The saving thread of a host or of a device process calls this; what the working thread does it reads from the tracker.
 """
@@ -19,8 +22,11 @@ from collections.abc import Callable
 
 from podembed.workers.liveness.progress import Tracker
 
-# Of the machine's processors: two hosts on one machine then take a fifth of it.
+# Of the machine's processors, at most: two hosts on one machine then take a fifth of it.
 SHARE_OF_PROCESSORS = 0.1
+# And at least; between the two, as much as makes a save last so long.
+LEAST_SHARE = 0.05
+WANTED_S = 15.0
 # Between two windows of steps the working thread rests for less.
 REST_S = 0.05
 # A step may last for minutes.
@@ -35,6 +41,16 @@ LONGEST_LAG_S = 0.1
 # What a byte costs is known after so many; before, it is that of the save before, or this.
 _TELLING_BYTES = 4 << 20
 _FIRST_GUESS_BYTE_S = 4e-9
+# Making and syncing a file takes as long as writing so many bytes. A save of many small ones would come at once.
+FILE_AS_BYTES = 512 << 10
+# Of the pauses, those within files; the others are between them.
+_REST_SHARE = 0.6
+# Of the buffer for changed rows. From here on a save goes faster, twice as fast for each tenth more: all at once would
+# stop a step.
+_CALM_UP_TO = 0.3
+_DOUBLED_EACH = 0.1
+# How much earlier than in the save before one stops to hurry that training never waits for.
+_HURRY_KEPT = 0.9
 
 
 class SavePace:
@@ -46,12 +62,11 @@ class SavePace:
     Args:
       tracker: of the working thread.
       longest_grace_s: that the first step may take to pass; 0 for a worker that does not count its steps.
-      processors: that the save may keep busy, such as 0.25; None takes `SHARE_OF_PROCESSORS` of those that this process
-        may use.
+      processors: that the save may keep busy, such as 0.25; None takes `LEAST_SHARE` to `SHARE_OF_PROCESSORS` of those
+        that this process may use.
       is_training: whether there is something beside it that needs the processors; None asks the tracker.
 
     Attributes:
-      processors: that the save may keep busy.
       paused_s: in all saves so far.
     """
 
@@ -66,18 +81,40 @@ class SavePace:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._tracker = tracker
-        self.processors = SHARE_OF_PROCESSORS * len(os.sched_getaffinity(0)) if processors is None else processors
+        self._given = processors
+        self._num_processors = len(os.sched_getaffinity(0))
         self._longest_grace_s = longest_grace_s
         self._is_told = is_training
         self._now_s, self._sleep = now_s, sleep
         self._began_s = now_s()
         self._last_step_unix_s: float | None = None
+        self._total_bytes: int | None = None
         self._begun_bytes = 0
+        self._last_bytes, self._last_s = 0, self._began_s
+        self._hurried_bytes = self._waited_at_bytes = 0
         self._byte_s = _FIRST_GUESS_BYTE_S
         self.paused_s = 0.0
 
-    def begin(self) -> None:
-        """A save begins now."""
+    @property
+    def processors(self) -> float:
+        """That the save may keep busy."""
+        if self._given is not None:
+            return self._given
+        most = SHARE_OF_PROCESSORS * self._num_processors
+        if self._total_bytes is None:
+            return most
+        return min(most, max(LEAST_SHARE * self._num_processors, self._byte_s * self._total_bytes / WANTED_S))
+
+    def begin(self, total_bytes: int | None = None, *, may_hurry: bool = True) -> None:
+        """A save begins now.
+
+        Args:
+          total_bytes: that it will hand over; None if that is not known.
+          may_hurry: whether it is like the save before, so that training will wait for room where it did then.
+        """
+        hurried_bytes = max(self._waited_at_bytes, int(_HURRY_KEPT * self._hurried_bytes))
+        self._hurried_bytes, self._waited_at_bytes = hurried_bytes if may_hurry else 0, 0
+        self._total_bytes = total_bytes
         self._began_s, self._begun_bytes = self._now_s(), 0
         self._last_step_unix_s = self._tracker.progress().step_unix_s
 
@@ -90,28 +127,46 @@ class SavePace:
         while not is_urgent() and self._is_training() and self._lets_a_step_pass():
             self._nap(_NAP_S)
 
+    def was_waited_for(self) -> None:
+        """Training has waited for room since the last piece."""
+        self._waited_at_bytes = self._begun_bytes
+
+    def rest(self, num_bytes: int) -> None:
+        """A short pause within a file, after so many bytes of it. From any thread."""
+        if not self._is_hurrying and self._is_training():
+            self._sleep(min(_NAP_S, _REST_SHARE * num_bytes * self._byte_s / self.processors))
+
+    @property
+    def _is_hurrying(self) -> bool:
+        return self._begun_bytes < self._hurried_bytes
+
     def keep_to(
         self,
         num_bytes: int,
         *,
+        num_files: int = 0,
         is_urgent: Callable[[], bool],
         busy_s: Callable[[], float] | None = None,
         open_bytes: Callable[[], int] = lambda: 0,
         is_crowded: Callable[[], bool] = lambda: False,
+        taken: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Pauses until the next piece may begin.
 
         Args:
           num_bytes: of the piece.
+          num_files: that are made for it.
           is_urgent: whether it must not pause any more; may raise to end the save.
           busy_s: processor seconds of the save so far, on all its threads; None leaves what a byte costs at the guess.
           open_bytes: of pieces that have begun and not ended.
           is_crowded: whether there are as many of those as may be under way at a time. It holds a save up until that
             is `LONGEST_LAG_S` behind its pace.
+          taken: share of the buffer for changed rows.
         """
         learned_bytes = 0
+        num_bytes += num_files * FILE_AS_BYTES
         self.let_a_step_pass(is_urgent=is_urgent)
-        while not is_urgent() and self._is_training():
+        while not (is_urgent() or self._is_hurrying) and self._is_training():
             ended_bytes = self._begun_bytes - open_bytes()
             # Only when a piece has ended. A look takes time, too, and charged to the bytes before it would prolong the
             # pause by more than a nap.
@@ -119,13 +174,21 @@ class SavePace:
                 learned_bytes, self._byte_s = ended_bytes, busy_s() / ended_bytes
             cost_s = self._byte_s * (self._begun_bytes + num_bytes)
             ahead_s = cost_s / self.processors - (self._now_s() - self._began_s)
-            if ahead_s > 0:
+            if ahead_s > 0 and not self._is_due(taken()):
                 self._nap(min(max(ahead_s, _SHORTEST_NAP_S), _NAP_S))
             elif ahead_s > -LONGEST_LAG_S and is_crowded():
                 self._sleep(_CROWDED_NAP_S)
             else:
                 break
         self._begun_bytes += num_bytes
+        self._last_bytes, self._last_s = num_bytes, self._now_s()
+
+    def _is_due(self, taken: float) -> bool:
+        """Whether the next piece may begin early, since the buffer fills."""
+        if taken <= _CALM_UP_TO:
+            return False
+        speed = 2 ** ((taken - _CALM_UP_TO) / _DOUBLED_EACH) * self.processors
+        return self._now_s() - self._last_s > self._byte_s * self._last_bytes / speed
 
     def _nap(self, seconds: float) -> None:
         self._sleep(seconds)

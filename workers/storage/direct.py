@@ -65,12 +65,20 @@ class DirectWrites:
         """Whether no file has been refused so far."""
         return self._flag != 0
 
-    def write(self, handle: int, buffers: Sequence[Buffer], *, is_hurried: bool = False) -> None:
+    def write(
+        self,
+        handle: int,
+        buffers: Sequence[Buffer],
+        *,
+        is_hurried: bool = False,
+        rest: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
         """Writes all buffers to an empty file, and leaves it as long as they are. Not durable yet.
 
         Args:
           handle: of a file that is open for writing, at its start.
           is_hurried: whether somebody waits for the bytes to be taken, and not for them to be durable.
+          rest: called after each block with its bytes, and may pause.
         """
         size_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
         if size_bytes < SMALLEST_BYTES or not self.is_possible or (is_hurried and self._is_slow()):
@@ -79,7 +87,7 @@ class DirectWrites:
         flags = fcntl.fcntl(handle, fcntl.F_GETFL)
         try:
             fcntl.fcntl(handle, fcntl.F_SETFL, flags | self._flag)
-            self._write_blocks(handle, buffers, size_bytes)
+            self._write_blocks(handle, buffers, size_bytes, rest)
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise
@@ -90,22 +98,27 @@ class DirectWrites:
             os.lseek(handle, 0, os.SEEK_SET)
             write_all(handle, buffers)
 
-    def _write_blocks(self, handle: int, buffers: Sequence[Buffer], size_bytes: int) -> None:
+    def _write_blocks(
+        self, handle: int, buffers: Sequence[Buffer], size_bytes: int, rest: Callable[[int], None]
+    ) -> None:
         with self._lock:
             self._num_writers += 1
             num_writers = self._num_writers
-        began_s = self._now_s()
+        began_s, rested_s = self._now_s(), 0.0
         try:
             block, filled, at = self._block(), 0, 0
             for buffer in buffers:
-                rest = np.frombuffer(buffer, np.uint8)
-                while len(rest):
-                    count = min(len(rest), len(block) - filled)
+                left = np.frombuffer(buffer, np.uint8)
+                while len(left):
+                    count = min(len(left), len(block) - filled)
                     # Other threads go on meanwhile, as they would not beside a copy between memoryviews.
-                    np.copyto(block[filled : filled + count], rest[:count])
-                    rest, filled = rest[count:], filled + count
+                    np.copyto(block[filled : filled + count], left[:count])
+                    left, filled = left[count:], filled + count
                     if filled == len(block):
                         _write_at(handle, block, at)
+                        wrote_s = self._now_s()
+                        rest(filled)
+                        rested_s += self._now_s() - wrote_s
                         at, filled = at + filled, 0
             if filled:
                 whole = -(-filled // _ALIGNED_BYTES) * _ALIGNED_BYTES
@@ -116,7 +129,7 @@ class DirectWrites:
             with self._lock:
                 self._num_writers -= 1
         # Writers share the disk.
-        bytes_s = num_writers * size_bytes / max(self._now_s() - began_s, 1e-6)
+        bytes_s = num_writers * size_bytes / max(self._now_s() - began_s - rested_s, 1e-6)
         before = self._bytes_s
         self._bytes_s = bytes_s if before is None else (1 - _NEWEST) * before + _NEWEST * bytes_s
 

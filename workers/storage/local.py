@@ -42,12 +42,14 @@ class Unsynced:
       folders: those in which a file or a folder was made; the root is "".
       size_bytes: of the files.
       is_hurried: whether the writer rather has its bytes taken at once than on the disk soon.
+      rest: called after so many bytes within a large file, and may pause.
     """
 
     files: list[str] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
     size_bytes: int = 0
     is_hurried: bool = False
+    rest: Callable[[int], None] = lambda num_bytes: None
 
     def add(self, other: Unsynced) -> None:
         """Takes over what another one notes."""
@@ -105,7 +107,10 @@ class LocalFiles:
             except FileExistsError:
                 raise NameTaken(name, self.location) from None
             try:
-                self._direct.write(handle, buffers, is_hurried=later is not None and later.is_hurried)
+                if later is None:
+                    self._direct.write(handle, buffers)
+                else:
+                    self._direct.write(handle, buffers, is_hurried=later.is_hurried, rest=later.rest)
                 if later is None:
                     os.fsync(handle)
             except BaseException:

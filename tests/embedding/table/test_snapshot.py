@@ -146,9 +146,9 @@ def test_one_table_may_take_the_room_that_another_does_not_need() -> None:
     for snapshot in snapshots:
         snapshot.freeze()
     assert snapshots[0].preserve(np.arange(7)) == 7
-    assert not room.is_nearly_full
+    assert room.taken == 0.7
     assert snapshots[1].preserve(rows_of(9)) == 1
-    assert room.is_nearly_full
+    assert room.taken == 0.8
     assert [room.share_of(snapshot) for snapshot in snapshots] == [0.7, 0.1]
     assert snapshots[0].preserve(np.arange(7, 11)) == 2
     assert snapshots[1].preserve(rows_of(1)) == 0
@@ -162,8 +162,29 @@ def test_a_room_for_all_rows_never_becomes_full() -> None:
     snapshot = Snapshot(arrays, room=room)
     snapshot.freeze()
     assert snapshot.preserve(np.arange(8)) == 8
-    assert not room.is_nearly_full
+    assert room.taken == 0
     assert room.share_of(snapshot) == 0
+
+
+def test_an_empty_room_is_filled_from_its_first_place_on() -> None:
+    """Rows that come in together lie together then, whatever order the ones before them left in."""
+    arrays = filled(64)
+    room = room_of(arrays, max_rows=32, num_rows=128)
+    snapshot = Snapshot(arrays, room=room)
+    for seed in range(3):
+        snapshot.freeze()
+        wanted = np.random.default_rng(seed).permutation(64)[:20]
+        assert snapshot.preserve(wanted) == 20
+        snapshot.release(64)
+        room.put_in_order()
+        snapshot.freeze()
+        snapshot.preserve(np.arange(5))
+        for buffer, array in zip(room.buffers, arrays, strict=True):
+            np.testing.assert_array_equal(buffer[:5], array[:5])
+        taken = room.free.copy()
+        room.put_in_order()
+        np.testing.assert_array_equal(room.free, taken, "entries in use would be given away")
+        snapshot.release(64)
 
 
 OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowWiseAdagrad(0.1), AdagradMomentum(0.1, 0.9), Adam(0.1), FTRL(0.1)]

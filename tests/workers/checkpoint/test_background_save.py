@@ -419,7 +419,7 @@ def test_memory_is_a_tenth_of_the_tables() -> None:
     assert save_bytes(total) == pytest.approx(save.size_bytes, rel=0.05)
     small = table_of(Adagrad(0.1))
     save, _ = saver([small])
-    assert save.size_bytes < 1.5 * small.size_bytes < MIN_BUFFER_BYTES
+    assert save.size_bytes < 1.6 * small.size_bytes < MIN_BUFFER_BYTES
 
 
 def test_a_host_that_holds_nothing_saves_nothing(tmp_path: Path) -> None:

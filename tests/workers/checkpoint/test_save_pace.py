@@ -9,7 +9,15 @@ from itertools import pairwise
 
 import pytest
 
-from podembed.workers.checkpoint.save_pace import LONGEST_GRACE_S, LONGEST_LAG_S, SavePace
+from podembed.workers.checkpoint.save_pace import (
+    FILE_AS_BYTES,
+    LEAST_SHARE,
+    LONGEST_GRACE_S,
+    LONGEST_LAG_S,
+    SHARE_OF_PROCESSORS,
+    WANTED_S,
+    SavePace,
+)
 from podembed.workers.liveness.progress import Phase, Tracker
 
 
@@ -48,7 +56,14 @@ class Save:
         self.pace.begin()
         self.tracker.finish_step()
 
-    def write(self, buckets: int, *, at_once: int = 1, is_urgent: Callable[[], bool] = lambda: False) -> float:
+    def write(
+        self,
+        buckets: int,
+        *,
+        at_once: int = 1,
+        is_urgent: Callable[[], bool] = lambda: False,
+        taken: Callable[[], float] = lambda: 0.0,
+    ) -> float:
         """Seconds that it took, by the clock."""
         began_s = self.clock.now
         for number in range(buckets):
@@ -57,6 +72,7 @@ class Save:
                 busy_s=lambda number=number: 0.1 * max(0, number + 1 - at_once),
                 open_bytes=lambda number=number: BUCKET_BYTES * min(number, at_once - 1),
                 is_urgent=is_urgent,
+                taken=taken,
             )
             self.begun_s.append(self.clock.now - began_s)
             self.clock.now += 0.1 / at_once
@@ -205,3 +221,96 @@ def test_what_pausing_costs_does_not_prolong_the_pause() -> None:
         pace.keep_to(128 << 20, busy_s=lambda: 0.02 + 1e-4 * len(looks), is_urgent=lambda: len(looks) > 10_000)
     # 33 times the work of the first bytes, an eighth of a processor.
     assert clock.now - 100.0 == pytest.approx(33 * 0.02 / 0.125, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.1, LEAST_SHARE),
+        (0.5 * (LEAST_SHARE + SHARE_OF_PROCESSORS) * WANTED_S, 0.5 * (LEAST_SHARE + SHARE_OF_PROCESSORS)),
+        (100.0, SHARE_OF_PROCESSORS),
+        (None, SHARE_OF_PROCESSORS),
+    ],
+)
+def test_a_small_shard_gets_a_smaller_share(
+    monkeypatch: pytest.MonkeyPatch, seconds: float | None, expected: float
+) -> None:
+    """What a byte costs is learned from the first pieces, and then how many processors the rest may have."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    tracker, clock = Tracker(), Clock()
+    pace = SavePace(tracker, now_s=clock.now_s, sleep=clock.sleep)
+    pace.begin(None if seconds is None else int(seconds / 0.1 * BUCKET_BYTES))
+    tracker.finish_step()
+    with tracker.phase(Phase.DEVICE):
+        for number in range(4):
+            pace.keep_to(BUCKET_BYTES, busy_s=lambda number=number: 0.1 * number, is_urgent=lambda: False)
+    assert pace.processors == pytest.approx(expected)
+
+
+def test_making_files_takes_time_too() -> None:
+    tracker, clock = Tracker(), Clock()
+    pace = SavePace(tracker, processors=0.25, now_s=clock.now_s, sleep=clock.sleep)
+    took_s = []
+    with tracker.phase(Phase.DEVICE):
+        for num_bytes, num_files in [(8 * FILE_AS_BYTES, 0), (0, 8), (4 * FILE_AS_BYTES, 4)]:
+            pace.begin()
+            tracker.finish_step()
+            began_s = clock.now
+            pace.keep_to(num_bytes, num_files=num_files, is_urgent=lambda: False)
+            took_s.append(clock.now - began_s)
+    assert took_s[0] > 0.05
+    assert took_s == pytest.approx([took_s[0]] * 3, abs=1e-6)
+
+
+def test_the_fuller_the_buffer_the_sooner_comes_the_next_piece() -> None:
+    """And never all at once."""
+    gaps_s = []
+    for taken in (0.2, 0.4, 0.5, 0.7):
+        tracker = Tracker()
+        save = Save(Clock(), processors=0.02, tracker=tracker)
+        with tracker.phase(Phase.DEVICE):
+            save.write(6, taken=lambda taken=taken: taken)
+        gaps = [late - early for early, late in pairwise(save.begun_s)]
+        gaps_s.append(min(gaps[2:]))
+    assert gaps_s == pytest.approx([5.0, 2.5, 1.25, 0.3125], rel=0.1)
+
+
+def test_where_training_had_to_wait_the_next_save_hurries_up_to_there() -> None:
+    """Each save after it stops to hurry a little earlier, in case that is enough."""
+    tracker = Tracker()
+    save = Save(Clock(), processors=0.1, tracker=tracker)
+
+    def gaps_s(pieces: int) -> list[float]:
+        save.begun_s.clear()
+        save.write(pieces)
+        return [late - early for early, late in pairwise(save.begun_s)]
+
+    with tracker.phase(Phase.DEVICE):
+        gaps_s(4)
+        save.pace.was_waited_for()
+        for hurried in (4, 4, 4, 3):
+            save.begin()
+            found = gaps_s(6)
+            # All is paid for: only then comes the next one.
+            assert found == pytest.approx(
+                [*[0.1] * (hurried - 1), hurried + 1 - 0.1 * (hurried - 1), *[1.0] * (5 - hurried)], abs=0.05
+            )
+        save.pace.was_waited_for()
+        save.pace.begin(may_hurry=False)
+        tracker.finish_step()
+        assert gaps_s(3) == pytest.approx([1.0, 1.0], abs=0.05)
+
+
+def test_within_a_file_there_are_rests_while_somebody_trains() -> None:
+    tracker, clock = Tracker(), Clock()
+    save = Save(clock, processors=0.5, tracker=tracker)
+    with tracker.phase(Phase.DEVICE):
+        save.write(3)
+        began_s = clock.now
+        save.pace.rest(256 << 10)
+        rest_s = clock.now - began_s
+        # A part of what its bytes take, over the share of the processors.
+        assert 0.3 * 0.1 / 32 / 0.5 < rest_s < 0.1 / 32 / 0.5
+    tracker._phase = (Phase.BETWEEN, -1000.0)
+    save.pace.rest(256 << 10)
+    assert clock.now == began_s + rest_s

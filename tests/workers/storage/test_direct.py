@@ -164,3 +164,20 @@ def test_local_files_are_direct_and_durable_in_batches(tmp_path):
     assert unsynced.size_bytes == len(data)
     files.sync(unsynced)
     assert (tmp_path / "a" / "file").read_bytes() == data
+
+
+def test_it_rests_after_each_block_and_counts_no_rest_as_slowness(tmp_path: Path) -> None:
+    """A disk is slow by what it takes itself: a hurried write would avoid it otherwise."""
+    now, rested = [0.0], []
+
+    def rest(num_bytes: int) -> None:
+        now[0] += 1000.0
+        rested.append(num_bytes)
+
+    writes = DirectWrites(flag=ANY_FLAG, now_s=lambda: now[0])
+    data = some_bytes(SMALLEST_BYTES + BLOCK_BYTES // 2)
+    with open(tmp_path / "a", "xb", buffering=0) as file:
+        writes.write(file.fileno(), [data], rest=rest)
+    assert (tmp_path / "a").read_bytes() == data
+    assert rested == [BLOCK_BYTES] * (SMALLEST_BYTES // BLOCK_BYTES)
+    assert not writes._is_slow()
