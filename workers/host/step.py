@@ -95,6 +95,8 @@ class Steps:
         self._choice = PrefetchChoice(overlap)
         # Whether the next step was prefetched beside the one under way; None where nothing was prepared beside it.
         self._tried_prefetch: bool | None = None
+        # When the device answered the step before, and whether it was prefetched beside that.
+        self._answered: tuple[float, bool] | None = None
         layout = lookups.both.layout
         self._activations = [Blocks.of(layout, arrays["activations"]) for arrays in device.buffers]
         self._gradients = [Blocks.of(layout, arrays["gradients"]) for arrays in device.buffers]
@@ -200,6 +202,7 @@ class Steps:
             answer = self._device.receive(timeout_s=self._timeout_s, keep_waiting=self._check)
         if self._tried_prefetch is False:
             self._choice.saw_wait(self._tracker.phase_s[Phase.DEVICE] - before_s)
+        self._note_step(self._tried_prefetch)
         self._tried_prefetch = None
         if answer.kind is not RecordKind.DONE or answer.step != step.number:
             raise RuntimeError(
@@ -207,6 +210,13 @@ class Steps:
                 f"{step.number}."
             )
         return self._device.buffers[step.buffer]
+
+    def _note_step(self, is_prefetching: bool | None) -> None:
+        """A step of a window ended, from the answer of the device to the one before on."""
+        now_s, before = self._tracker.now_s, self._answered
+        if before is not None and before[1] == is_prefetching:
+            self._choice.saw_step(now_s - before[0], is_prefetching=before[1])
+        self._answered = None if is_prefetching is None else (now_s, is_prefetching)
 
     def backward(self, step: Step, *, is_looked_at: bool = False) -> None:
         """Gradients of this host's samples to the owners of the rows, then one update of each touched row."""

@@ -157,6 +157,11 @@ class Tracker:
         self._nested_s = 0.0
         self.phase_s: dict[Phase, float] = {}
 
+    @property
+    def now_s(self) -> float:
+        """Of the clock that times the phases."""
+        return self._monotonic_s()
+
     def progress(self) -> Progress:
         marks = self._marks + self._saved_marks
         phase, began = self._phase

@@ -18,7 +18,7 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.host.exchange import PREFETCH_RETRY_AT
-from podembed.workers.host.prefetch_choice import PrefetchChoice
+from podembed.workers.host.prefetch_choice import TRIAL_AT, TRIAL_STEPS, PrefetchChoice
 from podembed.workers.job.job import JobConfig, JobError
 from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes
@@ -137,6 +137,45 @@ def test_the_shortest_wait_counts_and_is_measured_again(wait_s: float, pays: boo
         choice.saw_wait(0.007)
     choice.saw_split(0.01)
     assert not choice.wants(100)
+
+
+@pytest.mark.parametrize(("with_it_s", "is_kept"), [(0.020, True), (0.030, False), (0.025, False)])
+def test_whole_steps_tell_whether_it_pays(with_it_s: float, is_kept: bool) -> None:
+    """A wait longer than the split is not enough: the processor may have had other work meanwhile."""
+    choice, before = PrefetchChoice(None), None
+    for _ in range(3):
+        choice.saw_wait(0.01)
+    choice.saw_split(0.005)
+    wanted = []
+    for step in range(TRIAL_AT - 4, TRIAL_AT + TRIAL_STEPS + 30):
+        wanted.append(choice.wants(step))
+        if wanted[-1] == before:
+            choice.saw_step(with_it_s if before else 0.025, is_prefetching=wanted[-1])
+        before = wanted[-1]
+    assert wanted[:28] == [True] * 4 + [True] * 6 + [False] * 6 + [True] * 6 + [False] * 6
+    kept = [step for step in range(28, 4 + TRIAL_STEPS) if wanted[step]]
+    assert len(kept) > 200 if is_kept else not kept
+    # The next trial is like the first one.
+    assert wanted[4 + TRIAL_STEPS : 28 + TRIAL_STEPS] == wanted[4:28]
+
+
+def test_a_trial_that_saw_too_little_decides_nothing() -> None:
+    choice = PrefetchChoice(None)
+    for _ in range(3):
+        choice.saw_wait(0.01)
+    choice.saw_split(0.005)
+    for step in range(TRIAL_AT, TRIAL_AT + 24):
+        choice.wants(step)
+        if step < TRIAL_AT + 3:
+            choice.saw_step(9.0, is_prefetching=True)
+        choice.saw_step(0.001, is_prefetching=False)
+    assert choice.wants(TRIAL_AT + 24)
+
+
+def test_what_a_run_declares_needs_no_trial() -> None:
+    for declared in (True, False):
+        choice = PrefetchChoice(declared)
+        assert {choice.wants(step) for step in range(400)} == {declared}
 
 
 def test_where_nothing_is_early_all_hosts_stop_looking_for_a_while(job: JobConfig, tmp_path: Path) -> None:
