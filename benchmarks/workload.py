@@ -5,7 +5,8 @@ with less memory. `small` has their tables with narrow rows, for saving them oft
 26 tables have 10 million rows together, and ids follow a bounded Zipf law spread over the table. A fixed teacher makes
 the labels, so that the loss falls.
 
-`uniform` has tables of 2 GB whose ids are uniform, so that each step changes rows that no step before it changed.
+`uniform` has four tables of 512 MB whose ids are uniform. Half of the rows are changed by its first 64 steps, after
+which the batches come again.
 
 `cut` has one table that is larger than all others together, so two hosts or more share its rows. `D2`, `D3` and so on
 are A with 2048 samples for each of so many hosts.

@@ -110,6 +110,14 @@ def release_groups(first, last, heads, following, free, num_free):
 
 
 @jit
+def list_downwards(free):
+    """Lists all entries as free, the first one last."""
+    count = free.shape[0]
+    for at in range(count):
+        free[at] = count - 1 - at
+
+
+@jit
 def put_back(array, heads, following, offsets, buffer):
     """Writes all kept rows back to where they came from."""
     for group in range(heads.shape[0]):

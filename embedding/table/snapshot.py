@@ -21,6 +21,7 @@ from podembed.embedding.kernels.snapshots import (
     GROUP_ROWS,
     claim_rows,
     keep_rows,
+    list_downwards,
     put_back,
     read_frozen,
     release_groups,
@@ -47,6 +48,7 @@ class SnapshotRoom:
       buffers: float32 `[max_rows, width]`, one an array; taken page by page unless `populate` does it before.
       following, offsets, free: books of the entries, as `kernels.snapshots` has them.
       num_kept: rows in the buffer; all other entries are free.
+      is_in_order: whether no entry was taken since they were put in order.
     """
 
     def __init__(self, widths: Sequence[int], *, max_rows: int, num_rows: int) -> None:
@@ -56,6 +58,7 @@ class SnapshotRoom:
         self.offsets = np.empty(max_rows, np.int32)
         self.free = np.empty(max_rows, np.int32)
         self.num_kept = 0
+        self.is_in_order = False
         self.put_in_order()
 
     @property
@@ -71,8 +74,9 @@ class SnapshotRoom:
         """While the buffer is empty: the entries are taken in the order of their places from here on. Rows that come in
         together then lie together. In the order in which entries became free, keeping a row took three times as long.
         """
-        if not self.num_kept:
-            self.free[:] = np.arange(self._max_rows - 1, -1, -1, dtype=np.int32)
+        if not self.num_kept and not self.is_in_order:
+            list_downwards(self.free)
+            self.is_in_order = True
 
     @property
     def taken(self) -> float:
@@ -162,6 +166,7 @@ class Snapshot:
         )
         self.num_kept += count
         room.num_kept += count
+        room.is_in_order &= not count
         for array, buffer in zip(self._arrays, room.buffers, strict=True):
             keep_rows(array, kept[:count], entries[:count], buffer)
         return int(done)

@@ -116,7 +116,7 @@ class BackgroundSave:
         )
         self._threads: FileThreads | None = None
         self._pace = SavePace(tracker, processors=processors)
-        self._is_delta, self._is_first, self._seen_waits = False, False, 0
+        self._is_delta, self._writes_metadata, self._seen_waits = False, False, 0
         self._own_cpu_s = 0.0
         self._at_a_time = NUM_THREADS
 
@@ -153,6 +153,7 @@ class BackgroundSave:
             self._has_parent = self._tracks_changes and self._written is not None
             self._digests = self._written or {}
         self._written, self._has_begun = None, True
+        self._seen_waits = self.rows.num_waits
         self.rows.freeze(joins_before=joins_before)
 
     def track(self, tables: Sequence[TableFiles], commit: str = "", *, is_read: bool = False) -> None:
@@ -198,8 +199,9 @@ class BackgroundSave:
         self.rows.await_freeze()
         try:
             self._own_cpu_s = time.thread_time()
-            self._pace.begin(self._total_bytes(), may_hurry=is_delta == self._is_delta)
-            self._is_delta, self._is_first, self._seen_waits = is_delta, is_first, self.rows.num_waits
+            # How much a delta will hand over is not known.
+            self._pace.begin(None if is_delta else self._total_bytes(), kind="delta" if is_delta else "whole")
+            self._is_delta, self._writes_metadata = is_delta, is_first
             # Files of a disk keep processors busy, and several threads together would stop a step. Requests to other
             # storage mostly wait. Those of a mounted folder may, too, which the pace finds out.
             is_limited = store.is_local and self._pace.processors < NUM_THREADS
@@ -254,7 +256,7 @@ class BackgroundSave:
             num_bytes,
             num_files=self._num_files(table, bucket),
             busy_s=self._busy_s,
-            open_bytes=lambda: self._staging.open_bytes,
+            open_bytes=self._open_bytes,
             is_crowded=lambda: self._staging.num_open >= self._at_a_time,
             taken=lambda: self.rows.taken,
             is_urgent=self._is_urgent,
@@ -267,8 +269,13 @@ class BackgroundSave:
         """That are made for a piece of a table, with those that describe the table beside its first piece."""
         if self._is_delta:
             return 0
-        num_arrays, is_described = len(table.spec.widths), self._is_first and bucket == table.buckets[0]
+        num_arrays, is_described = len(table.spec.widths), self._writes_metadata and bucket == table.buckets[0]
         return num_arrays * (2 if is_described else 1)
+
+    def _open_bytes(self) -> int:
+        """Of pieces under way, at most, as the pace counts them."""
+        num_arrays = 0 if self._is_delta else max(len(table.spec.widths) for table in self._tables)
+        return self._staging.open_bytes + self._staging.num_open * num_arrays * FILE_AS_BYTES
 
     def _total_bytes(self) -> int:
         """As the pace counts them."""
@@ -285,7 +292,7 @@ class BackgroundSave:
     def _rest(self, num_bytes: int) -> None:
         """Within a file. From the file threads."""
         if not self.rows.is_nearly_full:
-            self._pace.rest(num_bytes)
+            self._pace.rest(num_bytes, taken=self.rows.taken)
 
     def _is_urgent(self) -> bool:
         """Whether training would soon wait for room in the buffer."""

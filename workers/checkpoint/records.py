@@ -24,9 +24,6 @@ from podembed.workers.checkpoint.zarr_metadata import DTYPES, FLAT, NESTED, Arra
 ROWS = "rows"
 # Rows and slots of the buckets that lie in files together. Even a host with little memory has room for the least.
 MIN_FILE_BYTES = 1 << 20
-# Making a file takes as much processor time as two MiB of it. So a small shard has half as many, of at most so many
-# bytes.
-SMALL_FILE_BYTES = 4 << 20
 MAX_FILE_BYTES = 64 << 20
 # Of each array, where a host's buckets lie together.
 FILES_PER_HOST = 128
@@ -384,8 +381,7 @@ def buckets_per_file(specs: Sequence[TableSpec], placement: Sequence[np.ndarray]
       Table name → a power of two.
     """
     held_bytes = sum(spec.bucket_bytes * spec.layout.num_buckets for spec in specs) // num_hosts
-    small_bytes = max(MIN_FILE_BYTES, min(SMALL_FILE_BYTES, held_bytes // (FILES_PER_HOST // 2)))
-    wanted_bytes = max(small_bytes, min(MAX_FILE_BYTES, held_bytes // FILES_PER_HOST))
+    wanted_bytes = max(MIN_FILE_BYTES, min(MAX_FILE_BYTES, held_bytes // FILES_PER_HOST))
     return {
         spec.name: buckets_together(owners, most=wanted_bytes // spec.bucket_bytes)
         for spec, owners in zip(specs, placement, strict=True)

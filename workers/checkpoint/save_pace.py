@@ -4,12 +4,13 @@ Reading, hashing and writing a shard as fast as threads can helps no one, since 
 processors are few, training pays for it, on all hosts at once, since each waits for the others. A save therefore lets
 the step that follows it pass, since that pays already: it copies each row that it touches. From then on it may be busy
 for a share of the time that has passed, and pauses when it is ahead of that. A small shard gets a smaller share than a
-large one, and both are written soon. Also within a file there are short rests, so that no step pays for a whole one.
+large one, and both are written soon. The fuller the buffer for changed rows, the faster it goes. Also within a file
+that is written past the page cache there are short rests, so that no step pays for a whole one.
 Where there are many processors the share is more than all of its threads, and nothing pauses any more.
 
 Nothing pauses, either, where waiting would cost more than it saves. The working thread rests while the driver waits for
-this very commit, and the buffer for changed rows may fill. If training had to wait for room in the save before, the
-next one does not pause until it is past that point.
+this very commit, and the buffer may be nearly full. If training had to wait for room, the next save of the
+same kind does not pause until it is past that point. It pays for that with a longer pause afterwards.
 
 The saving thread of a host or of a device process calls this; what the working thread does it reads from the tracker.
 """
@@ -24,8 +25,8 @@ from podembed.workers.liveness.progress import Tracker
 
 # Of the machine's processors, at most: two hosts on one machine then take a fifth of it.
 SHARE_OF_PROCESSORS = 0.1
-# And at least; between the two, as much as makes a save last so long.
 LEAST_SHARE = 0.05
+# Between the two a save gets as much as it needs to last so long.
 WANTED_S = 15.0
 # Between two windows of steps the working thread rests for less.
 REST_S = 0.05
@@ -43,14 +44,15 @@ _TELLING_BYTES = 4 << 20
 _FIRST_GUESS_BYTE_S = 4e-9
 # Making and syncing a file takes as long as writing so many bytes. A save of many small ones would come at once.
 FILE_AS_BYTES = 512 << 10
-# Of the pauses, those within files; the others are between them.
+# Of all pauses that a file is worth, so much is spent within it.
 _REST_SHARE = 0.6
+_SHORTEST_REST_S = 2e-4
 # Of the buffer for changed rows. From here on a save goes faster, twice as fast for each tenth more: all at once would
 # stop a step.
 _CALM_UP_TO = 0.3
 _DOUBLED_EACH = 0.1
-# How much earlier than in the save before one stops to hurry that training never waits for.
-_HURRY_KEPT = 0.9
+# When training did not wait in a hurried save, the next one hurries for this part of it.
+_HURRY_KEPT = 0.7
 
 
 class SavePace:
@@ -67,7 +69,7 @@ class SavePace:
       is_training: whether there is something beside it that needs the processors; None asks the tracker.
 
     Attributes:
-      paused_s: in all saves so far.
+      paused_s: in all saves so far, between files.
     """
 
     def __init__(
@@ -91,7 +93,10 @@ class SavePace:
         self._total_bytes: int | None = None
         self._begun_bytes = 0
         self._last_bytes, self._last_s = 0, self._began_s
-        self._hurried_bytes = self._waited_at_bytes = 0
+        self._kind = ""
+        # By kind of save: up to where the last one hurried, and where training waited in it.
+        self._hurried: dict[str, int] = {}
+        self._waited_at: dict[str, int] = {}
         self._byte_s = _FIRST_GUESS_BYTE_S
         self.paused_s = 0.0
 
@@ -105,15 +110,15 @@ class SavePace:
             return most
         return min(most, max(LEAST_SHARE * self._num_processors, self._byte_s * self._total_bytes / WANTED_S))
 
-    def begin(self, total_bytes: int | None = None, *, may_hurry: bool = True) -> None:
+    def begin(self, total_bytes: int | None = None, *, kind: str = "") -> None:
         """A save begins now.
 
         Args:
           total_bytes: that it will hand over; None if that is not known.
-          may_hurry: whether it is like the save before, so that training will wait for room where it did then.
+          kind: of the save. Training waits for room in those of one kind at about the same point.
         """
-        hurried_bytes = max(self._waited_at_bytes, int(_HURRY_KEPT * self._hurried_bytes))
-        self._hurried_bytes, self._waited_at_bytes = hurried_bytes if may_hurry else 0, 0
+        self._kind = kind
+        self._hurried[kind] = max(self._waited_at.pop(kind, 0), int(_HURRY_KEPT * self._hurried.get(kind, 0)))
         self._total_bytes = total_bytes
         self._began_s, self._begun_bytes = self._now_s(), 0
         self._last_step_unix_s = self._tracker.progress().step_unix_s
@@ -129,16 +134,22 @@ class SavePace:
 
     def was_waited_for(self) -> None:
         """Training has waited for room since the last piece."""
-        self._waited_at_bytes = self._begun_bytes
+        self._waited_at[self._kind] = self._begun_bytes
 
-    def rest(self, num_bytes: int) -> None:
-        """A short pause within a file, after so many bytes of it. From any thread."""
+    def rest(self, num_bytes: int, *, taken: float = 0.0) -> None:
+        """A short pause within a file, after so many bytes of it. From any thread.
+
+        Args:
+          taken: share of the buffer for changed rows.
+        """
         if not self._is_hurrying and self._is_training():
-            self._sleep(min(_NAP_S, _REST_SHARE * num_bytes * self._byte_s / self.processors))
+            rest_s = _REST_SHARE * num_bytes * self._byte_s / (_speed(taken) * self.processors)
+            if rest_s >= _SHORTEST_REST_S:
+                self._sleep(min(_NAP_S, rest_s))
 
     @property
     def _is_hurrying(self) -> bool:
-        return self._begun_bytes < self._hurried_bytes
+        return self._begun_bytes < self._hurried.get(self._kind, 0)
 
     def keep_to(
         self,
@@ -166,7 +177,12 @@ class SavePace:
         learned_bytes = 0
         num_bytes += num_files * FILE_AS_BYTES
         self.let_a_step_pass(is_urgent=is_urgent)
-        while not (is_urgent() or self._is_hurrying) and self._is_training():
+        while not is_urgent() and self._is_training():
+            if self._is_hurrying:
+                if not is_crowded():
+                    break
+                self._sleep(_CROWDED_NAP_S)
+                continue
             ended_bytes = self._begun_bytes - open_bytes()
             # Only when a piece has ended. A look takes time, too, and charged to the bytes before it would prolong the
             # pause by more than a nap.
@@ -174,7 +190,7 @@ class SavePace:
                 learned_bytes, self._byte_s = ended_bytes, busy_s() / ended_bytes
             cost_s = self._byte_s * (self._begun_bytes + num_bytes)
             ahead_s = cost_s / self.processors - (self._now_s() - self._began_s)
-            if ahead_s > 0 and not self._is_due(taken()):
+            if ahead_s > 0 and not self._may_begin_early(taken()):
                 self._nap(min(max(ahead_s, _SHORTEST_NAP_S), _NAP_S))
             elif ahead_s > -LONGEST_LAG_S and is_crowded():
                 self._sleep(_CROWDED_NAP_S)
@@ -183,12 +199,10 @@ class SavePace:
         self._begun_bytes += num_bytes
         self._last_bytes, self._last_s = num_bytes, self._now_s()
 
-    def _is_due(self, taken: float) -> bool:
-        """Whether the next piece may begin early, since the buffer fills."""
-        if taken <= _CALM_UP_TO:
-            return False
-        speed = 2 ** ((taken - _CALM_UP_TO) / _DOUBLED_EACH) * self.processors
-        return self._now_s() - self._last_s > self._byte_s * self._last_bytes / speed
+    def _may_begin_early(self, taken: float) -> bool:
+        """Whether the next piece may begin ahead of the pace, since the buffer fills."""
+        speed = _speed(taken)
+        return speed > 1 and self._now_s() - self._last_s > self._byte_s * self._last_bytes / (speed * self.processors)
 
     def _nap(self, seconds: float) -> None:
         self._sleep(seconds)
@@ -212,3 +226,8 @@ class SavePace:
             return self._is_told()
         progress = self._tracker.progress()
         return not progress.phase.is_resting or progress.phase_s < REST_S
+
+
+def _speed(taken: float) -> float:
+    """How many times its usual pace a save has where so much of the buffer is taken."""
+    return 2 ** max(0.0, (taken - _CALM_UP_TO) / _DOUBLED_EACH)

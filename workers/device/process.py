@@ -36,7 +36,8 @@ from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
 
 _LOOK_S = 0.1
-_FILES_A_LEAF = 2
+# Most leaves are small: what making and syncing the two files of one costs, as bytes that take as long to write.
+_FILES_AS_BYTES = 512 << 10
 
 __all__ = ["DenseReceipt", "DeviceProcess", "DeviceReady", "DeviceSpec", "DeviceWindow"]
 
@@ -306,7 +307,7 @@ class DeviceProcess:
         self._pace.keep_to(values.nbytes, is_urgent=self._is_urgent)
 
     def _leave_room_for_files(self, values: np.ndarray) -> None:
-        self._pace.keep_to(values.nbytes, num_files=_FILES_A_LEAF, is_urgent=self._is_urgent)
+        self._pace.keep_to(values.nbytes + _FILES_AS_BYTES, is_urgent=self._is_urgent)
 
     def _is_urgent(self) -> bool:
         self._raise_if_aborted()

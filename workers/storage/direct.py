@@ -116,9 +116,7 @@ class DirectWrites:
                     left, filled = left[count:], filled + count
                     if filled == len(block):
                         _write_at(handle, block, at)
-                        wrote_s = self._now_s()
-                        rest(filled)
-                        rested_s += self._now_s() - wrote_s
+                        rested_s += self._rest(rest, filled)
                         at, filled = at + filled, 0
             if filled:
                 whole = -(-filled // _ALIGNED_BYTES) * _ALIGNED_BYTES
@@ -132,6 +130,18 @@ class DirectWrites:
         bytes_s = num_writers * size_bytes / max(self._now_s() - began_s - rested_s, 1e-6)
         before = self._bytes_s
         self._bytes_s = bytes_s if before is None else (1 - _NEWEST) * before + _NEWEST * bytes_s
+
+    def _rest(self, rest: Callable[[int], None], num_bytes: int) -> float:
+        """Seconds of it. Meanwhile the other writers have the disk for themselves."""
+        began_s = self._now_s()
+        with self._lock:
+            self._num_writers -= 1
+        try:
+            rest(num_bytes)
+        finally:
+            with self._lock:
+                self._num_writers += 1
+        return self._now_s() - began_s
 
     def _is_slow(self) -> bool:
         bytes_s = self._bytes_s

@@ -276,7 +276,7 @@ def test_the_fuller_the_buffer_the_sooner_comes_the_next_piece() -> None:
 
 
 def test_where_training_had_to_wait_the_next_save_hurries_up_to_there() -> None:
-    """Each save after it stops to hurry a little earlier, in case that is enough."""
+    """Each save after it stops to hurry earlier, in case that is enough. Saves of another kind are not meant."""
     tracker = Tracker()
     save = Save(Clock(), processors=0.1, tracker=tracker)
 
@@ -285,20 +285,44 @@ def test_where_training_had_to_wait_the_next_save_hurries_up_to_there() -> None:
         save.write(pieces)
         return [late - early for early, late in pairwise(save.begun_s)]
 
-    with tracker.phase(Phase.DEVICE):
-        gaps_s(4)
-        save.pace.was_waited_for()
-        for hurried in (4, 4, 4, 3):
-            save.begin()
-            found = gaps_s(6)
-            # All is paid for: only then comes the next one.
-            assert found == pytest.approx(
-                [*[0.1] * (hurried - 1), hurried + 1 - 0.1 * (hurried - 1), *[1.0] * (5 - hurried)], abs=0.05
-            )
-        save.pace.was_waited_for()
-        save.pace.begin(may_hurry=False)
+    def begin(kind: str) -> None:
+        save.pace.begin(kind=kind)
         tracker.finish_step()
-        assert gaps_s(3) == pytest.approx([1.0, 1.0], abs=0.05)
+
+    with tracker.phase(Phase.DEVICE):
+        begin("whole")
+        gaps_s(5)
+        save.pace.was_waited_for()
+        for hurried in (5, 4, 3, 2):
+            begin("delta")
+            assert gaps_s(3) == pytest.approx([1.0, 1.0], abs=0.05)
+            begin("whole")
+            # All is paid for: only then comes the next one.
+            paid_s = hurried + 1 - 0.1 * (hurried - 1)
+            expected = [*[0.1] * (hurried - 1), paid_s, *[1.0] * (6 - hurried)]
+            assert gaps_s(7) == pytest.approx(expected, abs=0.05)
+
+
+def test_a_save_that_hurries_has_no_more_files_under_way_than_ever() -> None:
+    """Its buffer is empty yet, so training needs the processors more."""
+    tracker, clock = Tracker(), Clock()
+    pace = SavePace(tracker, processors=0.1, now_s=clock.now_s, sleep=clock.sleep)
+    with tracker.phase(Phase.DEVICE):
+        pace.begin()
+        tracker.finish_step()
+        pace.keep_to(BUCKET_BYTES, is_urgent=lambda: True)
+        pace.was_waited_for()
+        pace.begin()
+        tracker.finish_step()
+        for is_urgent, expected_s in [(False, 0.1), (True, 0.0)]:
+            began_s = clock.now
+            crowded_until_s = began_s + 0.1
+            pace.keep_to(
+                1,
+                is_urgent=lambda is_urgent=is_urgent: is_urgent,
+                is_crowded=lambda until_s=crowded_until_s: clock.now < until_s,
+            )
+            assert clock.now - began_s == pytest.approx(expected_s, abs=0.01)
 
 
 def test_within_a_file_there_are_rests_while_somebody_trains() -> None:
@@ -311,6 +335,11 @@ def test_within_a_file_there_are_rests_while_somebody_trains() -> None:
         rest_s = clock.now - began_s
         # A part of what its bytes take, over the share of the processors.
         assert 0.3 * 0.1 / 32 / 0.5 < rest_s < 0.1 / 32 / 0.5
+        save.pace.rest(256 << 10, taken=0.4)
+        assert clock.now - began_s == pytest.approx(1.5 * rest_s), "half of it where the buffer fills"
+        save.pace.rest(256 << 10, taken=0.9)
+        assert clock.now - began_s == pytest.approx(1.5 * rest_s), "a sleep takes longer than that"
+        rest_s = clock.now - began_s
     tracker._phase = (Phase.BETWEEN, -1000.0)
     save.pace.rest(256 << 10)
     assert clock.now == began_s + rest_s

@@ -92,8 +92,8 @@ def in_pinned(part: jax.Array) -> jax.Array:
 class Arriving:
     """One device's array on its way to the host, for several threads.
 
-    JAX counts who looks at the memory of an array. With a GPU, threads that ask for one array at once make that count
-    wrong, and the process is aborted when the array goes. So one of them asks, once.
+    JAX counts who looks at the memory of an array. With a GPU and several threads that requested one array at once,
+    that count was wrong, it seems: the process was aborted when the array went. So one of them asks, once.
     """
 
     def __init__(self, part: jax.Array) -> None:

@@ -279,6 +279,7 @@ class Verification:
                 is_urgent=self._is_urgent,
                 busy_s=lambda: sum(self._cpu_s.values()),
                 open_bytes=lambda: self._begun_bytes - self._ended_bytes,
+                taken=lambda: self._rows.taken,
             )
             self._begun_bytes += num_bytes
 
