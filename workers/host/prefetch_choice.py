@@ -48,7 +48,9 @@ class PrefetchChoice:
         self._is_faster = True
 
     def wants(self, step: int) -> bool:
-        """Whether this host wants the vectors of a step prefetched. Asked of each step once, in order."""
+        """Whether this host wants the vectors of a step prefetched. Asked of each step of training once, in order, and
+        of those of evaluations in between.
+        """
         if self._declared is not None:
             return self._declared
         if self._pays is None:
@@ -83,9 +85,8 @@ class PrefetchChoice:
             self._pays = wait_s > (_KEPT_FROM * seconds if self._pays else seconds)
 
     def _judge(self, steps_s: dict[bool, list[float]]) -> None:
-        """Without enough steps of both kinds, as in short windows, waits and splits decide alone."""
+        """Without enough steps of both kinds, as in short windows or beside an evaluation, nothing changes."""
         if min(map(len, steps_s.values())) < _FEWEST:
-            self._is_faster = True
             return
         with_it_s, without_s = statistics.median(steps_s[True]), statistics.median(steps_s[False])
         self._is_faster = with_it_s < (1 - _FASTER_BY) * without_s

@@ -159,17 +159,25 @@ def test_whole_steps_tell_whether_it_pays(with_it_s: float, is_kept: bool) -> No
     assert wanted[4 + TRIAL_STEPS : 28 + TRIAL_STEPS] == wanted[4:28]
 
 
-def test_a_trial_that_saw_too_little_decides_nothing() -> None:
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_a_trial_that_saw_too_little_decides_nothing(is_faster: bool) -> None:
+    """An evaluation asks of steps that have the numbers of a trial, too."""
     choice = PrefetchChoice(None)
     for _ in range(3):
         choice.saw_wait(0.01)
     choice.saw_split(0.005)
-    for step in range(TRIAL_AT, TRIAL_AT + 24):
-        choice.wants(step)
-        if step < TRIAL_AT + 3:
-            choice.saw_step(9.0, is_prefetching=True)
-        choice.saw_step(0.001, is_prefetching=False)
-    assert choice.wants(TRIAL_AT + 24)
+
+    def trial(num_with_it: int, with_it_s: float) -> None:
+        for step in range(TRIAL_AT, TRIAL_AT + 24):
+            choice.wants(step)
+            if step < TRIAL_AT + num_with_it:
+                choice.saw_step(with_it_s, is_prefetching=True)
+            choice.saw_step(0.01, is_prefetching=False)
+
+    trial(20, 0.005 if is_faster else 0.02)
+    assert choice.wants(TRIAL_AT + 24) == is_faster
+    trial(3, 0.02 if is_faster else 0.005)
+    assert choice.wants(TRIAL_AT + 24) == is_faster
 
 
 def test_what_a_run_declares_needs_no_trial() -> None:
