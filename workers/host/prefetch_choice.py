@@ -23,10 +23,10 @@ _WAITS = 3
 _FIRST_TRY_STEPS, _FIRST_TRY_AT = 8, 5
 # Once chosen, it is kept until it costs clearly more than it saves; otherwise equal costs would change it all the time.
 _KEPT_FROM = 0.8
-# The first steps of every so many are a trial, from the first one named on.
+# Steps 64 to 87 of each 256 are a trial.
 TRIAL_STEPS, TRIAL_AT = 256, 64
-# It has some parts of equal length, with and without prefetch in turn.
-_PART, _NUM_PARTS = 6, 4
+# Its parts: with prefetch, without, without, with. So what slows down from step to step is no argument.
+_PART, _PARTS = 6, (True, False, False, True)
 _FEWEST = 4  # steps of each kind that tell something
 # What costs as much takes more processor time.
 _FASTER_BY = 0.01
@@ -48,17 +48,15 @@ class PrefetchChoice:
         self._is_faster = True
 
     def wants(self, step: int) -> bool:
-        """Whether this host wants the vectors of a step prefetched. Asked of each step of training once, in order, and
-        of those of evaluations in between.
-        """
+        """Whether this host wants the vectors of a step prefetched. Asked of each step of training once, in order."""
         if self._declared is not None:
             return self._declared
         if self._pays is None:
             return step % _FIRST_TRY_STEPS == _FIRST_TRY_AT and len(self._waits_s) == _WAITS
         part = (step - TRIAL_AT) % TRIAL_STEPS // _PART
-        if part < _NUM_PARTS:
+        if part < len(_PARTS):
             self._steps_s = self._steps_s or {True: [], False: []}
-            return self._pays and part % 2 == 0
+            return self._pays and _PARTS[part]
         if self._steps_s is not None:
             self._judge(self._steps_s)
             self._steps_s = None
@@ -85,7 +83,7 @@ class PrefetchChoice:
             self._pays = wait_s > (_KEPT_FROM * seconds if self._pays else seconds)
 
     def _judge(self, steps_s: dict[bool, list[float]]) -> None:
-        """Without enough steps of both kinds, as in short windows or beside an evaluation, nothing changes."""
+        """Without enough steps of both kinds, as in short windows, nothing changes."""
         if min(map(len, steps_s.values())) < _FEWEST:
             return
         with_it_s, without_s = statistics.median(steps_s[True]), statistics.median(steps_s[False])

@@ -121,8 +121,10 @@ class Steps:
         buffers in turn.
 
         Args:
+          buffer: of an evaluation, which prefetches nothing.
           counted: as for `Bags.of`.
         """
+        is_training = buffer is None
         buffer = number % self._lookups.num_buffers if buffer is None else buffer
         with self._tracker.phase(Phase.READ):
             batch = reader.get(number)
@@ -136,7 +138,7 @@ class Steps:
             number,
             weight=float(batch.weights.sum(dtype=np.float64)),
             gradients=self._gradients[buffer],
-            wants_prefetch=self._choice.wants(number),
+            wants_prefetch=is_training and self._choice.wants(number),
             levels=levels,
         )
         self._ids.agreed(lookup.levels)

@@ -139,7 +139,7 @@ def test_the_shortest_wait_counts_and_is_measured_again(wait_s: float, pays: boo
     assert not choice.wants(100)
 
 
-@pytest.mark.parametrize(("with_it_s", "is_kept"), [(0.020, True), (0.030, False), (0.025, False)])
+@pytest.mark.parametrize(("with_it_s", "is_kept"), [(0.020, True), (0.030, False), (0.025, False), (0.0249, False)])
 def test_whole_steps_tell_whether_it_pays(with_it_s: float, is_kept: bool) -> None:
     """A wait longer than the split is not enough: the processor may have had other work meanwhile."""
     choice, before = PrefetchChoice(None), None
@@ -152,7 +152,7 @@ def test_whole_steps_tell_whether_it_pays(with_it_s: float, is_kept: bool) -> No
         if wanted[-1] == before:
             choice.saw_step(with_it_s if before else 0.025, is_prefetching=wanted[-1])
         before = wanted[-1]
-    assert wanted[:28] == [True] * 4 + [True] * 6 + [False] * 6 + [True] * 6 + [False] * 6
+    assert wanted[:28] == [True] * 4 + [True] * 6 + [False] * 12 + [True] * 6
     kept = [step for step in range(28, 4 + TRIAL_STEPS) if wanted[step]]
     assert len(kept) > 200 if is_kept else not kept
     # The next trial is like the first one.
@@ -161,7 +161,7 @@ def test_whole_steps_tell_whether_it_pays(with_it_s: float, is_kept: bool) -> No
 
 @pytest.mark.parametrize("is_faster", [True, False])
 def test_a_trial_that_saw_too_little_decides_nothing(is_faster: bool) -> None:
-    """An evaluation asks of steps that have the numbers of a trial, too."""
+    """As in windows of two or three steps."""
     choice = PrefetchChoice(None)
     for _ in range(3):
         choice.saw_wait(0.01)
