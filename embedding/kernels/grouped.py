@@ -7,6 +7,9 @@ sweep and can ask for them ahead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from podembed.embedding.kernels.arrays import plain
@@ -17,6 +20,14 @@ FLOATS_PER_ENTRY = 64
 """What grouping an entry takes, as floats that pooling reads in the same time."""
 
 _AHEAD = 32
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+_LOWER_HALF = np.int64(0xFFFFFFFF)
+# Marks of a large table lie in memory, and each takes a cache line there and back. A hash table of so many ids stays in
+# the second cache. `benchmarks/grouping.py` compares both.
+_MOST_HASHED = 1 << 16
+_ROWS_PER_HASHED = 8
+# Up to so many rows an entry, a count of every row is the cheapest.
+_ROWS_PER_COUNTED = 4
 
 
 def bag_addresses(row_splits: np.ndarray, matrix: tuple[int, int], out: np.ndarray) -> None:
@@ -71,82 +82,221 @@ def _select_part(local_rows, addresses, part, mask, out_rows, out_addresses):
     return found
 
 
-def group_by_row(
-    local_rows: np.ndarray,
-    addresses: np.ndarray,
-    marks: np.ndarray,
-    unique: np.ndarray,
-    starts: np.ndarray,
-    grouped: np.ndarray,
-    scratch: np.ndarray,
-) -> int:
-    """Sorts entries by row, keeping the order in which they came within each row.
-
-    Row `unique[u]` has the addresses `grouped[starts[u]:starts[u + 1]]`.
+def row_entries(
+    rows: Sequence[np.ndarray], row_splits: Sequence[np.ndarray], gradients: Sequence[tuple[int, int]]
+) -> RowEntries:
+    """The rows that some lists of bags have, one list after another.
 
     Args:
-      local_rows: int32 `[n]`.
-      addresses: int64 `[n]`, of each entry's gradient.
+      rows: of each list, int32.
+      row_splits: of each list int64 `[B + 1]`, beginning with 0.
+      gradients: of each list the matrix of its bags' gradients, as `kernels.arrays.matrix_of` gives it.
+    """
+    parts = np.array([(len(splits) - 1, *matrix) for splits, matrix in zip(row_splits, gradients, strict=True)])
+    return RowEntries(
+        rows=rows[0] if len(rows) == 1 else np.concatenate([*rows, np.zeros(0, np.int32)]),
+        row_splits=row_splits[0] if len(row_splits) == 1 else np.concatenate([*row_splits, np.zeros(0, np.int64)]),
+        parts=parts.astype(np.int64).reshape(-1, 3),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowEntries:
+    """Rows that bags have, each with the gradient of its bag.
+
+    Attributes:
+      rows: int32 `[n]`, list after list.
+      row_splits: int64, those of all lists, one after another.
+      parts: int64 `[L, 3]`, of each list how many bags it has, where their gradients begin, and the bytes from one to
+        the next.
+    """
+
+    rows: np.ndarray
+    row_splits: np.ndarray
+    parts: np.ndarray
+
+    def addresses(self) -> np.ndarray:
+        """int64 `[n]`, of the gradient of each entry."""
+        out, first, first_split = np.empty(len(self.rows), np.int64), 0, 0
+        for num_bags, start, stride_bytes in self.parts.tolist():
+            splits = self.row_splits[first_split : first_split + num_bags + 1]
+            bag_addresses(splits, (start, stride_bytes), out[first : first + int(splits[-1])])
+            first, first_split = first + int(splits[-1]), first_split + len(splits)
+        return out
+
+
+def group_bags(entries: RowEntries, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sorts entries by row, keeping the order in which they came within each row.
+
+    Args:
       marks: int32 `[number of local rows]`, all zero before and after.
-      unique: int64 `[n or more]`; receives the distinct rows in the order of their first appearance.
-      starts: int32 `[n + 1 or more]`; receives where the entries of each begin, and the end.
-      grouped: int64 `[n or more]`; receives the addresses.
-      scratch: int32 `[n or more]`.
 
     Returns:
-      The number of distinct rows.
+      The distinct rows, int64 `[u]`, in an order that depends on the entries alone. Where the addresses of each begin,
+      and the end, int32 `[u + 1]`. The addresses of the gradients, int64 `[n]`.
 
     Raises:
-      ValueError: a row is not one of the local rows.
+      ValueError: a row is not one of the local rows, or there are more entries than splits say.
     """
-    count = len(local_rows)
-    if min(len(unique), len(starts) - 1, len(grouped), len(scratch), len(addresses)) < count:
-        raise ValueError(f"Found arrays too small for {count} entries. Expected room for all. Allocate one per entry.")
-    num_unique = _group_by_row(plain(local_rows, np.int32), addresses, marks, unique, starts, grouped, scratch)
+    rows, row_splits = plain(entries.rows, np.int32), plain(entries.row_splits, np.int64)
+    grouped = np.empty(len(rows), np.int64)
+    if len(marks) <= _ROWS_PER_COUNTED * len(rows):
+        most = min(len(rows), len(marks))
+        unique, starts = np.empty(most + 1, np.int64), np.empty(most + 1, np.int32)
+        counts = np.zeros(len(marks), np.int32)
+        num_unique = _count(rows, counts, unique, starts)
+        numbers, ends = rows, counts
+    else:
+        unique, starts, numbers, num_unique = _numbered(rows, marks)
+        ends = starts
     if num_unique < 0:
-        raise bad_local_row(int(local_rows[-1 - num_unique]), len(marks))
-    return num_unique
+        raise bad_local_row(int(rows[-1 - num_unique]), len(marks))
+    found = _lay_out(numbers, row_splits, entries.parts, ends, grouped)
+    if found != len(rows):
+        raise ValueError(f"Found {len(rows)} rows in bags of {found}. Expected as many. Pass one feature's parts.")
+    return unique[:num_unique], starts[: num_unique + 1], grouped
+
+
+def group_by_row(
+    local_rows: np.ndarray, addresses: np.ndarray, marks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `group_bags`, of entries whose addresses are known: int64 `[n]`."""
+    rows = plain(local_rows, np.int32)
+    unique, starts, numbers, num_unique = _numbered(rows, marks)
+    if num_unique < 0:
+        raise bad_local_row(int(rows[-1 - num_unique]), len(marks))
+    grouped = np.empty(len(rows), np.int64)
+    _lay_out_each(numbers, addresses, starts, grouped)
+    return unique[:num_unique], starts[: num_unique + 1], grouped
+
+
+def _numbered(rows: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Distinct rows, where the entries of each begin, one place behind where that belongs, the number of each entry's
+    row from 1 on, and how many rows there are: negative as of `_count`.
+
+    What lays out an entry moves the beginning on, so each ends where the next one's begins.
+    """
+    count = len(rows)
+    unique, starts, numbers = np.empty(count + 1, np.int64), np.zeros(count + 2, np.int32), np.empty(count, np.int32)
+    if count <= _MOST_HASHED and len(marks) > _ROWS_PER_HASHED * count:
+        slots = np.zeros(max(16, 1 << (4 * count // 3).bit_length()), np.int64)
+        num_unique = _number_by_hash(rows, len(marks), slots, 65 - len(slots).bit_length(), unique, starts, numbers)
+    else:
+        num_unique = _number_by_marks(rows, marks, unique, starts, numbers)
+    if num_unique > 0:
+        _begin(starts, num_unique)
+    return unique, starts, numbers, num_unique
 
 
 @jit
-def _group_by_row(local_rows, addresses, marks, unique, starts, grouped, scratch):
-    count = local_rows.shape[0]
-    num_unique = 0
+def _number_by_marks(rows, marks, unique, starts, numbers):
+    count = rows.shape[0]
+    num_unique = np.int32(0)
     result = 0
     for i in range(count):
         if i + _AHEAD < count:
             # An address past the end is harmless: a prefetch never faults.
-            prefetch_item(marks, np.int64(local_rows[i + _AHEAD]))
-        row = np.int64(local_rows[i])
+            prefetch_item(marks, np.int64(rows[i + _AHEAD]))
+        row = np.int64(rows[i])
         if row < 0 or row >= marks.shape[0]:
             result = -1 - i
             break
-        number = np.int64(marks[row])
-        if number == 0:
-            unique[num_unique] = row
-            starts[num_unique] = 0
-            num_unique += 1
-            number = num_unique
-            marks[row] = number
-        scratch[i] = number - 1
-        starts[number - 1] += 1
+        # Without a branch, since a guess of the processor would be wrong each other time.
+        number = marks[row]
+        is_new = number == 0
+        unique[num_unique] = row
+        num_unique += np.int32(is_new)
+        number = num_unique if is_new else number
+        marks[row] = number
+        numbers[i] = number
+        starts[number] += 1
     for u in range(num_unique):
         # Of a large table they have left the caches.
         prefetch_item(marks, unique[min(u + _AHEAD, num_unique - 1)])
         marks[unique[u]] = 0
-    if result < 0:
-        return result
+    return result if result < 0 else np.int64(num_unique)
+
+
+@jit
+def _number_by_hash(rows, num_rows, slots, hash_shift, unique, starts, numbers):
+    # A slot is the row + 1 in its upper half and the number in its lower, 0 if free; linear probing from the top bits
+    # of a multiplicative hash.
+    shift = np.uint64(hash_shift)
+    mask = slots.shape[0] - 1
+    num_unique = np.int64(0)
+    for i in range(rows.shape[0]):
+        row = np.int64(rows[i])
+        if row < 0 or row >= num_rows:
+            return -1 - i
+        slot = np.int64((np.uint64(row) * _HASH) >> shift)
+        found = slots[slot]
+        while found != 0 and (found >> 32) != row + 1:
+            slot = (slot + 1) & mask
+            found = slots[slot]
+        is_new = found == 0
+        unique[num_unique] = row
+        num_unique += np.int64(is_new)
+        number = num_unique if is_new else found & _LOWER_HALF
+        slots[slot] = ((row + 1) << 32) | number
+        numbers[i] = number
+        starts[number] += 1
+    return num_unique
+
+
+@jit
+def _begin(starts, num_unique):
+    # From counts.
     first = 0
-    for u in range(num_unique):
+    for u in range(1, num_unique + 1):
         length = starts[u]
         starts[u] = first
         first += length
-    for i in range(count):
-        number = np.int64(scratch[i])
-        grouped[starts[number]] = addresses[i]
-        starts[number] += 1
-    # Each entry now is the end of its row's part, where the next one's begins.
-    for u in range(num_unique, 0, -1):
-        starts[u] = starts[u - 1]
-    starts[0] = 0
+
+
+@jit
+def _count(rows, counts, unique, starts):
+    # Returns the number of distinct rows, or -1 - i where entry i has no local row. `counts` is left with the place of
+    # each row's first entry.
+    num_rows = counts.shape[0]
+    for i in range(rows.shape[0]):
+        row = np.int64(rows[i])
+        if row < 0 or row >= num_rows:
+            return -1 - i
+        counts[row] += 1
+    first, num_unique = np.int32(0), np.int64(0)
+    for row in range(num_rows):
+        length = counts[row]
+        counts[row] = first
+        first += length
+        unique[num_unique] = row
+        starts[num_unique] = first - length
+        num_unique += np.int64(length > 0)
+    starts[num_unique] = first
     return num_unique
+
+
+@jit
+def _lay_out(numbers, row_splits, parts, ends, grouped):
+    count = numbers.shape[0]
+    before, split = np.int64(0), np.int64(0)
+    for part in range(parts.shape[0]):
+        num_bags, address, stride_bytes = parts[part, 0], parts[part, 1], parts[part, 2]
+        end = before + row_splits[split + num_bags]
+        if end > count:
+            return end
+        for bag in range(split, split + num_bags):
+            for i in range(before + row_splits[bag], before + row_splits[bag + 1]):
+                at = np.int64(numbers[i])
+                grouped[ends[at]] = address
+                ends[at] += 1
+            address += stride_bytes
+        before, split = end, split + num_bags + 1
+    return before
+
+
+@jit
+def _lay_out_each(numbers, addresses, ends, grouped):
+    for i in range(numbers.shape[0]):
+        at = np.int64(numbers[i])
+        grouped[ends[at]] = addresses[i]
+        ends[at] += 1

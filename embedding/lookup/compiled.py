@@ -13,7 +13,7 @@ import numpy as np
 from podembed.embedding.kernels.bag_frames import find_pieces
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
 from podembed.embedding.kernels.crew import column_parts
-from podembed.embedding.kernels.grouped import bag_addresses, select_part
+from podembed.embedding.kernels.grouped import group_bags, group_by_row, row_entries, select_part
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
 from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradients
 from podembed.embedding.kernels.row_numbers import route, route_bags, rows_of_ids
@@ -61,7 +61,11 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
     rows_by_stream(ids, pieces, pieces, pieces, ids.copy(), ids.copy())
     rows_by_host(ids, pieces, pieces, ids.copy())
     find_pieces(ids, ids, np.zeros((1, 4), np.int64))
-    bag_addresses(np.zeros(1, np.int64), (0, 0), ids)
+    nothing = row_entries([positions], [np.zeros(1, np.int64)], [(0, 0)])
+    for some_marks in (marks, np.zeros(1, np.int32)):
+        # By marks, and by hashes where there are more rows.
+        group_bags(nothing, some_marks)
+    group_by_row(positions, nothing.addresses(), marks)
     select_part(positions, ids, 0, 1, positions.copy(), ids.copy())
     for spec in specs:
         table = Table(spec, ids)
@@ -76,4 +80,4 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
         if spec.optimizer is not None:
             table.update(ids, no_rows, 0.0)
             if spec.optimizer.use_gradient_accumulation and not spec.optimizer.touches_all_rows:
-                table.update_grouped(table.group(positions, ids), 0.0)
+                table.update_grouped(table.group(nothing), 0.0)

@@ -22,7 +22,7 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
-from podembed.embedding.kernels.grouped import bag_addresses
+from podembed.embedding.kernels.grouped import RowEntries, row_entries
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
 from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients
@@ -252,27 +252,23 @@ class PooledLookup:
 
     def _entries(
         self, request: PooledRequest, table: int, gradients: Mapping[int, Mapping[int, np.ndarray]]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """All rows that are wanted of a table, host by host, and the address of the gradient of each."""
-        entries = [(host, at) for host in range(self.num_hosts) for at in self._own_tables[table]]
-        rows = [request.bags[host][at].rows for host, at in entries]
-        out = np.empty(sum(map(len, rows)), np.int64)
-        first = 0
-        for host, at in entries:
-            bags = request.bags[host][at]
-            part = out[first : first + len(bags.rows)]
-            first += len(bags.rows)
-            if bags.weights is not None:
-                scaled = request.scaled[host, at] = aligned_empty((len(bags.rows), self.layout.widths[at]))
-                part[:] = scaled.ctypes.data + scaled.strides[0] * np.arange(len(bags.rows))
-                continue
-            if self._features[at].combiner == "sum":
-                matrix = gradients[host][at]
-            else:
-                shape = bags.num_bags, self.layout.widths[at]
-                matrix = request.scaled[host, at] = aligned_empty(shape)
-            bag_addresses(bags.row_splits, matrix_of(matrix), part)
-        return rows[0] if len(rows) == 1 else np.concatenate(rows), out
+    ) -> RowEntries:
+        """All rows that are wanted of a table, host by host, and where the gradient of each lies."""
+        rows, row_splits, matrices = [], [], []
+        for host in range(self.num_hosts):
+            for at in self._own_tables[table]:
+                bags, width = request.bags[host][at], self.layout.widths[at]
+                splits, gradient = bags.row_splits, gradients[host][at]
+                if bags.weights is not None:
+                    # Each id has a gradient of its own.
+                    splits = np.arange(len(bags.rows) + 1, dtype=np.int64)
+                    gradient = request.scaled[host, at] = aligned_empty((len(bags.rows), width))
+                elif self._features[at].combiner != "sum":
+                    gradient = request.scaled[host, at] = aligned_empty((bags.num_bags, width))
+                rows.append(bags.rows)
+                row_splits.append(splits)
+                matrices.append(matrix_of(gradient))
+        return row_entries(rows, row_splits, matrices)
 
     def _bags(self, frame: np.ndarray, host: int) -> dict[int, BagRows]:
         # This host's own rows are those of ids that were looked up in an index.

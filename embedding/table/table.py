@@ -16,7 +16,7 @@ import numpy as np
 from podembed.embedding.initializers import FillRows, row_source
 from podembed.embedding.kernels.arrays import plain, row_addresses
 from podembed.embedding.kernels.conflicts import mark_rows
-from podembed.embedding.kernels.grouped import group_by_row, select_part
+from podembed.embedding.kernels.grouped import RowEntries, group_bags, group_by_row, select_part
 from podembed.embedding.kernels.ids import chain_all_rows, merge
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
@@ -237,27 +237,28 @@ class Table:
         self.announce(touched.rows)
         self.update_run(touched, addresses, learning_rate, 0, len(touched.rows))
 
-    def group(self, local_rows: np.ndarray, addresses: np.ndarray, *, part: int = 0, num_parts: int = 1) -> GroupedRows:
+    def group(self, entries: RowEntries) -> GroupedRows:
         """Prepares an update in which rows have many gradients each.
 
         Args:
-          local_rows: int32 `[m]`, in the order in which gradients are to be summed.
-          addresses: int64 `[m]`, where the gradient of each will lie: `dim` float32 side by side.
-          part, num_parts: which rows: those of one part of a power of two. A thread may group each part.
+          entries: in the order in which gradients are to be summed.
 
         Raises:
           ValueError: a row is not held here.
         """
-        if num_parts > 1:
-            all_rows, all_addresses = local_rows, addresses
-            local_rows, addresses = np.empty_like(all_rows), np.empty_like(all_addresses)
-            count = select_part(all_rows, all_addresses, part, num_parts, local_rows, addresses)
-            local_rows, addresses = local_rows[:count], addresses[:count]
-        count = len(local_rows)
-        unique, starts = np.empty(count, np.int64), np.empty(count + 1, np.int32)
-        grouped, scratch = np.empty(count, np.int64), np.empty(count, np.int32)
-        num_unique = group_by_row(local_rows, addresses, self._marks, unique, starts, grouped, scratch)
-        return GroupedRows(unique[:num_unique], starts[: num_unique + 1], grouped)
+        return GroupedRows(*group_bags(entries, self._marks))
+
+    def group_part(self, rows: np.ndarray, addresses: np.ndarray, part: int, num_parts: int) -> GroupedRows:
+        """As `group`, of one part of the rows. A thread may group each part.
+
+        Args:
+          rows: int32 `[m]`, of all entries.
+          addresses: int64 `[m]`, of the gradient of each.
+          part, num_parts: which rows: those of one part of a power of two.
+        """
+        own_rows, own_addresses = np.empty_like(rows), np.empty_like(addresses)
+        count = select_part(rows, addresses, part, num_parts, own_rows, own_addresses)
+        return GroupedRows(*group_by_row(own_rows[:count], own_addresses[:count], self._marks))
 
     def update_grouped(self, grouped: GroupedRows, learning_rate: float) -> None:
         """Applies one step of the table's optimizer, once a row. The gradients must lie where `group` says.

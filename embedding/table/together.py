@@ -14,7 +14,7 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import can_stream
 from podembed.embedding.kernels.crew import Crew, cut, is_worth_sharing
-from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
+from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY, RowEntries
 from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.table.table import NO_ROWS, GroupedRows, Table
 
@@ -72,14 +72,14 @@ def pool_together(poolings: Sequence[Pooling], crew: Crew) -> None:
 
 def group_together(
     tables: Sequence[Table],
-    entries: Mapping[int, Callable[[], tuple[np.ndarray, np.ndarray]]],
+    entries: Mapping[int, Callable[[], RowEntries]],
     sizes: Mapping[int, int],
     crew: Crew,
 ) -> dict[int, GroupedRows]:
     """As `Table.group` for several tables; a large one is grouped by several threads, each with a part of its rows.
 
     Args:
-      entries: by position of the table, makes the local rows and addresses.
+      entries: by position of the table, makes what is to be grouped.
       sizes: by position of the table, how many they are.
     """
     total = sum(sizes.values())
@@ -88,16 +88,16 @@ def group_together(
     found: dict[int, list[GroupedRows]] = {}
 
     def make(at: int) -> None:
-        rows, addresses = entries[at]()
+        own = entries[at]()
         if num_parts[at] == 1:
-            found[at] = [tables[at].group(rows, addresses)]
+            found[at] = [tables[at].group(own)]
         else:
-            made[at] = rows, addresses
+            made[at] = own.rows, own.addresses()
             # A place for each part.
             found[at] = [NO_ROWS] * num_parts[at]
 
     def group(at: int, part: int) -> None:
-        found[at][part] = tables[at].group(*made[at], part=part, num_parts=num_parts[at])
+        found[at][part] = tables[at].group_part(*made[at], part, num_parts[at])
 
     def join(at: int) -> None:
         found[at] = [GroupedRows.joined(found[at])]

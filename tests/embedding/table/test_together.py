@@ -12,7 +12,7 @@ import pytest
 from podembed.embedding.config import TableConfig
 from podembed.embedding.kernels import crew as crew_rules
 from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
-from podembed.embedding.kernels.grouped import bag_addresses
+from podembed.embedding.kernels.grouped import row_entries
 from podembed.embedding.optimizers import (
     FTRL,
     SGD,
@@ -98,9 +98,7 @@ def trained(num_threads: int) -> list[np.ndarray]:
         gradients = random.standard_normal((len(held), NUM_BAGS, DIM), dtype=np.float32)
         entries = {}
         for at, (rows, splits) in enumerate(bags):
-            addresses = np.empty(len(rows), np.int64)
-            bag_addresses(splits, matrix_of(gradients[at]), addresses)
-            entries[at] = partial(tuple, (rows, addresses))
+            entries[at] = partial(row_entries, [rows], [splits], [matrix_of(gradients[at])])
         grouped: dict[int, GroupedRows] = {}
         # Some tables together, which stay whole; the others alone, so that their rows are cut into parts.
         for some in ([0, 1, 2, 3], [4], [5], [6]):
@@ -132,8 +130,8 @@ def test_a_row_is_announced_before_any_table_changes() -> None:
     gradient = np.ones((1, DIM), np.float32)
     for table in held:
         table.before_change = look
-    addresses = np.array([gradient.ctypes.data])
-    grouped = {at: table.group(np.zeros(1, np.int32), addresses) for at, table in enumerate(held)}
+    one = row_entries([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
+    grouped = {at: table.group(one) for at, table in enumerate(held)}
     update_together(held, grouped, [0.1] * len(held), crew)
     assert announced == [1] * len(held)
     assert all((table.rows != rows).any() for table, rows in zip(held, before, strict=True))
@@ -152,9 +150,9 @@ def test_rules_in_python_meet_the_tables_in_their_order(num_threads: int) -> Non
     config = TableConfig(5, DIM, name="noted", optimizer=CustomRowOptimizer(note))
     held = [Table(TableSpec.of(config, seed=1, num_buckets=1), np.zeros(1, np.int64)) for _ in range(3)]
     gradient = np.ones((1, DIM), np.float32)
-    addresses = np.array([gradient.ctypes.data])
+    one = row_entries([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
     crew = ThreadCrew(num_threads)
-    grouped = {at: held[at].group(np.zeros(1, np.int32), addresses) for at in (2, 0, 1)}
+    grouped = {at: held[at].group(one) for at in (2, 0, 1)}
     update_together(held, grouped, [1.0, 2.0, 3.0], crew)
     crew.close()
     # Before that, the rule is tried with a rate of 0.
