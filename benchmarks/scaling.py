@@ -42,8 +42,8 @@ from podembed.embedding.lookup.activation_layout import Blocks, pooling_owners  
 from podembed.embedding.lookup.compiled import compile_kernels  # noqa: E402
 from podembed.embedding.lookup.exchange import Alone, Asked, Prefetched  # noqa: E402
 from podembed.embedding.lookup.lookups import Lookups  # noqa: E402
-from podembed.embedding.lookup.owner_pooled import PooledRequest  # noqa: E402
 from podembed.embedding.lookup.placement import buckets_for_work, place_tables  # noqa: E402
+from podembed.embedding.lookup.pooled_frames import PooledRequest  # noqa: E402
 from podembed.embedding.lookup.steps import LookupPhase, LookupSteps  # noqa: E402
 from podembed.embedding.lookup.streams import FeatureBinding, Prepared  # noqa: E402
 from podembed.embedding.optimizers import RowWiseAdagrad  # noqa: E402

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from podembed.embedding.lookup.activation_layout import Blocks
-from podembed.embedding.lookup.owner_pooled import PooledRequest
+from podembed.embedding.lookup.pooled_frames import PooledRequest
 from podembed.embedding.lookup.prefetch import Split
 from podembed.embedding.lookup.streams import Prepared
 

@@ -15,7 +15,7 @@ either: an `Exchange` moves the frames. A host that is alone asks only itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -26,42 +26,13 @@ from podembed.embedding.kernels.grouped import RowEntries, row_entries
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
 from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients
-from podembed.embedding.lookup.pooled_frames import BagRows, frame_of, read_frame
+from podembed.embedding.lookup.pooled_frames import BagRows, PooledRequest, frame_of, read_frame
 from podembed.embedding.lookup.prefetch import Part, Split
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import DenseIndex, KeyIndex
-from podembed.embedding.table.table import GroupedRows, Table
+from podembed.embedding.table.table import Table
 from podembed.embedding.table.together import Pooling, group_together, pool_together, update_together
-
-
-@dataclass(slots=True, eq=False)
-class PooledRequest:
-    """One batch on its way through the step.
-
-    Attributes:
-      frames: per owner, what it is asked.
-      layout: of this host's activations.
-      buffer: which of each host's memories its activations and gradients lie in.
-      is_usual: whether they lie there as every host expects: it is free, and the batch has as many vectors as usual.
-      bags: per host, what it asks of this one, by feature. Filled by `accept`.
-      layouts: per host, that of its activations, as far as this owner pools them. Filled by `accept`.
-      grouped: per table owned here, its touched rows with the addresses of their gradients. Filled by `group`.
-      scaled: (host, feature) → gradients as they enter the sum, where that is not the bags' own. Filled by `update`.
-      splits: per host, its bags that go before the update of the step under way, by feature. Filled by `split`.
-      divisors: per feature that every host pools, the denominators of its bags, float32 `[B]`; None for sums.
-    """
-
-    frames: list[np.ndarray]
-    layout: ActivationLayout
-    buffer: int = 0
-    is_usual: bool = True
-    bags: list[dict[int, BagRows]] = field(default_factory=list)
-    layouts: list[ActivationLayout] = field(default_factory=list)
-    grouped: dict[int, GroupedRows] = field(default_factory=dict)
-    scaled: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
-    splits: list[Split | None] = field(default_factory=list)
-    divisors: dict[int, np.ndarray | None] = field(default_factory=dict)
 
 
 class PooledLookup:
@@ -305,20 +276,40 @@ class PooledLookup:
         widths = [self.layout.widths[at] for at in order]
         request.splits = [Split.worthwhile([found[at] for at in order], widths) for found in conflicts]
 
-    def pool_for_others(self, request: PooledRequest, part: Part = Part.REST) -> None:
+    def pool_for_others(
+        self, request: PooledRequest, activations: Sequence[np.ndarray], part: Part = Part.REST
+    ) -> None:
         """Combines what the other hosts asked into `answer`, or into the memory that they share.
 
+        Where all of them do, nothing is sent, and this host's own bags go along.
+
         Args:
+          activations: as of `pool_own`.
           part: of the bags; for a host without a split, all belong to the rest.
         """
         others = self._answers if self._own_tables else ()
         found = [self._poolings(request, other, self._answers_of(request, other), part) for other in others]
-        pool_together([pooling for of_host in found for pooling in of_host], self._crew)
+        if self._pools_own_along:
+            found.append(self._own_poolings(request, activations, part))
+        # Table by table, since rows that one host's bags brought into the caches serve those of the others. A host
+        # without a split has none of the part that is prefetched.
+        found = [of_host for of_host in found if of_host]
+        pool_together([pooling for of_table in zip(*found, strict=True) for pooling in of_table], self._crew)
 
     def pool_own(self, request: PooledRequest, activations: Sequence[np.ndarray], part: Part = Part.REST) -> None:
-        """Combines what this host asked of itself, into its blocks of the activations, one a feature."""
+        """Combines what this host asked of itself, into its blocks of the activations, one a feature; nothing if
+        `pool_for_others` has done so.
+        """
+        if not self._pools_own_along:
+            pool_together(self._own_poolings(request, activations, part), self._crew)
+
+    @property
+    def _pools_own_along(self) -> bool:
+        return bool(self._answers) and len(self.on_same_machine) == len(self._answers)
+
+    def _own_poolings(self, request: PooledRequest, activations: Sequence[np.ndarray], part: Part) -> list[Pooling]:
         own = {at: activations[at] for at in self._of_owner[self.host]}
-        pool_together(self._poolings(request, self.host, own, part), self._crew)
+        return self._poolings(request, self.host, own, part)
 
     def _poolings(
         self, request: PooledRequest, host: int, blocks: Mapping[int, np.ndarray], part: Part

@@ -8,7 +8,7 @@ suspicion, since kernels follow its numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,8 +22,11 @@ from podembed.embedding.kernels.bag_frames import (
     find_pieces,
 )
 from podembed.embedding.kernels.ids import bad_local_row
+from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.lookup.prefetch import Split
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import KeyIndex
+from podembed.embedding.table.table import GroupedRows
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -47,6 +50,35 @@ class BagRows:
     @property
     def num_bags(self) -> int:
         return len(self.row_splits) - 1
+
+
+@dataclass(slots=True, eq=False)
+class PooledRequest:
+    """One batch on its way through the step.
+
+    Attributes:
+      frames: per owner, what it is asked.
+      layout: of this host's activations.
+      buffer: which of each host's memories its activations and gradients lie in.
+      is_usual: whether they lie there as every host expects: it is free, and the batch has as many vectors as usual.
+      bags: per host, what it asks of this one, by feature. Filled by `accept`.
+      layouts: per host, that of its activations, as far as this owner pools them. Filled by `accept`.
+      grouped: per table owned here, its touched rows with the addresses of their gradients. Filled by `group`.
+      scaled: (host, feature) → gradients as they enter the sum, where that is not the bags' own. Filled by `update`.
+      splits: per host, its bags that go before the update of the step under way, by feature. Filled by `split`.
+      divisors: per feature that every host pools, the denominators of its bags, float32 `[B]`; None for sums.
+    """
+
+    frames: list[np.ndarray]
+    layout: ActivationLayout
+    buffer: int = 0
+    is_usual: bool = True
+    bags: list[dict[int, BagRows]] = field(default_factory=list)
+    layouts: list[ActivationLayout] = field(default_factory=list)
+    grouped: dict[int, GroupedRows] = field(default_factory=dict)
+    scaled: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    splits: list[Split | None] = field(default_factory=list)
+    divisors: dict[int, np.ndarray | None] = field(default_factory=dict)
 
 
 def frame_of(parts: Sequence[tuple[KeyIndex, Ragged] | BagRows]) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
 from podembed.embedding.lookup.exchange import Exchange, Prefetched, Splits
 from podembed.embedding.lookup.lookups import Lookups
-from podembed.embedding.lookup.owner_pooled import PooledRequest
+from podembed.embedding.lookup.pooled_frames import PooledRequest
 from podembed.embedding.lookup.prefetch import Part
 from podembed.embedding.lookup.streams import Prepared
 from podembed.embedding.ragged import Ragged
@@ -170,7 +170,7 @@ class LookupSteps:
             with self._phase(LookupPhase.SPLIT):
                 self._pooled.split(step.request, previous.request)
             with self._phase(LookupPhase.PREFETCH_POOL):
-                self._pooled.pool_for_others(step.request, Part.PREFETCHED)
+                self._pooled.pool_for_others(step.request, activations.arrays, Part.PREFETCHED)
                 self._exchange.begin_prefetch_pooled(step.request, step.number, activations)
                 self._pooled.pool_own(step.request, activations.arrays, Part.PREFETCHED)
             with self._phase(LookupPhase.PREFETCH_EXCHANGE):
@@ -189,7 +189,7 @@ class LookupSteps:
         with self._phase(LookupPhase.GATHER):
             self._sharded.gather(step.prepared)
         with self._phase(LookupPhase.POOL_FOR_OTHERS):
-            self._pooled.pool_for_others(step.request)
+            self._pooled.pool_for_others(step.request, activations.arrays)
         with self._phase(LookupPhase.ACTIVATION_EXCHANGE):
             self._exchange.begin_vectors(
                 step.prepared,

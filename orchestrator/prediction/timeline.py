@@ -134,7 +134,9 @@ class Timeline:
 
     def _forward(self, *, rest: bool, is_after: bool) -> None:
         """From the rows to the activations; `rest` leaves out what was prefetched."""
-        seconds, wire, others = self._seconds, self._wire, 1 - 1 / self._setting.num_hosts
+        seconds, wire, num_hosts = self._seconds, self._wire, self._setting.num_hosts
+        # On one machine nothing is sent, and a host's own bags go along.
+        others = 1.0 if 1 < num_hosts == self._setting.share_a_machine else 1 - 1 / num_hosts
         rows, pooled = seconds.of("gather/rows"), seconds.of(POOLED)
         row_bytes, vector_bytes = wire.row_bytes, wire.vector_bytes
         if rest:
@@ -149,7 +151,8 @@ class Timeline:
             self._work(Phase.POOL_FOR_OTHERS, pooled * others, is_after=is_after)
         # Vectors are on their way while a host pools its own.
         self._exchange(Phase.ACTIVATION_EXCHANGE, 0.0, name="vectors", is_after=is_after, awaits=False)
-        self._work(Phase.POOL, pooled * (1 - others), is_after=is_after)
+        if others < 1:
+            self._work(Phase.POOL, pooled * (1 - others), is_after=is_after)
         num_bytes = row_bytes + vector_bytes
         self._exchange(Phase.ACTIVATION_EXCHANGE, num_bytes, name="vectors", is_after=is_after, posts=False)
         if (more := seconds.of("pool/rows", "sums/partial")).seconds.any():

@@ -23,7 +23,7 @@ from podembed.embedding.lookup.activation_layout import Blocks
 from podembed.embedding.lookup.compiled import compile_kernels, gather
 from podembed.embedding.lookup.exchange import Alone, Asked, Prefetched
 from podembed.embedding.lookup.lookups import Lookups
-from podembed.embedding.lookup.owner_pooled import PooledRequest
+from podembed.embedding.lookup.pooled_frames import PooledRequest
 from podembed.embedding.lookup.steps import LookupPhase, LookupStep, LookupSteps
 from podembed.embedding.lookup.streams import FeatureBinding, Prepared
 from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad

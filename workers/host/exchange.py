@@ -17,7 +17,7 @@ import numpy as np
 
 from podembed.embedding.lookup.exchange import Asked, Prefetched
 from podembed.embedding.lookup.lookups import Lookups
-from podembed.embedding.lookup.owner_pooled import PooledRequest
+from podembed.embedding.lookup.pooled_frames import PooledRequest
 from podembed.embedding.lookup.streams import Prepared
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag

@@ -25,7 +25,8 @@ import numpy as np
 
 from podembed.embedding.lookup.activation_layout import Blocks
 from podembed.embedding.lookup.exchange import Splits
-from podembed.embedding.lookup.owner_pooled import PooledLookup, PooledRequest
+from podembed.embedding.lookup.owner_pooled import PooledLookup
+from podembed.embedding.lookup.pooled_frames import PooledRequest
 from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
 from podembed.embedding.lookup.sharded import ShardedLookup
 from podembed.embedding.lookup.streams import Prepared

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from podembed.embedding.config import TableConfig
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup.activation_layout import ActivationLayout, pooling_owners
-from podembed.embedding.lookup.owner_pooled import PooledLookup, PooledRequest
+from podembed.embedding.lookup.owner_pooled import PooledLookup
+from podembed.embedding.lookup.pooled_frames import PooledRequest
 from podembed.embedding.lookup.pooling_choice import can_pool_at_owner
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
@@ -77,8 +78,9 @@ class Pod:
         hosts = range(len(self.lookups))
         requests = self.accepted(batches)
         for host, lookup in enumerate(self.lookups):
-            lookup.pool_for_others(requests[host])
-            lookup.pool_own(requests[host], self.layout.blocks(self.activations[host]))
+            own = self.layout.blocks(self.activations[host])
+            lookup.pool_for_others(requests[host], own)
+            lookup.pool_own(requests[host], own)
             for other in hosts:
                 if other != host:
                     self.activations[other][self.layout.region(host)] = lookup.answer(requests[host], other)
