@@ -8,6 +8,11 @@ as in training, and without Ray. A thread stands for the device process and only
 The CPU time is that of each host's working thread, in the quickest of some windows. Processes share the CPUs of one
 machine, so wall time says nothing.
 
+They share its caches, too, and find less there the more they are. So a smaller pod is measured alone, and as one of so
+many pods that all hosts are as many as those of the largest one. `growth` compares with it alone, `growth_as_crowded`
+with it among as many processes. The latter is what a pod's size costs by itself, since hosts of a real pod do not share
+caches.
+
 Hosts exchange everything as between machines, unless `--machines one`. `--ways tables` places tables as a run does, and
 `--ways buckets` cuts every table.
 """
@@ -170,15 +175,17 @@ def run_host(spec: HostSpec, steps: int, windows: int, pipe: Connection) -> None
     worker.restore(None)
     worker.train(0, WARM_UP_STEPS, True)
     mesh = worker._present.mesh
-    before, cpu_ms = mesh.statistics, []
+    before, cpu_ms, spans = mesh.statistics, [], []
     for window in range(windows):
-        first, began = WARM_UP_STEPS + window * steps, time.thread_time()
+        first, began, began_s = WARM_UP_STEPS + window * steps, time.thread_time(), time.monotonic()
         worker.train(first, first + steps, True)
         cpu_ms.append(1e3 * (time.thread_time() - began) / steps)
+        spans.append((began_s, time.monotonic()))
     after, count = mesh.statistics, windows * steps
     pipe.send(
         {
             "cpu_ms": cpu_ms,
+            "spans": spans,
             "connect_ms": connect_ms,
             "exchanges": (after.num_exchanges - before.num_exchanges) / count,
             "frames": (after.num_frames - before.num_frames) / count,
@@ -190,39 +197,83 @@ def run_host(spec: HostSpec, steps: int, windows: int, pipe: Connection) -> None
     worker.close()
 
 
-def measure(arguments: argparse.Namespace, num_hosts: int) -> dict[str, Any]:
+class Pod:
+    """Hosts that train with each other.
+
+    Args:
+      spec: of host 0.
+    """
+
+    def __init__(self, spec: HostSpec, arguments: argparse.Namespace) -> None:
+        # Forked, so that kernels are compiled once. The parent has no threads yet.
+        context = multiprocessing.get_context("fork")
+        self._pipes, self._processes = [], []
+        for host in range(spec.num_hosts):
+            near, far = context.Pipe()
+            process = context.Process(
+                target=run_host, args=(replace(spec, host=host), arguments.steps, arguments.windows, far)
+            )
+            process.start()
+            self._pipes.append(near)
+            self._processes.append(process)
+        self._addresses = [pipe.recv() for pipe in self._pipes]
+
+    def begin(self) -> None:
+        """Lets all of them go."""
+        for pipe in self._pipes:
+            pipe.send(self._addresses)
+
+    def found(self) -> list[dict[str, Any]]:
+        """What each measured. They wait afterwards."""
+        return [pipe.recv() for pipe in self._pipes]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send("done")
+        for process in self._processes:
+            process.join()
+
+
+def cpu_ms_of(pods: Sequence[Sequence[Mapping[str, Any]]]) -> list[np.ndarray]:
+    """By pod `[windows, hosts]`, in the windows in which all pods trained.
+
+    Raises:
+      SystemExit: there are none.
+    """
+    spans = [np.array([one["spans"] for one in pod]) for pod in pods]
+    begin_s = max(of_pod[:, 0, 0].max() for of_pod in spans)
+    end_s = min(of_pod[:, -1, 1].min() for of_pod in spans)
+    found = []
+    for pod, of_pod in zip(pods, spans, strict=True):
+        is_within = (of_pod[:, :, 0].max(axis=0) >= begin_s) & (of_pod[:, :, 1].min(axis=0) <= end_s)
+        found.append(np.array([one["cpu_ms"] for one in pod]).T[is_within])
+    if not all(map(len, found)):
+        sys.exit("Found no window in which all pods trained. Pass more --windows.")
+    return found
+
+
+def measure(arguments: argparse.Namespace, num_hosts: int, num_pods: int) -> dict[str, Any]:
     """Means over all hosts in the quickest window, and the host that sends most."""
     spec = spec_of(arguments, num_hosts)
-    # Forked, so that kernels are compiled once. The parent has no threads yet.
-    context = multiprocessing.get_context("fork")
-    pipes, processes = [], []
-    for host in range(num_hosts):
-        near, far = context.Pipe()
-        process = context.Process(
-            target=run_host, args=(replace(spec, host=host), arguments.steps, arguments.windows, far)
-        )
-        process.start()
-        pipes.append(near)
-        processes.append(process)
-    addresses = [pipe.recv() for pipe in pipes]
-    for pipe in pipes:
-        pipe.send(addresses)
-    found: Sequence[Mapping[str, Any]] = [pipe.recv() for pipe in pipes]
-    for pipe in pipes:
-        pipe.send("done")
-    for process in processes:
-        process.join()
-    mean = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-    # By window and host. Other programs only slow them.
-    cpu_ms = np.array([one["cpu_ms"] for one in found]).T
-    quickest = cpu_ms[np.argmin(cpu_ms.mean(axis=1))]
+    pods = [Pod(spec, arguments) for _ in range(num_pods)]
+    for pod in pods:
+        pod.begin()
+    measured = [pod.found() for pod in pods]
+    for pod in pods:
+        pod.close()
+    found = [one for of_pod in measured for one in of_pod]
+    mean = {name: float(np.mean([one[name] for one in found])) for name in ("exchanges", "frames", "kb", "connect_ms")}
+    # Other programs only slow them.
+    by_pod = cpu_ms_of(measured)
+    quickest = [windows[np.argmin(windows.mean(axis=1))] for windows in by_pod]
     whole = sum(bool((owners == owners[0]).all()) for owners in spec.placement)
     return {
         "hosts": num_hosts,
+        "pods": num_pods,
         "whole_tables": whole,
-        "cpu_ms": round(float(quickest.mean()), 2),
-        "cpu_ms_busiest": round(float(quickest.max()), 2),
-        "cpu_ms_median_window": round(float(np.median(cpu_ms.mean(axis=1))), 2),
+        "cpu_ms": round(float(np.mean(quickest)), 2),
+        "cpu_ms_busiest": round(float(np.mean([hosts.max() for hosts in quickest])), 2),
+        "cpu_ms_median_window": round(float(np.mean([np.median(windows.mean(axis=1)) for windows in by_pod])), 2),
         "exchanges": round(mean["exchanges"], 2),
         "frames_a_peer": round(mean["frames"] / max(1, num_hosts - 1), 2),
         "kb_sent": round(mean["kb"], 1),
@@ -249,13 +300,20 @@ def main() -> None:
     arguments = parser.parse_args()
     measuring.tune_allocator()
     load_before = os.getloadavg()[0]
-    found = [measure(arguments, num_hosts) for num_hosts in arguments.hosts]
+    most = max(arguments.hosts)
+    found = [measure(arguments, num_hosts, 1) for num_hosts in arguments.hosts]
+    crowded = [
+        measure(arguments, num_hosts, most // num_hosts) if num_hosts < most else one
+        for num_hosts, one in zip(arguments.hosts, found, strict=True)
+    ]
     setting = ("ways", "machines", "exchange", "overlap", "tables", "dims", "samples", "steps")
     line = {
         "benchmark": "hosts",
         **{name: getattr(arguments, name) for name in setting},
         "of_hosts": found,
+        "of_hosts_as_crowded": [one for one in crowded if one["pods"] > 1],
         "growth": round(found[-1]["cpu_ms"] / found[0]["cpu_ms"], 2),
+        "growth_as_crowded": round(crowded[-1]["cpu_ms"] / crowded[0]["cpu_ms"], 2),
         "load1_before": load_before,
     }
     print(json.dumps(line | {"date": time.strftime("%Y-%m-%d")}))

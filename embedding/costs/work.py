@@ -8,10 +8,11 @@ to every host alike, and that of a whole table to its owner.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from podembed.embedding.costs.constants import Counts, MemoryCurve
+from podembed.embedding.kernels.grouped import scratch_bytes
 
 _FLOAT_BYTES, _ID_BYTES, _MARK_BYTES = 4, 8, 4
 # Two int64 a slot, and twice as many slots as ids, rounded up to a power of two.
@@ -154,7 +155,8 @@ def _add_pooled(
     )
     # Gradients that are divided get memory of their own.
     divided = Counts(shared_floats=served.divided * dim)
-    work.add("group/pooled", marked + divided)
+    sought = memory.far_share(scratch_bytes(served.ids, served.held))
+    work.add("group/pooled", replace(marked, far_rows=served.rows * sought) + divided)
     work.add("split/pooled", marked)
     near = memory.far_share(_FLOAT_BYTES * served.rows * dim)
     work.add(

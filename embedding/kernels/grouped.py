@@ -26,6 +26,7 @@ _LOWER_HALF = np.int64(0xFFFFFFFF)
 # the second cache. `benchmarks/grouping.py` compares both.
 _MOST_HASHED = 1 << 16
 _ROWS_PER_HASHED = 8
+_SLOTS_PER_ENTRY = 2  # from 4/3 to 8/3
 # Up to so many rows an entry, a count of every row is the cheapest.
 _ROWS_PER_COUNTED = 4
 
@@ -80,6 +81,17 @@ def _select_part(local_rows, addresses, part, mask, out_rows, out_addresses):
         out_addresses[found] = addresses[i]
         found += np.int64(((np.int64(row) >> 4) & mask) == part)
     return found
+
+
+def scratch_bytes(num_entries: float, num_rows: float) -> float:
+    """Memory in which grouping looks something up for every entry of a table of which so many rows are held here."""
+    if _is_hashed(num_entries, num_rows):
+        return 8 * _SLOTS_PER_ENTRY * num_entries
+    return 4 * num_rows
+
+
+def _is_hashed(num_entries: float, num_rows: float) -> bool:
+    return num_entries <= _MOST_HASHED and num_rows > _ROWS_PER_HASHED * num_entries
 
 
 def row_entries(
@@ -178,7 +190,7 @@ def _numbered(rows: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """
     count = len(rows)
     unique, starts, numbers = np.empty(count + 1, np.int64), np.zeros(count + 2, np.int32), np.empty(count, np.int32)
-    if count <= _MOST_HASHED and len(marks) > _ROWS_PER_HASHED * count:
+    if _is_hashed(count, len(marks)):
         slots = np.zeros(max(16, 1 << (4 * count // 3).bit_length()), np.int64)
         num_unique = _number_by_hash(rows, len(marks), slots, 65 - len(slots).bit_length(), unique, starts, numbers)
     else:

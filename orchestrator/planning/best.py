@@ -24,7 +24,7 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import host_features_per_table, table_specs
 
 BY_RULE = "by size and features"
-FIRST_GAIN = 0.05
+FIRST_GAIN = 0.02
 """A new run follows another plan than the rule where it takes so much less."""
 _NO_DEVICE = DenseHalf(step_s=0.0, sample_s=0.0)
 

@@ -82,7 +82,7 @@ class Pod:
             lookup.pool_for_others(requests[host], own)
             lookup.pool_own(requests[host], own)
             for other in hosts:
-                if other != host:
+                if other != host and other not in lookup.on_same_machine:
                     self.activations[other][self.layout.region(host)] = lookup.answer(requests[host], other)
                     lookup.gradient_memory(requests[host], other)[:] = self.gradients[other][self.layout.region(host)]
         for host, lookup in enumerate(self.lookups):
@@ -161,6 +161,29 @@ def test_the_same_step_gives_the_same_bits() -> None:
         results.append([pod.table(at).rows.copy() for at in range(3)])
     for first, second in zip(*results, strict=True):
         assert (first == second).all()
+
+
+def test_hosts_that_share_memory_have_the_same_bits() -> None:
+    """Where all hosts do, each pools for all of them at once. With one host elsewhere, its bags go apart from the
+    others.
+    """
+
+    def trained(*pairs: tuple[int, int]) -> list[np.ndarray]:
+        random = np.random.default_rng(5)
+        pod = Pod(3, [0, 1, 2])
+        for one, other in pairs:
+            for host, to in ((one, other), (other, one)):
+                memory = pod.activations[to], pod.gradients[to]
+                pod.lookups[host].share(to, activations=[memory[0]], gradients=[memory[1]])
+        for _ in range(3):
+            pod.step([draw_batch(random, weighted=True) for _ in range(3)])
+        return [*pod.activations, *(pod.table(at).rows for at in range(3))]
+
+    apart = trained()
+    assert all(np.any(array != 0) for array in apart)
+    for pairs in (((0, 1), (0, 2), (1, 2)), ((0, 1),)):
+        for one, other in zip(apart, trained(*pairs), strict=True):
+            assert one.tobytes() == other.tobytes()
 
 
 def test_an_id_outside_the_table_is_refused_where_it_comes_from() -> None:
