@@ -307,8 +307,10 @@ def placement(job: JobConfig, buckets: tuple[int, ...], arguments: argparse.Name
 def planned(
     job: JobConfig, buckets: tuple[int, ...], arguments: argparse.Namespace
 ) -> tuple[tuple[np.ndarray, ...], tuple[bool, ...] | None]:
-    """As a new run of a calibrated machine places its tables after a look at its data: owners, and which of the cut
-    tables owners pool.
+    """As a new run of a calibrated machine places its tables after a look at its data.
+
+    Returns:
+      Owners, and which of the cut tables owners pool.
     """
     from podembed.embedding.lookup.placement import place_tables
     from podembed.orchestrator.decisions.table_plan import cut_ways

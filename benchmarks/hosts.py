@@ -8,10 +8,10 @@ as in training, and without Ray. A thread stands for the device process and only
 The CPU time is that of each host's working thread, in the quickest of some windows. Processes share the CPUs of one
 machine, so wall time says nothing.
 
-They share its caches, too, and find less there the more they are. So a smaller pod is measured alone, and as one of so
-many pods that all hosts are as many as those of the largest one. `growth` compares with it alone, `growth_as_crowded`
-with it among as many processes. The latter is what a pod's size costs by itself, since hosts of a real pod do not share
-caches.
+They share its caches, too, and find less there the more they are. So a smaller pod is measured alone, and once more
+with others of its size beside it. All together are then as many hosts as the largest pod has. `growth` compares with it
+alone, `growth_as_crowded` with it among others. The latter is what a pod's size costs, since hosts of a real pod have
+caches of their own.
 
 Hosts exchange everything as between machines, unless `--machines one`. `--ways tables` places tables as a run does, and
 `--ways buckets` cuts every table.

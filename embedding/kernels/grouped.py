@@ -231,8 +231,8 @@ def _number_by_marks(rows, marks, unique, starts, numbers):
 
 @jit
 def _number_by_hash(rows, num_rows, slots, hash_shift, unique, starts, numbers):
-    # A slot is the row + 1 in its upper half and the number in its lower, 0 if free; linear probing from the top bits
-    # of a multiplicative hash.
+    # A slot has the row + 1 in its upper half and the number in its lower, or is 0. Linear probing starts from the top
+    # bits of a multiplicative hash.
     shift = np.uint64(hash_shift)
     mask = slots.shape[0] - 1
     num_unique = np.int64(0)

@@ -17,6 +17,7 @@ MAX_OWN_IMPORTS = 15
 # circle, and it should be one that a newcomer expects.
 ARROWS = {
     "embedding/config": "initializers optimizers",
+    "embedding/costs": "kernels",
     "embedding/table_spec": "buckets config optimizers",
     "embedding/initializers": "hashing",
     "embedding/optimizers": "row_optimizers",
