@@ -320,6 +320,8 @@ def planned(
     from podembed.workers.input.profile import measure_profile
     from podembed.workers.job.tables import host_features_per_table, table_specs
 
+    if arguments.constants is None:
+        sys.exit("Found --placement planned without --constants. Expected the file of podembed calibrate --out.")
     index, hosts = index_of(job), arguments.hosts
     tables = Tables(job=job, buckets=buckets, index=index, num_hosts=hosts, threads=arguments.threads)
     constants = read_calibration(Path(arguments.constants), this_machine())
@@ -424,8 +426,8 @@ def parse() -> argparse.Namespace:
     arguments.max_seconds = arguments.max_seconds or 2 * arguments.seconds
     if arguments.bench == "D":  # weak scaling: as many samples a host whatever their number
         arguments.bench = f"D{arguments.hosts}"
-    if (arguments.placement == "planned") != (arguments.constants is not None):
-        parser.error("Found one of --placement planned and --constants. Expected both or none. Pass the other one.")
+    if arguments.constants is not None and arguments.placement != "planned":
+        parser.error("Found --constants without --placement planned. Expected both or none. Pass the other one.")
     if arguments.device_ms and arguments.bench in workloads.NAMES:
         parser.error(
             f"Found --device-ms with workload {arguments.bench}. Expected A, B, cut, D or tiny. Leave one out."

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.embedding.kernels.arrays import plain
-from podembed.embedding.kernels.ids import bad_local_row
+from podembed.embedding.kernels.ids import HASH, bad_local_row
 from podembed.embedding.kernels.row_vectors import jit, prefetch_item
 
 FLOATS_PER_ENTRY = 64
 """What grouping an entry takes, as floats that pooling reads in the same time."""
 
 _AHEAD = 32
-_HASH = np.uint64(0x9E3779B97F4A7C15)
 _LOWER_HALF = np.int64(0xFFFFFFFF)
 # Marks of a large table lie in memory, and each takes a cache line there and back. A hash table of so many ids stays in
 # the second cache. `benchmarks/grouping.py` compares both.
@@ -105,6 +104,7 @@ def row_entries(
       gradients: of each list the matrix of its bags' gradients, as `kernels.arrays.matrix_of` gives it.
     """
     parts = np.array([(len(splits) - 1, *matrix) for splits, matrix in zip(row_splits, gradients, strict=True)])
+    # No list at all is no entry, which `np.concatenate` would refuse.
     return RowEntries(
         rows=rows[0] if len(rows) == 1 else np.concatenate([*rows, np.zeros(0, np.int32)]),
         row_splits=row_splits[0] if len(row_splits) == 1 else np.concatenate([*row_splits, np.zeros(0, np.int64)]),
@@ -148,7 +148,7 @@ def group_bags(entries: RowEntries, marks: np.ndarray) -> tuple[np.ndarray, np.n
       and the end, int32 `[u + 1]`. The addresses of the gradients, int64 `[n]`.
 
     Raises:
-      ValueError: a row is not one of the local rows, or there are more entries than splits say.
+      ValueError: a row is not one of the local rows, or the bags do not have as many entries as there are.
     """
     rows, row_splits = plain(entries.rows, np.int32), plain(entries.row_splits, np.int64)
     grouped = np.empty(len(rows), np.int64)
@@ -165,7 +165,9 @@ def group_bags(entries: RowEntries, marks: np.ndarray) -> tuple[np.ndarray, np.n
         raise bad_local_row(int(rows[-1 - num_unique]), len(marks))
     found = _lay_out(numbers, row_splits, entries.parts, ends, grouped)
     if found != len(rows):
-        raise ValueError(f"Found {len(rows)} rows in bags of {found}. Expected as many. Pass one feature's parts.")
+        raise ValueError(
+            f"Found {len(rows)} rows in bags of {found}. Expected as many. Pass the row splits of these rows."
+        )
     return unique[:num_unique], starts[: num_unique + 1], grouped
 
 
@@ -240,7 +242,7 @@ def _number_by_hash(rows, num_rows, slots, hash_shift, unique, starts, numbers):
         row = np.int64(rows[i])
         if row < 0 or row >= num_rows:
             return -1 - i
-        slot = np.int64((np.uint64(row) * _HASH) >> shift)
+        slot = np.int64((np.uint64(row) * HASH) >> shift)
         found = slots[slot]
         while found != 0 and (found >> 32) != row + 1:
             slot = (slot + 1) & mask

@@ -11,7 +11,7 @@ import numpy as np
 from podembed.embedding.kernels.arrays import plain
 from podembed.embedding.kernels.row_vectors import jit, prefetch_item
 
-_HASH = np.uint64(0x9E3779B97F4A7C15)
+HASH = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
 _AHEAD = 32
 
@@ -57,9 +57,9 @@ def _unique_ids(ids, hash_shift, hash_slots, unique, inverse):
     num_unique = 0
     for i in range(num_ids):
         if i + _AHEAD < num_ids:
-            prefetch_item(flat, ((np.uint64(ids[i + _AHEAD]) * _HASH) >> shift) << _ONE)
+            prefetch_item(flat, ((np.uint64(ids[i + _AHEAD]) * HASH) >> shift) << _ONE)
         key = ids[i]
-        slot = (np.uint64(key) * _HASH) >> shift
+        slot = (np.uint64(key) * HASH) >> shift
         while True:
             number = hash_slots[slot, 1]
             if number == 0:
@@ -74,8 +74,8 @@ def _unique_ids(ids, hash_shift, hash_slots, unique, inverse):
                 break
             slot = (slot + _ONE) & mask
     for u in range(num_unique):
-        prefetch_item(flat, ((np.uint64(unique[min(u + _AHEAD, num_unique - 1)]) * _HASH) >> shift) << _ONE)
-        slot = (np.uint64(unique[u]) * _HASH) >> shift
+        prefetch_item(flat, ((np.uint64(unique[min(u + _AHEAD, num_unique - 1)]) * HASH) >> shift) << _ONE)
+        slot = (np.uint64(unique[u]) * HASH) >> shift
         while hash_slots[slot, 1] != u + 1:
             slot = (slot + _ONE) & mask
         hash_slots[slot, 0] = 0

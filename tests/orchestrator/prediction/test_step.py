@@ -79,6 +79,15 @@ def test_vectors_cross_the_network_between_machines_alone() -> None:
     assert half.sent_bytes - near.sent_bytes == pytest.approx(2 * 2 * 500 * 16)
 
 
+def test_on_one_machine_a_hosts_own_bags_are_pooled_with_those_of_the_others() -> None:
+    tables, far = [table(TableWay.WHOLE, 0)], replace(SETTING, hosts_a_machine=1)
+    near_s, far_s = (predict(tables, one, calibration=ROOMY, dense=QUICK).phase_s for one in (SETTING, far))
+    assert Phase.POOL not in near_s
+    assert near_s[Phase.POOL_FOR_OTHERS] == pytest.approx(far_s[Phase.POOL_FOR_OTHERS] + far_s[Phase.POOL])
+    alone = replace(SETTING, num_hosts=1)
+    assert Phase.POOL_FOR_OTHERS not in predict(tables, alone, calibration=ROOMY, dense=QUICK).phase_s
+
+
 def test_reading_that_is_slower_than_a_step_is_waited_for() -> None:
     slow = replace(ROOMY, sample_s=1e-3)
     found = predict([table(TableWay.PARTIAL)], replace(SETTING, reads_files=True), calibration=slow, dense=QUICK)
