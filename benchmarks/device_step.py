@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from podembed.embedding.kernels.arrays import aligned_zeros
 
 if TYPE_CHECKING:
     from podembed.workers.device.transfers.ways import HostArrays
@@ -30,5 +33,6 @@ def host_arrays(job: JobConfig, num_samples: int, *, buffer: int = 0) -> HostArr
         labels=(random.random(num_samples) < 0.3).astype(np.float32),
         weights=np.ones(num_samples, np.float32),
     )
-    gradients = tuple(np.zeros_like(one) for one in activations)
+    # Where a host has them: a cache line begins each, and frozen tables get none.
+    gradients = tuple(aligned_zeros(one.shape) for one in compress(activations, job.trained_features))
     return HostArrays(inputs, gradients, np.zeros(num_samples, np.float32), buffer, NO_LEVELS)

@@ -16,7 +16,7 @@ import numpy as np
 CACHE_LINE_BYTES = 64
 # From one MiB on, 1.4 to 2 times faster than ordinary stores in `pool`, widths 64 and 128. Below, the reader wants them
 # in the cache.
-_STREAMING_FLOATS = 1 << 18
+STREAMING_FLOATS = 1 << 18
 
 
 def aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
@@ -74,7 +74,7 @@ def row_addresses(matrices: Sequence[np.ndarray], dim: int) -> np.ndarray:
 
 def can_stream(array: np.ndarray, dim: int) -> bool:
     """Whether writing `array` is faster past the caches: whole cache lines, and too much to be found there later."""
-    large = array.shape[0] * dim >= _STREAMING_FLOATS
+    large = array.shape[0] * dim >= STREAMING_FLOATS
     return large and array.ctypes.data % CACHE_LINE_BYTES == 0 and array.strides[0] % CACHE_LINE_BYTES == 0
 
 

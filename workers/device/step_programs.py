@@ -24,6 +24,7 @@ from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, scores_of_batch, training_step
 from podembed.workers.device.tables.pooling import BagIds
 from podembed.workers.device.tables.step import Tables, TableStep
+from podembed.workers.device.transfers.side_by_side import Together, cut_from_one
 from podembed.workers.device.transfers.ways import TransferWay
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.on_devices.rooms import first_levels, room_at
@@ -135,6 +136,16 @@ class StepPrograms:
         return jax.jit(on_devices, out_shardings=self._mesh.by_sample).trace(params, state, self._tables, *arguments)
 
     def _traced_train(self, levels: Levels) -> Any:
+        """The step, traced once more where the first trace shows gradients side by side."""
+        apart = self._train_of(levels, together=())
+        if self._way.is_packed:
+            return apart
+        first = len(jax.tree.leaves((*self._values, self._tables)))
+        num_gradients = sum(feature.table.trainable for feature in self._job.host_features.values())
+        together = cut_from_one(apart.jaxpr.jaxpr, range(first, first + num_gradients))
+        return self._train_of(levels, together) if together else apart
+
+    def _train_of(self, levels: Levels, together: Together) -> Any:
         job, way, shares, longest = self._job, self._way, self._shares, self._longest(levels)
         inputs, cut = self._inputs(levels), self._cut if any(self._cut) else ()
 
@@ -146,7 +157,7 @@ class StepPrograms:
                 job, self._optimizer, shares, longest, params, optimizer_state, state, full, step, scale, cut=cut
             )
             gradients, after = on_tables.updated(tables, bags, gradients, scale=scale, rates=rates)
-            return *states, after, way.packed(gradients), loss, measured
+            return *states, after, way.packed(gradients, together), loss, measured
 
         on_tables = self._table_step
         arguments = way.shapes(inputs)

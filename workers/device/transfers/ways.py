@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress
+from itertools import compress, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -19,15 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from podembed.embedding.kernels.crew import Crew
+from podembed.embedding.kernels.cut import Pieces, cut_columns
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.measures.step import NORMS_EVERY
 from podembed.workers.device.options import DeviceOptions, Transfers
 from podembed.workers.device.programs import Blocks, Inputs
 from podembed.workers.device.shared_memory import ChannelEnd
 from podembed.workers.device.transfers.pinned import Arriving, Staging, in_pinned, staging
+from podembed.workers.device.transfers.side_by_side import Together
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels, SequenceRooms
 
+# More than one, since a thread may be late.
+_PARTS_A_THREAD = 4
 _HEADER_WORDS = 2  # of a packed buffer: the step, and the scale of the gradients
 
 
@@ -105,7 +109,13 @@ class Numbers(NamedTuple):
 
 
 class TransferWay(Protocol):
-    """A way of arrays. `unpacked` and `packed` are parts of the compiled programs, as one device sees them."""
+    """A way of arrays. `unpacked` and `packed` are parts of the compiled programs, as one device sees them.
+
+    Attributes:
+      is_packed: whether all gradients leave a step as one array, and not each as its own.
+    """
+
+    is_packed: bool
 
     def send(self, arrays: HostArrays, numbers: Numbers) -> tuple[Any, ...]:
         """The arguments of a compiled step behind its state. Copies may still be under way. The host writes the memory
@@ -121,8 +131,12 @@ class TransferWay(Protocol):
         """Inside a step: inputs, step and scale."""
         ...
 
-    def packed(self, gradients: Blocks) -> Any:
-        """Inside a step: what the gradients leave it as."""
+    def packed(self, gradients: Blocks, together: Together) -> Any:
+        """Inside a step: what the gradients leave it as.
+
+        Args:
+          together: those that the step has side by side.
+        """
         ...
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
@@ -142,14 +156,34 @@ def transfer_way(options: DeviceOptions, mesh: GangMesh, *, asks_for_step: bool,
         way = Transfers.SEPARATE if mesh.platform == "cpu" else Transfers.PACKED
     if way is Transfers.PACKED:
         return PackedTransfers(mesh, crew)
-    return SeparateTransfers(mesh, asks_for_step=asks_for_step)
+    return SeparateTransfers(mesh, crew, asks_for_step=asks_for_step)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class SeparateGradients:
+    """The gradients of a step. A JAX pytree.
+
+    Attributes:
+      joined: `[n, sum of widths]` for each group of `together`.
+      apart: the others, by position.
+    """
+
+    joined: Blocks
+    apart: dict[int, jax.Array]
+    together: Together = field(metadata={"static": True})
 
 
 class SeparateTransfers:
-    """Each array by itself. Mutated: what is known of a step and of the memory."""
+    """Each array by itself, but for gradients that the step has side by side. Mutated: what is known of a step and of
+    the memory.
+    """
 
-    def __init__(self, mesh: GangMesh, *, asks_for_step: bool) -> None:
-        self._mesh, self._asks_for_step = mesh, asks_for_step
+    is_packed = False
+
+    def __init__(self, mesh: GangMesh, crew: Crew, *, asks_for_step: bool) -> None:
+        self._mesh, self._crew, self._asks_for_step = mesh, crew, asks_for_step
+        self._pieces: dict[tuple[int, Levels], list[Pieces]] = {}
         self._in_place: dict[tuple[int, Levels], Inputs] = {}
         self._steps: dict[int, jax.Array] = {}
 
@@ -194,12 +228,34 @@ class SeparateTransfers:
         inputs, step, scale = arguments
         return inputs, step, scale
 
-    def packed(self, gradients: Blocks) -> Any:
-        return gradients
+    def packed(self, gradients: Blocks, together: Together) -> Any:
+        # XLA finds that these are all columns of one array, and leaves it as it is.
+        joined = tuple(jnp.concatenate([gradients[at] for at in group], axis=1) for group in together)
+        others = {*range(len(gradients))}.difference(*together)
+        return SeparateGradients(joined, {at: gradients[at] for at in sorted(others)}, together)
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
-        found = [own_parts(self._mesh, gradient) for gradient in gradients]
-        return [partial(to_host, parts, out, scale) for parts, out in zip(found, arrays.gradients, strict=True)]
+        key = arrays.buffer, arrays.levels
+        if key not in self._pieces:
+            self._pieces[key] = [Pieces.of([arrays.gradients[at] for at in group]) for group in gradients.together]
+        # All copies are under way before the first is waited for.
+        joined = [own_parts(self._mesh, array) for array in gradients.joined]
+        apart = {at: own_parts(self._mesh, array) for at, array in gradients.apart.items()}
+        calls = []
+        for parts, pieces in zip(joined, self._pieces[key], strict=True):
+            num_rows = len(pieces.blocks[0]) // len(parts)
+            for rows in self._crew_rows(num_rows):
+                calls += [
+                    partial(_cut_to_host, part, rows, pieces, number * num_rows, scale)
+                    for number, part in enumerate(parts)
+                ]
+        return calls + [partial(to_host, parts, arrays.gradients[at], scale) for at, parts in apart.items()]
+
+    def _crew_rows(self, num_rows: int) -> list[slice]:
+        """Rows in parts for the threads."""
+        count = min(num_rows, _PARTS_A_THREAD * self._crew.num_threads if self._crew.num_threads > 1 else 1)
+        edges = [num_rows * number // count for number in range(count + 1)]
+        return [slice(*pair) for pair in pairwise(edges)]
 
 
 class PackedTransfers:
@@ -207,6 +263,8 @@ class PackedTransfers:
 
     Each batch that may be in flight has memory of its own. It is written again only after its step was answered.
     """
+
+    is_packed = True
 
     def __init__(self, mesh: GangMesh, crew: Crew) -> None:
         self._mesh, self._crew = mesh, crew
@@ -250,7 +308,7 @@ class PackedTransfers:
         scale = jax.lax.bitcast_convert_type(words[1], jnp.float32)
         return jax.tree.unflatten(structure, found), words[0], scale
 
-    def packed(self, gradients: Blocks) -> Any:
+    def packed(self, gradients: Blocks, together: Together) -> Any:
         return jnp.concatenate([jnp.zeros((1, 0)), *(gradient.reshape(1, -1) for gradient in gradients)], axis=1)
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
@@ -289,6 +347,11 @@ def to_host(parts: Sequence[jax.Array], out: np.ndarray, scale: np.float32 | Non
         else:
             np.multiply(rows, scale, out=out[at : at + len(rows)])
         at += len(rows)
+
+
+def _cut_to_host(part: jax.Array, rows: slice, pieces: Pieces, first: int, scale: np.float32) -> None:
+    """Waits for joined gradients and copies some of their rows to the blocks of the features, times `scale`."""
+    cut_columns(np.asarray(part)[rows], pieces, scale, first=first + rows.start)
 
 
 def _unpack(parts: Sequence[Arriving], where: slice, out: np.ndarray, scale: np.float32) -> None:
