@@ -371,8 +371,10 @@ def _check_traces(killer: Killer, result: Result) -> None:
         tracks = processes[name].tracks
         assert {one.name for one in tracks["work"] if one.name.startswith("step ")} == steps
         assert any(one.name.startswith("read step ") for one in tracks["input"])
-        assert {one.name for one in tracks["save"]} >= {"write s000000040-g00000002"}
-        assert {one.name for track in tracks if track.startswith("files") for one in tracks[track]} >= {"write file"}
+        saves = {one.name: one for one in tracks["save"]}
+        # On a busy machine the trace ends before the first file.
+        if "unfinished" not in saves["write s000000040-g00000002"].values:
+            assert "write file" in {one.name for track in tracks if track.startswith("files") for one in tracks[track]}
         sent.append({(one.name, one.values["step"]): one for one in tracks[f"with {other}"]})
     assert {name for name, _ in sent[0]} <= {phase.value for phase in Phase} | {"control"}
     in_both = sent[0].keys() & sent[1].keys()
