@@ -3,6 +3,7 @@ line.
 
     python benchmarks/transfers.py --bench A --samples 2048
     JAX_PLATFORMS=cpu python benchmarks/transfers.py --bench A --samples 2048
+    JAX_PLATFORMS=cpu python benchmarks/transfers.py --bench C --samples 1024 --ways separate
     XLA_FLAGS=--xla_gpu_deterministic_ops=true python benchmarks/transfers.py --bench A
 
 The device half of a step alone, on what JAX finds, with activations that stay the same. Each way of the arrays gets
@@ -37,11 +38,14 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measuring  # noqa: E402
 from benchmarks.device_step import host_arrays  # noqa: E402
 from benchmarks.dlrm import benchmark_job  # noqa: E402
-from benchmarks.workload import NAMES, workload  # noqa: E402
+from benchmarks.mixed import mixed_job  # noqa: E402
+from benchmarks.workload import NAMES  # noqa: E402
+from benchmarks.workloads import NAMES as MIXED_NAMES  # noqa: E402
 from podembed.embedding.kernels.crew import Crew  # noqa: E402
 from podembed.workers.crew import ThreadCrew  # noqa: E402
 from podembed.workers.device.options import Transfers  # noqa: E402
 from podembed.workers.device.transfers.pinned import KIND as PINNED  # noqa: E402
+from podembed.workers.job.job import JobConfig  # noqa: E402
 
 WAYS = (Transfers.PACKED.value, Transfers.SEPARATE.value)
 STEPS_A_TURN = 16
@@ -205,7 +209,7 @@ def same_bytes(job: Any, num_samples: int, num_steps: int, crew: Crew) -> bool:
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bench", default="A", choices=NAMES)
+    parser.add_argument("--bench", default="A", choices=[*NAMES, *MIXED_NAMES])
     parser.add_argument(
         "--samples", type=int, default=None, help="a step of this host; the workload's batch by default"
     )
@@ -217,6 +221,21 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+def job_of(arguments: argparse.Namespace) -> JobConfig:
+    """The workload. Nothing of it is read.
+
+    Raises:
+      SystemExit: a type of its dense half that it does not have.
+    """
+    if arguments.bench not in MIXED_NAMES:
+        return benchmark_job(
+            folder="unread", bench=arguments.bench, emb_opt="rowwise", compute_dtype=arguments.compute_dtype
+        )
+    if arguments.compute_dtype != "float32":
+        sys.exit(f"Found --compute-dtype {arguments.compute_dtype} with --bench {arguments.bench}. Expected float32.")
+    return mixed_job(folder="unread", bench=arguments.bench, emb_opt="rowwise")
+
+
 def main() -> None:
     arguments = parse()
     if os.environ.get("JAX_PLATFORMS") == "cpu":
@@ -226,10 +245,8 @@ def main() -> None:
 
     crew = ThreadCrew(arguments.threads)
 
-    num_samples = arguments.samples or workload(arguments.bench).batch_size
-    job = benchmark_job(
-        folder="unread", bench=arguments.bench, emb_opt="rowwise", compute_dtype=arguments.compute_dtype
-    )
+    job = job_of(arguments)
+    num_samples = arguments.samples or job.batch_size
     line: dict[str, Any] = {"benchmark": "transfers", **vars(arguments), "samples": num_samples}
     device = jax.local_devices()[0]
     line |= {"platform": device.platform, "device": device.device_kind, "devices": jax.local_device_count()}
