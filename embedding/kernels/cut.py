@@ -22,31 +22,44 @@ _ROWS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Memory of several pieces, as the kernel takes it.
+    """Memory of several pieces, as the kernel takes it. Made once by `of`.
 
     Attributes:
       blocks: float32 `[n, width]` each, without gaps.
+      num_rows, num_columns: `n`, and the sum of the widths.
       widths: int64, of each.
       starts: int64, the address of each.
+      streams: whether they are too much to be found in the caches later.
     """
 
     blocks: tuple[np.ndarray, ...]
+    num_rows: int
+    num_columns: int
     widths: np.ndarray
     starts: np.ndarray
+    streams: bool
 
     @staticmethod
     def of(blocks: Sequence[np.ndarray]) -> Pieces:
-        """Raises:
-        ValueError: a block has gaps, other rows than the first, or is no matrix of float32.
+        """Pieces in this memory, which stays where it is.
+
+        Raises:
+          ValueError: a block has gaps, other rows than the first, cannot be written, or is no matrix of float32.
         """
-        if any(len(block) != len(blocks[0]) or not block.flags.c_contiguous for block in blocks):
+        if any(len(block) != len(blocks[0]) or not block.flags.carray for block in blocks):
             raise ValueError(
-                f"Found blocks of shapes {[block.shape for block in blocks]}. Expected equal rows, without gaps. "
-                "Pass memory that was allocated with these shapes."
+                f"Found blocks of shapes {[block.shape for block in blocks]}. Expected equal rows, without gaps, that "
+                "can be written. Pass memory that was allocated with these shapes."
             )
-        starts = [matrix_of(block)[0] for block in blocks]
-        widths = [block.shape[1] for block in blocks]
-        return Pieces(tuple(blocks), np.array(widths, np.int64), np.array(starts, np.int64))
+        starts, widths = [matrix_of(block)[0] for block in blocks], [block.shape[1] for block in blocks]
+        return Pieces(
+            blocks=tuple(blocks),
+            num_rows=len(blocks[0]),
+            num_columns=sum(widths),
+            widths=np.array(widths, np.int64),
+            starts=np.array(starts, np.int64),
+            streams=len(blocks[0]) * sum(widths) >= STREAMING_FLOATS,
+        )
 
 
 def cut_columns(joined: np.ndarray, pieces: Pieces, factor: np.float32, *, first: int = 0) -> None:
@@ -59,16 +72,14 @@ def cut_columns(joined: np.ndarray, pieces: Pieces, factor: np.float32, *, first
     Raises:
       ValueError: another number of columns, or rows that the pieces do not have.
     """
-    width, num_rows = int(pieces.widths.sum()), len(pieces.blocks[0])
-    source = matrix_of(joined, width)
-    if first < 0 or first + len(joined) > num_rows:
+    source = matrix_of(joined, pieces.num_columns)
+    if first < 0 or first + len(joined) > pieces.num_rows:
         raise ValueError(
-            f"Found rows {first} to {first + len(joined)} for pieces of {num_rows} rows. Expected rows within them. "
-            "Pass pieces of the whole batch."
+            f"Found rows {first} to {first + len(joined)} for pieces of {pieces.num_rows} rows. Expected rows within "
+            "them. Pass pieces of the whole batch."
         )
-    streams = width * num_rows >= STREAMING_FLOATS
     widths = width_of(_LINE), width_of(_HALF), width_of(1)
-    _cut(*widths, source, len(joined), pieces.widths, pieces.starts, first, streams, factor)
+    _cut(*widths, source, len(joined), pieces.widths, pieces.starts, first, pieces.streams, factor)
 
 
 @jit

@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress, pairwise
+from itertools import compress
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podembed.embedding.kernels.crew import Crew
+from podembed.embedding.kernels.crew import Crew, cut
 from podembed.embedding.kernels.cut import Pieces, cut_columns
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.measures.step import NORMS_EVERY
@@ -30,8 +30,6 @@ from podembed.workers.device.transfers.side_by_side import Together
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels, SequenceRooms
 
-# More than one, since a thread may be late.
-_PARTS_A_THREAD = 4
 _HEADER_WORDS = 2  # of a packed buffer: the step, and the scale of the gradients
 
 
@@ -174,6 +172,15 @@ class SeparateGradients:
     together: Together = field(metadata={"static": True})
 
 
+class _Cut(NamedTuple):
+    """A copy to the host: of the gradients of one group, from one device, these rows."""
+
+    group: int
+    part: int
+    rows: slice
+    pieces: Pieces
+
+
 class SeparateTransfers:
     """Each array by itself, but for gradients that the step has side by side. Mutated: what is known of a step and of
     the memory.
@@ -183,7 +190,8 @@ class SeparateTransfers:
 
     def __init__(self, mesh: GangMesh, crew: Crew, *, asks_for_step: bool) -> None:
         self._mesh, self._crew, self._asks_for_step = mesh, crew, asks_for_step
-        self._pieces: dict[tuple[int, Levels], list[Pieces]] = {}
+        # With the memory that they write to.
+        self._cuts: dict[tuple[int, Levels], tuple[tuple[np.ndarray, ...], list[_Cut]]] = {}
         self._in_place: dict[tuple[int, Levels], Inputs] = {}
         self._steps: dict[int, jax.Array] = {}
 
@@ -229,33 +237,36 @@ class SeparateTransfers:
         return inputs, step, scale
 
     def packed(self, gradients: Blocks, together: Together) -> Any:
-        # XLA finds that these are all columns of one array, and leaves it as it is.
+        # XLA finds that these are columns of one array. It copies them at once, or not at all where they are all of it.
         joined = tuple(jnp.concatenate([gradients[at] for at in group], axis=1) for group in together)
         others = {*range(len(gradients))}.difference(*together)
         return SeparateGradients(joined, {at: gradients[at] for at in sorted(others)}, together)
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
-        key = arrays.buffer, arrays.levels
-        if key not in self._pieces:
-            self._pieces[key] = [Pieces.of([arrays.gradients[at] for at in group]) for group in gradients.together]
         # All copies are under way before the first is waited for.
         joined = [own_parts(self._mesh, array) for array in gradients.joined]
         apart = {at: own_parts(self._mesh, array) for at, array in gradients.apart.items()}
-        calls = []
-        for parts, pieces in zip(joined, self._pieces[key], strict=True):
-            num_rows = len(pieces.blocks[0]) // len(parts)
-            for rows in self._crew_rows(num_rows):
-                calls += [
-                    partial(_cut_to_host, part, rows, pieces, number * num_rows, scale)
-                    for number, part in enumerate(parts)
-                ]
+        calls = [
+            partial(_cut_to_host, joined[one.group][one.part], one, scale)
+            for one in self._cuts_of(arrays, gradients.together)
+        ]
         return calls + [partial(to_host, parts, arrays.gradients[at], scale) for at, parts in apart.items()]
 
-    def _crew_rows(self, num_rows: int) -> list[slice]:
-        """Rows in parts for the threads."""
-        count = min(num_rows, _PARTS_A_THREAD * self._crew.num_threads if self._crew.num_threads > 1 else 1)
-        edges = [num_rows * number // count for number in range(count + 1)]
-        return [slice(*pair) for pair in pairwise(edges)]
+    def _cuts_of(self, arrays: HostArrays, together: Together) -> list[_Cut]:
+        """The copies of joined gradients, in parts for the threads."""
+        key = arrays.buffer, arrays.levels
+        blocks, found = self._cuts.get(key, (None, []))
+        if blocks is not arrays.gradients:
+            num_parts = self._mesh.num_parts
+            pieces = [Pieces.of([arrays.gradients[at] for at in group]) for group in together]
+            rows = [one.num_rows // num_parts for one in pieces for _ in range(num_parts)]
+            sizes = [one.num_rows // num_parts * one.num_columns for one in pieces for _ in range(num_parts)]
+            found = [
+                _Cut(item // num_parts, item % num_parts, slice(first, last), pieces[item // num_parts])
+                for item, first, last in cut(rows, sizes, self._crew.num_threads)
+            ]
+            self._cuts[key] = arrays.gradients, found
+        return found
 
 
 class PackedTransfers:
@@ -349,9 +360,10 @@ def to_host(parts: Sequence[jax.Array], out: np.ndarray, scale: np.float32 | Non
         at += len(rows)
 
 
-def _cut_to_host(part: jax.Array, rows: slice, pieces: Pieces, first: int, scale: np.float32) -> None:
-    """Waits for joined gradients and copies some of their rows to the blocks of the features, times `scale`."""
-    cut_columns(np.asarray(part)[rows], pieces, scale, first=first + rows.start)
+def _cut_to_host(part: jax.Array, copy: _Cut, scale: np.float32) -> None:
+    """Waits for joined gradients of one device and copies some of their rows to the features' blocks, times `scale`."""
+    values = np.ascontiguousarray(part)
+    cut_columns(values[copy.rows], copy.pieces, scale, first=copy.part * len(values) + copy.rows.start)
 
 
 def _unpack(parts: Sequence[Arriving], where: slice, out: np.ndarray, scale: np.float32) -> None:
