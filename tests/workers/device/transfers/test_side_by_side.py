@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -161,7 +162,11 @@ def test_several_devices_give_the_gradients_of_one() -> None:
         said_by(
             "tests.workers.device.transfers.several_devices_process",
             timeout_s=PATIENCE_S,
-            environment={"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"},
+            environment={
+                **os.environ,
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+            },
         )
         for count in (1, 4)
     ]
