@@ -24,7 +24,7 @@ from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, scores_of_batch, training_step
 from podembed.workers.device.tables.pooling import BagIds
 from podembed.workers.device.tables.step import Tables, TableStep
-from podembed.workers.device.transfers.side_by_side import Together, cut_from_one
+from podembed.workers.device.transfers.side_by_side import side_by_side
 from podembed.workers.device.transfers.ways import TransferWay
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.on_devices.rooms import first_levels, room_at
@@ -136,18 +136,29 @@ class StepPrograms:
         return jax.jit(on_devices, out_shardings=self._mesh.by_sample).trace(params, state, self._tables, *arguments)
 
     def _traced_train(self, levels: Levels) -> Any:
-        """The step, traced once more where the first trace shows gradients side by side."""
-        apart = self._train_of(levels, together=())
+        """The step. Where it has gradients side by side, it returns the arrays that they are columns of."""
+        apart = self._train_of(levels, self._train_step(levels))
         if self._way.is_packed:
             return apart
         first = len(jax.tree.leaves((*self._values, self._tables)))
         num_gradients = sum(feature.table.trainable for feature in self._job.host_features.values())
-        together = cut_from_one(apart.jaxpr.jaxpr, range(first, first + num_gradients))
-        return self._train_of(levels, together) if together else apart
+        found = side_by_side(apart.jaxpr, range(first, first + num_gradients))
+        if found.step is None:
+            return apart
+        results, run, together = jax.tree.structure(apart.out_info), found.step, found.together
 
-    def _train_of(self, levels: Levels, together: Together) -> Any:
+        def train(*arguments: Any) -> Any:
+            leaves = run(*jax.tree.leaves(arguments))
+            of_step, wholes = leaves[: results.num_leaves], leaves[results.num_leaves :]
+            *states, gradients, loss, measured = jax.tree.unflatten(results, of_step)
+            return *states, gradients.within(tuple(wholes), together), loss, measured
+
+        return self._train_of(levels, train)
+
+    def _train_step(self, levels: Levels) -> Callable[..., Any]:
+        """The step as one device sees it."""
         job, way, shares, longest = self._job, self._way, self._shares, self._longest(levels)
-        inputs, cut = self._inputs(levels), self._cut if any(self._cut) else ()
+        inputs, cut, on_tables = self._inputs(levels), self._cut if any(self._cut) else (), self._table_step
 
         def train(params: Any, optimizer_state: Any, state: Any, tables: Tables, rates: Any, *arguments: Any) -> Any:
             own, step, scale = way.unpacked(inputs, arguments)
@@ -157,10 +168,13 @@ class StepPrograms:
                 job, self._optimizer, shares, longest, params, optimizer_state, state, full, step, scale, cut=cut
             )
             gradients, after = on_tables.updated(tables, bags, gradients, scale=scale, rates=rates)
-            return *states, after, way.packed(gradients, together), loss, measured
+            return *states, after, way.packed(gradients), loss, measured
 
-        on_tables = self._table_step
-        arguments = way.shapes(inputs)
+        return train
+
+    def _train_of(self, levels: Levels, train: Callable[..., Any]) -> Any:
+        """A step, traced over all devices."""
+        arguments = self._way.shapes(self._inputs(levels))
         out_specs = (P(), P(), P(), P(), P(AXIS), P(), Measured.lying(P(AXIS), P()))
         on_devices = self._on_devices(train, num_states=5, arguments=arguments, out_specs=out_specs)
         # Each state stays where it is, so that it is given away for the next.

@@ -1,55 +1,147 @@
-"""Which gradients a step cuts out of one array.
+"""Which gradients of a step are columns of one array.
 
 A model that lays activations side by side gets one array of their gradients. JAX then cuts it into an array for each
-feature, which costs as much as the copy to the host. A step that leaves them as one array spares that. Its gradients
+feature, which costs as much as the copy to the host. A step that returns that array itself spares this. Its gradients
 are the same up to the rounding of what XLA fuses. Where another release of JAX writes a step in another way, nothing is
 found. Each gradient then is an array of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
-Together = tuple[tuple[int, ...], ...]
-"""Groups of gradients, each by its position, in the order in which they lie side by side."""
+import jax
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+# An array with more other columns costs more than it spares: its host copies all of it where devices are several.
+_LEAST_SHARE = 0.5
 
 
-def cut_from_one(step: Any, outputs: range) -> Together:
-    """Groups of outputs that a step only cuts out of the columns of one array, where nothing else lies between them.
+class Run(NamedTuple):
+    """Gradients that lie next to each other in the columns of an array.
+
+    Attributes:
+      first_column: where the first of them begins.
+      positions: of the gradients, in the order in which they lie.
+    """
+
+    first_column: int
+    positions: tuple[int, ...]
+
+
+Together = tuple[tuple[Run, ...], ...]
+"""Of each array the runs in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """A step that also returns the arrays of which gradients are columns.
+
+    Attributes:
+      together: what lies in these arrays; empty if nothing does.
+      step: of the leaves of all arguments, as one device sees them. Returns the leaves of all results, then the arrays.
+    """
+
+    together: Together = ()
+    step: Callable[..., Sequence[jax.Array]] | None = None
+
+
+def side_by_side(step: ClosedJaxpr, outputs: range) -> SideBySide:
+    """What a step has side by side.
 
     Args:
-      step: its jaxpr, that of the arrays of all devices.
-      outputs: which ones are asked about; positions are counted from the first.
+      step: a map over all devices.
+      outputs: which of its results are asked about; positions are counted from the first.
     """
-    while [equation.primitive.name for equation in step.eqns] == ["shard_map"]:
-        step = step.eqns[0].params["jaxpr"]
-    return _groups(step, {step.outvars[at]: at - outputs.start for at in outputs})
+    inner, constants = _as_one_device_sees_it(step)
+    if inner is None:
+        return SideBySide()
+    equations, same = _inlined(inner)
+    results = [_of(same, one) for one in inner.outvars]
+    positions = {results[at]: at - outputs.start for at in outputs if not isinstance(results[at], Literal)}
+    found = [(whole, runs) for whole, runs in _cuts(equations, positions) if runs]
+    if not found:
+        return SideBySide()
+    arrays, together = zip(*found, strict=True)
+    flat = inner.replace(eqns=equations, outvars=[*results, *arrays])
+    run = jaxpr_as_fun(ClosedJaxpr(flat, ()))
+    return SideBySide(together, lambda *leaves: run(*constants, *leaves))
 
 
-def _groups(step: Any, wanted: Mapping[Any, int]) -> Together:
-    """Of variables with these positions. What is compiled by itself is looked into."""
-    found: list[tuple[int, ...]] = []
-    positions = dict(wanted)
-    # From the end, as each variable may be handed through by what follows.
-    for equation in reversed(step.eqns):
-        if equation.primitive.name == "jit":
-            inner = equation.params["jaxpr"].jaxpr
-            pairs = zip(inner.outvars, equation.outvars, strict=True)
-            within = {own: positions[outer] for own, outer in pairs if outer in positions}
-            found += _groups(inner, within)
-            # `jnp.hstack` hands each array through one that leaves matrices as they are.
-            given = zip(inner.invars, equation.invars, strict=True)
-            positions |= {outer: within[own] for own, outer in given if own in within}
-        elif equation.primitive.name == "split" and equation.params["axis"] == 1:
-            # Pieces apart from each other would be brought together by a copy more.
-            for is_asked, run in groupby(equation.outvars, key=lambda piece: _is_matrix(piece) and piece in positions):
-                group = tuple(positions[piece] for piece in run) if is_asked else ()
-                if len(group) > 1:
-                    found.append(group)
-    return tuple(found)
+def _as_one_device_sees_it(step: ClosedJaxpr) -> tuple[Any, list[Any]]:
+    """The step within the map, and the constants that it gets before its arguments; None if it is not only a map."""
+    outer = step.jaxpr
+    if [equation.primitive.name for equation in outer.eqns] != ["shard_map"]:
+        return None, []
+    (mapped,) = outer.eqns
+    values = dict(zip(outer.constvars, step.consts, strict=True))
+    constants = [values[one] for one in mapped.invars if one in values]
+    if [*mapped.invars[len(constants) :]] != [*outer.invars] or [*mapped.outvars] != [*outer.outvars]:
+        return None, []
+    return mapped.params["jaxpr"], constants
+
+
+def _inlined(step: Any) -> tuple[list[Any], dict[Any, Any]]:
+    """The equations of a step, in which what is compiled by itself and cuts or hands through arrays is written out.
+    And which variables are another one.
+    """
+    equations, same, seen = [], {}, set()
+
+    def walk(within: Any) -> None:
+        for equation in within.eqns:
+            equation = equation.replace(invars=[_of(same, one) for one in equation.invars])
+            inner = _worth_a_look(equation)
+            # The variables of one that is called twice would mean two things.
+            if inner is None or id(inner) in seen:
+                equations.append(equation)
+                continue
+            seen.add(id(inner))
+            same.update(zip(inner.invars, equation.invars, strict=True))
+            walk(inner)
+            same.update(zip(equation.outvars, (_of(same, one) for one in inner.outvars), strict=True))
+
+    walk(step)
+    return equations, same
+
+
+def _worth_a_look(equation: Any) -> Any:
+    """What an equation compiles by itself, if it cuts arrays or hands them through, as `jnp.hstack` does."""
+    if equation.primitive.name != "jit" or equation.params["jaxpr"].consts:
+        return None
+    inner = equation.params["jaxpr"].jaxpr
+    hands_through = not {*inner.invars}.isdisjoint(one for one in inner.outvars if not isinstance(one, Literal))
+    return inner if hands_through or any(_cuts_columns(one) or _worth_a_look(one) for one in inner.eqns) else None
+
+
+def _cuts_columns(equation: Any) -> bool:
+    return equation.primitive.name == "split" and equation.params["axis"] == 1 and _is_matrix(equation.outvars[0])
+
+
+def _cuts(equations: Sequence[Any], positions: dict[Any, int]) -> Iterator[tuple[Any, tuple[Run, ...]]]:
+    """Arrays that equations cut into what has a position, with the runs in them."""
+    for equation in equations:
+        if _cuts_columns(equation):
+            (whole,), runs, column, num_wanted = equation.invars, [], 0, 0
+            for is_asked, run in groupby(equation.outvars, key=lambda piece: piece in positions):
+                pieces = [*run]
+                num_columns = sum(piece.aval.shape[1] for piece in pieces)
+                if is_asked:
+                    runs.append(Run(column, tuple(positions[piece] for piece in pieces)))
+                    num_wanted += num_columns
+                column += num_columns
+            if num_wanted >= _LEAST_SHARE * column:
+                yield whole, tuple(runs)
 
 
 def _is_matrix(variable: Any) -> bool:
     return len(variable.aval.shape) == 2
+
+
+def _of(same: dict[Any, Any], variable: Any) -> Any:
+    """The variable that this one is."""
+    while not isinstance(variable, Literal) and variable in same:
+        variable = same[variable]
+    return variable

@@ -129,12 +129,8 @@ class TransferWay(Protocol):
         """Inside a step: inputs, step and scale."""
         ...
 
-    def packed(self, gradients: Blocks, together: Together) -> Any:
-        """Inside a step: what the gradients leave it as.
-
-        Args:
-          together: those that the step has side by side.
-        """
+    def packed(self, gradients: Blocks) -> Any:
+        """Inside a step: what the gradients leave it as."""
         ...
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
@@ -163,21 +159,28 @@ class SeparateGradients:
     """The gradients of a step. A JAX pytree.
 
     Attributes:
-      joined: `[n, sum of widths]` for each group of `together`.
-      apart: the others, by position.
+      apart: by position, each as its own array.
+      wholes: `[n, columns]`, arrays whose columns are the other gradients.
+      together: which ones.
     """
 
-    joined: Blocks
     apart: dict[int, jax.Array]
-    together: Together = field(metadata={"static": True})
+    wholes: Blocks = ()
+    together: Together = field(default=(), metadata={"static": True})
+
+    def within(self, wholes: Blocks, together: Together) -> SeparateGradients:
+        """The same gradients, where these are columns of those arrays."""
+        cut = {at for runs in together for run in runs for at in run.positions}
+        return SeparateGradients({at: one for at, one in self.apart.items() if at not in cut}, wholes, together)
 
 
 class _Cut(NamedTuple):
-    """A copy to the host: of the gradients of one group, from one device, these rows."""
+    """A copy to the host: of gradients that lie next to each other, from one device, these rows."""
 
-    group: int
+    whole: int
     part: int
     rows: slice
+    columns: slice
     pieces: Pieces
 
 
@@ -236,33 +239,41 @@ class SeparateTransfers:
         inputs, step, scale = arguments
         return inputs, step, scale
 
-    def packed(self, gradients: Blocks, together: Together) -> Any:
-        # XLA finds that these are columns of one array. It copies them at once, or not at all where they are all of it.
-        joined = tuple(jnp.concatenate([gradients[at] for at in group], axis=1) for group in together)
-        others = {*range(len(gradients))}.difference(*together)
-        return SeparateGradients(joined, {at: gradients[at] for at in sorted(others)}, together)
+    def packed(self, gradients: Blocks) -> Any:
+        return SeparateGradients(dict(enumerate(gradients)))
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
         # All copies are under way before the first is waited for.
-        joined = [own_parts(self._mesh, array) for array in gradients.joined]
+        wholes = [own_parts(self._mesh, array) for array in gradients.wholes]
         apart = {at: own_parts(self._mesh, array) for at, array in gradients.apart.items()}
         calls = [
-            partial(_cut_to_host, joined[one.group][one.part], one, scale)
+            partial(_cut_to_host, wholes[one.whole][one.part], one, scale)
             for one in self._cuts_of(arrays, gradients.together)
         ]
         return calls + [partial(to_host, parts, arrays.gradients[at], scale) for at, parts in apart.items()]
 
     def _cuts_of(self, arrays: HostArrays, together: Together) -> list[_Cut]:
-        """The copies of joined gradients, in parts for the threads."""
+        """The copies of gradients out of arrays, in parts for the threads."""
         key = arrays.buffer, arrays.levels
         blocks, found = self._cuts.get(key, (None, []))
         if blocks is not arrays.gradients:
-            num_parts = self._mesh.num_parts
-            pieces = [Pieces.of([arrays.gradients[at] for at in group]) for group in together]
-            rows = [one.num_rows // num_parts for one in pieces for _ in range(num_parts)]
-            sizes = [one.num_rows // num_parts * one.num_columns for one in pieces for _ in range(num_parts)]
+            whole_copies = [
+                _Cut(
+                    whole,
+                    part,
+                    slice(0, pieces.num_rows // self._mesh.num_parts),
+                    slice(run.first_column, run.first_column + pieces.num_columns),
+                    pieces,
+                )
+                for whole, runs in enumerate(together)
+                for run in runs
+                for pieces in [Pieces.of([arrays.gradients[at] for at in run.positions])]
+                for part in range(self._mesh.num_parts)
+            ]
+            rows = [one.rows.stop for one in whole_copies]
+            sizes = [one.rows.stop * one.pieces.num_columns for one in whole_copies]
             found = [
-                _Cut(item // num_parts, item % num_parts, slice(first, last), pieces[item // num_parts])
+                whole_copies[item]._replace(rows=slice(first, last))
                 for item, first, last in cut(rows, sizes, self._crew.num_threads)
             ]
             self._cuts[key] = arrays.gradients, found
@@ -319,7 +330,7 @@ class PackedTransfers:
         scale = jax.lax.bitcast_convert_type(words[1], jnp.float32)
         return jax.tree.unflatten(structure, found), words[0], scale
 
-    def packed(self, gradients: Blocks, together: Together) -> Any:
+    def packed(self, gradients: Blocks) -> Any:
         return jnp.concatenate([jnp.zeros((1, 0)), *(gradient.reshape(1, -1) for gradient in gradients)], axis=1)
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
@@ -361,9 +372,12 @@ def to_host(parts: Sequence[jax.Array], out: np.ndarray, scale: np.float32 | Non
 
 
 def _cut_to_host(part: jax.Array, copy: _Cut, scale: np.float32) -> None:
-    """Waits for joined gradients of one device and copies some of their rows to the features' blocks, times `scale`."""
+    """Waits for an array of one device and copies gradients within it, some of their rows, to the features' blocks,
+    times `scale`.
+    """
     values = np.ascontiguousarray(part)
-    cut_columns(values[copy.rows], copy.pieces, scale, first=copy.part * len(values) + copy.rows.start)
+    first = copy.part * len(values) + copy.rows.start
+    cut_columns(values[copy.rows, copy.columns], copy.pieces, scale, first=first)
 
 
 def _unpack(parts: Sequence[Arriving], where: slice, out: np.ndarray, scale: np.float32) -> None:

@@ -17,8 +17,8 @@ NUM_PARTS = 4
 
 def main() -> None:
     found = []
-    look = step_programs.cut_from_one
-    step_programs.cut_from_one = lambda *arguments: found.append(look(*arguments)) or found[-1]
+    look = step_programs.side_by_side
+    step_programs.side_by_side = lambda *arguments: found.append(look(*arguments)) or found[-1]
     job = job_of(all_of)
     worker = DeviceWorker(job=job, num_samples=NUM_SAMPLES, options=DeviceOptions(transfers=Transfers.SEPARATE))
     worker.build()
@@ -26,7 +26,7 @@ def main() -> None:
     worker.begin_training(batch, weight_sum=float(NUM_SAMPLES)).finish()
     # By column, so that rows and columns in a wrong place are found.
     sums = [part.sum(axis=0).tolist() for block in batch.gradients for part in np.split(block, NUM_PARTS)]
-    print(json.dumps({"together": found[0], "devices": jax.local_device_count(), "sums": sums}))
+    print(json.dumps({"together": found[0].together, "devices": jax.local_device_count(), "sums": sums}))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from podembed.workers.device import step_programs
 from podembed.workers.device.model_step import DeviceWorker
 from podembed.workers.device.options import DeviceOptions, Transfers
 from podembed.workers.device.transfers import ways
-from podembed.workers.device.transfers.side_by_side import Together
+from podembed.workers.device.transfers.side_by_side import Run, SideBySide, Together
 from podembed.workers.job.job import JobConfig
 from tests.processes import said_by
 
@@ -28,6 +28,9 @@ PATIENCE_S = 120.0
 NUM_SAMPLES = 2048
 WIDTHS = {"a": 8, "b": 16, "c": 3, "d": 1024, "e": 32}
 NUM_STEPS = 3
+NUM_COLUMNS = sum(WIDTHS.values())
+SOME_NUMBERS = np.linspace(-1, 1, 8 * 16, dtype=np.float32).reshape(8, 16)
+MANY_NUMBERS = np.linspace(0.5, 1, 1 + NUM_COLUMNS, dtype=np.float32)
 
 Joining = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 
@@ -57,6 +60,31 @@ def all_compiled(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Arra
     return jax.jit(all_of)(dense, dict(by_name))
 
 
+halves_compiled = jax.jit(lambda left, right: jnp.concatenate([left, right], axis=1))
+
+
+def compiled_twice(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
+    """The same compiled function for two pairs of one shape: what its variables are differs from call to call."""
+    pairs = [halves_compiled(by_name[name], 2.0 * by_name[name]) for name in "ab"]
+    twice = [halves_compiled(by_name["e"], by_name["a"] @ SOME_NUMBERS), halves_compiled(by_name["e"] ** 2, pairs[0])]
+    return jnp.concatenate([dense, *pairs, *twice, by_name["c"], by_name["d"]], axis=1)
+
+
+def with_numbers_of_its_own(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
+    return all_of(dense, by_name) * MANY_NUMBERS
+
+
+def with_noise(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
+    values = all_of(dense, by_name)
+    return jnp.where(jax.random.bernoulli(jax.random.key(1), 0.5, values.shape), values, 0.0)
+
+
+def mostly_dense(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
+    """An array of which gradients are a small part."""
+    few = jnp.concatenate([dense @ jnp.ones((1, 100)), by_name["a"], by_name["b"]], axis=1)
+    return jnp.concatenate([few, jnp.sin(by_name["c"]), jnp.sin(by_name["d"]), jnp.sin(by_name["e"])], axis=1)
+
+
 def apart(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
     return jnp.concatenate([jnp.tanh(values) for values in by_name.values()], axis=1)
 
@@ -64,7 +92,7 @@ def apart(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
 def job_of(joining: Joining, *, frozen: str = "") -> JobConfig:
     class Model:
         def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
-            return jax.random.normal(key, (num_dense + sum(widths.values()),))
+            return jax.random.normal(key, (num_dense + 2 * sum(widths.values()),))
 
         def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
             values = joining(dense, activations)
@@ -86,12 +114,12 @@ def gradients_of(
     """What is found to lie side by side, into how many copies a step cuts that, and the bytes of all gradients and
     parameters.
     """
-    found: list[Together] = []
+    found: list[SideBySide] = []
     copied: list[slice] = []
-    look, copy = step_programs.cut_from_one, ways._cut_to_host
+    look, copy = step_programs.side_by_side, ways._cut_to_host
 
-    def looked(*arguments: Any) -> Together:
-        found.append(look(*arguments) if looks else ())
+    def looked(*arguments: Any) -> SideBySide:
+        found.append(look(*arguments) if looks else SideBySide())
         return found[-1]
 
     def counted(*arguments: Any) -> None:
@@ -99,7 +127,7 @@ def gradients_of(
         copy(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(step_programs, "cut_from_one", looked)
+        patched.setattr(step_programs, "side_by_side", looked)
         patched.setattr(ways, "_cut_to_host", counted)
         crew = ThreadCrew(threads)
         worker = DeviceWorker(
@@ -112,36 +140,44 @@ def gradients_of(
             worker.begin_training(batches[step % 2], weight_sum=float(NUM_SAMPLES), step=step).finish()
             taken += [block.tobytes() for block in batches[step % 2].gradients]
         crew.close()
-    (together,) = found
-    return together, len(copied) // NUM_STEPS, taken + [values.tobytes() for values in worker.dense_arrays().values()]
+    (one,) = found
+    return one.together, len(copied) // NUM_STEPS, taken + [array.tobytes() for array in worker.dense_arrays().values()]
+
+
+A, B, C, D, E = range(5)
 
 
 @pytest.mark.parametrize(
     ("joining", "frozen", "expected"),
     [
-        (all_of, "", ((0, 1, 2, 3, 4),)),
-        (all_stacked, "", ((0, 1, 2, 3, 4),)),
-        (all_compiled, "", ((0, 1, 2, 3, 4),)),
+        (all_of, "", {(Run(1, (A, B, C, D, E)),)}),
+        (all_stacked, "", {(Run(0, (A, B, C, D, E)),)}),
+        (all_compiled, "", {(Run(1, (A, B, C, D, E)),)}),
+        (with_numbers_of_its_own, "", {(Run(1, (A, B, C, D, E)),)}),
+        (with_noise, "", {(Run(1, (A, B, C, D, E)),)}),
         # What lies between two pieces parts them. A frozen table has no position.
-        (all_of, "c", ((0, 1), (2, 3))),
-        (in_another_order, "", ((3, 1, 0), (4, 2))),
-        (in_two_arrays, "", ((0, 1), (3, 4))),
-        (with_one_used_twice, "", ((2, 3, 4),)),
-        (apart, "", ()),
+        (all_of, "c", {(Run(1, (A, B)), Run(28, (2, 3)))}),
+        (in_another_order, "", {(Run(0, (D, B, A)), Run(1049, (E, C)))}),
+        (in_two_arrays, "", {(Run(0, (A, B)),), (Run(0, (D, E)),)}),
+        (with_one_used_twice, "", {(Run(1, (A,)), Run(25, (C, D, E)))}),
+        (compiled_twice, "", {(Run(145, (C, D)),)}),
+        (mostly_dense, "", set()),
+        (apart, "", set()),
     ],
 )
 def test_gradients_are_the_same_bits_as_of_one_array_each(
-    joining: Joining, frozen: str, expected: Together, monkeypatch: pytest.MonkeyPatch
+    joining: Joining, frozen: str, expected: set[tuple[Run, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(joining, frozen=frozen)
     together, num_copies, found = gradients_of(job, monkeypatch)
-    assert sorted(together) == sorted(expected)
-    assert num_copies == len(expected)
+    assert {*together} == expected
+    num_runs = sum(map(len, expected))
+    assert num_copies == num_runs
     assert found == gradients_of(job, monkeypatch, looks=False)[2]
     assert all(np.frombuffer(one, np.float32).any() for one in found)
     _, num_shared, shared = gradients_of(job, monkeypatch, threads=3)
     assert found == shared
-    assert num_shared > len(expected) or not expected
+    assert num_shared > num_runs or not expected
 
 
 def test_copies_go_to_the_memory_of_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +206,7 @@ def test_several_devices_give_the_gradients_of_one() -> None:
         )
         for count in (1, 4)
     ]
-    assert [found["together"] for found in gradients] == [[[0, 1, 2, 3, 4]]] * 2
+    assert [found["together"] for found in gradients] == [[[[1, [A, B, C, D, E]]]]] * 2
     assert gradients[0]["devices"] == 1
     assert gradients[1]["devices"] == 4
     for alone, spread in zip(gradients[0]["sums"], gradients[1]["sums"], strict=True):
