@@ -59,8 +59,7 @@ def side_by_side(step: ClosedJaxpr, outputs: range) -> SideBySide:
     inner, constants = _as_one_device_sees_it(step)
     if inner is None:
         return SideBySide()
-    equations, same = _inlined(inner)
-    results = [_of(same, one) for one in inner.outvars]
+    equations, results = _inlined(inner)
     positions = {results[at]: at - outputs.start for at in outputs if not isinstance(results[at], Literal)}
     found = [(whole, runs) for whole, runs in _cuts(equations, positions) if runs]
     if not found:
@@ -84,27 +83,30 @@ def _as_one_device_sees_it(step: ClosedJaxpr) -> tuple[Any, list[Any]]:
     return mapped.params["jaxpr"], constants
 
 
-def _inlined(step: Any) -> tuple[list[Any], dict[Any, Any]]:
+def _inlined(step: Any) -> tuple[list[Any], list[Any]]:
     """The equations of a step, in which what is compiled by itself and cuts or hands through arrays is written out.
-    And which variables are another one.
+    And its results.
     """
-    equations, same, seen = [], {}, set()
+    equations: list[Any] = []
+    written = {*step.constvars, *step.invars}.union(*(equation.outvars for equation in step.eqns))
 
-    def walk(within: Any) -> None:
+    def walk(within: Any, same: dict[Any, Any]) -> list[Any]:
+        """The results, in terms of the step. `same` has what each argument is there."""
         for equation in within.eqns:
             equation = equation.replace(invars=[_of(same, one) for one in equation.invars])
             inner = _worth_a_look(equation)
-            # The variables of one that is called twice would mean two things.
-            if inner is None or id(inner) in seen:
+            # JAX gives variables to several functions, and one may be called twice. Two meanings cannot be written out.
+            own = {result for one in inner.eqns for result in one.outvars} if inner is not None else set()
+            if inner is None or not own.isdisjoint(written):
                 equations.append(equation)
                 continue
-            seen.add(id(inner))
-            same.update(zip(inner.invars, equation.invars, strict=True))
-            walk(inner)
-            same.update(zip(equation.outvars, (_of(same, one) for one in inner.outvars), strict=True))
+            written.update(own)
+            results = walk(inner, dict(zip(inner.invars, equation.invars, strict=True)))
+            same.update(zip(equation.outvars, results, strict=True))
+        return [_of(same, one) for one in within.outvars]
 
-    walk(step)
-    return equations, same
+    results = walk(step, {})
+    return equations, results
 
 
 def _worth_a_look(equation: Any) -> Any:
@@ -142,6 +144,4 @@ def _is_matrix(variable: Any) -> bool:
 
 def _of(same: dict[Any, Any], variable: Any) -> Any:
     """The variable that this one is."""
-    while not isinstance(variable, Literal) and variable in same:
-        variable = same[variable]
-    return variable
+    return variable if isinstance(variable, Literal) else same.get(variable, variable)

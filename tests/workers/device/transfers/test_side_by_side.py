@@ -70,6 +70,35 @@ def compiled_twice(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Ar
     return jnp.concatenate([dense, *pairs, *twice, by_name["c"], by_name["d"]], axis=1)
 
 
+def compiled_in_parts(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
+    """Forward and backward passes of such functions share variables."""
+
+    @jax.jit
+    def squared(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return values, jnp.tanh(values) ** 2
+
+    @jax.jit
+    def joined(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
+        values, others = squared(all_of(dense, by_name))
+        return values * others + jax.jit(jnp.sin)(values)
+
+    return joined(dense, dict(by_name))
+
+
+def with_noise_for_each(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
+    """The same compiled function for each, and the same gradient for two of them."""
+    noisy = {
+        name: jnp.where(jax.random.bernoulli(jax.random.key(at), 0.5, one.shape), one, 0.0)
+        for at, (name, one) in enumerate(by_name.items())
+    }
+    both = by_name["a"] + by_name["b"][:, :8]
+    return jnp.hstack([all_of(dense, by_name), both, jax.nn.relu(noisy["c"]), jax.nn.relu(noisy["e"])])
+
+
+def remembered_again(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
+    return jax.checkpoint(all_of)(dense, dict(by_name))
+
+
 def with_numbers_of_its_own(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
     return all_of(dense, by_name) * MANY_NUMBERS
 
@@ -153,6 +182,9 @@ A, B, C, D, E = range(5)
         (all_of, "", {(Run(1, (A, B, C, D, E)),)}),
         (all_stacked, "", {(Run(0, (A, B, C, D, E)),)}),
         (all_compiled, "", {(Run(1, (A, B, C, D, E)),)}),
+        (compiled_in_parts, "", {(Run(1, (A, B, C, D, E)),)}),
+        (with_noise_for_each, "", {(Run(28, (D,)),)}),
+        (remembered_again, "", set()),
         (with_numbers_of_its_own, "", {(Run(1, (A, B, C, D, E)),)}),
         (with_noise, "", {(Run(1, (A, B, C, D, E)),)}),
         # What lies between two pieces parts them. A frozen table has no position.
