@@ -71,7 +71,7 @@ def compiled_twice(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Ar
 
 
 def compiled_in_parts(dense: jax.Array, by_name: Mapping[str, jax.Array]) -> jax.Array:
-    """Forward and backward passes of such functions share variables."""
+    """One compiled function within another, of which one hands its argument through."""
 
     @jax.jit
     def squared(values: jax.Array) -> tuple[jax.Array, jax.Array]:
