@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from benchmarks import measuring  # noqa: E402
-from podembed.embedding.kernels import grouped  # noqa: E402
+from podembed.embedding.kernels import grouped, many_tables  # noqa: E402
 
 BAG = 3
 OTHER_BYTES = 48 << 20
@@ -39,16 +39,16 @@ def measure(num_entries: int, num_rows: int, num_tables: int, num_rounds: int) -
     splits, seconds = np.arange(0, num_entries + 1, BAG), {name: [] for name in WAYS}
     for _ in range(num_rounds + 1):
         entries = [
-            grouped.row_entries([random.integers(0, num_rows, int(splits[-1]), np.int32)], [splits], [(64, 256)])
+            many_tables.BagLists.of([random.integers(0, num_rows, int(splits[-1]), np.int32)], [splits], [(64, 256)])
             for _ in range(num_tables)
         ]
         for name, (most_counted, fewest_hashed) in WAYS.items():
-            grouped._ROWS_PER_COUNTED, grouped._ROWS_PER_HASHED = most_counted, fewest_hashed
-            grouped._MOST_HASHED = 1 << 40
+            grouped.ROWS_PER_COUNTED, grouped.ROWS_PER_HASHED = most_counted, fewest_hashed
+            grouped.MOST_HASHED = 1 << 40
             other += 1
             began = time.thread_time()
             for of_table, own in zip(entries, marks, strict=True):
-                grouped.group_bags(of_table, own)
+                many_tables.group_bags(of_table, own)
             seconds[name].append(time.thread_time() - began)
     # The first round compiles.
     each = 1e9 / (num_tables * num_entries)

@@ -7,9 +7,6 @@ sweep and can ask for them ahead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from podembed.embedding.kernels.arrays import plain
@@ -23,11 +20,11 @@ _AHEAD = 32
 _LOWER_HALF = np.int64(0xFFFFFFFF)
 # Marks of a large table lie in memory, and each takes a cache line there and back. A hash table of so many ids stays in
 # the second cache. `benchmarks/grouping.py` compares both.
-_MOST_HASHED = 1 << 16
-_ROWS_PER_HASHED = 8
+MOST_HASHED = 1 << 16
+ROWS_PER_HASHED = 8
 _SLOTS_PER_ENTRY = 2  # from 4/3 to 8/3
 # Up to so many rows an entry, a count of every row is the cheapest.
-_ROWS_PER_COUNTED = 4
+ROWS_PER_COUNTED = 4
 
 
 def bag_addresses(row_splits: np.ndarray, matrix: tuple[int, int], out: np.ndarray) -> None:
@@ -89,58 +86,23 @@ def scratch_bytes(num_entries: float, num_rows: float) -> float:
     return 4 * num_rows
 
 
+def num_slots(num_entries: int) -> int:
+    """Of the hash table of so many entries: a power of two."""
+    return max(16, 1 << (4 * num_entries // 3).bit_length())
+
+
 def _is_hashed(num_entries: float, num_rows: float) -> bool:
-    return num_entries <= _MOST_HASHED and num_rows > _ROWS_PER_HASHED * num_entries
+    return num_entries <= MOST_HASHED and num_rows > ROWS_PER_HASHED * num_entries
 
 
-def row_entries(
-    rows: Sequence[np.ndarray], row_splits: Sequence[np.ndarray], gradients: Sequence[tuple[int, int]]
-) -> RowEntries:
-    """The rows that some lists of bags have, one list after another.
-
-    Args:
-      rows: of each list, int32.
-      row_splits: of each list int64 `[B + 1]`, beginning with 0.
-      gradients: of each list the matrix of its bags' gradients, as `kernels.arrays.matrix_of` gives it.
-    """
-    parts = np.array([(len(splits) - 1, *matrix) for splits, matrix in zip(row_splits, gradients, strict=True)])
-    # No list at all is no entry, which `np.concatenate` would refuse.
-    return RowEntries(
-        rows=rows[0] if len(rows) == 1 else np.concatenate([*rows, np.zeros(0, np.int32)]),
-        row_splits=row_splits[0] if len(row_splits) == 1 else np.concatenate([*row_splits, np.zeros(0, np.int64)]),
-        parts=parts.astype(np.int64).reshape(-1, 3),
-    )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowEntries:
-    """Rows that bags have, each with the gradient of its bag.
-
-    Attributes:
-      rows: int32 `[n]`, list after list.
-      row_splits: int64, those of all lists, one after another.
-      parts: int64 `[L, 3]`, of each list how many bags it has, where their gradients begin, and the bytes from one to
-        the next.
-    """
-
-    rows: np.ndarray
-    row_splits: np.ndarray
-    parts: np.ndarray
-
-    def addresses(self) -> np.ndarray:
-        """int64 `[n]`, of the gradient of each entry."""
-        out, first, first_split = np.empty(len(self.rows), np.int64), 0, 0
-        for num_bags, start, stride_bytes in self.parts.tolist():
-            splits = self.row_splits[first_split : first_split + num_bags + 1]
-            bag_addresses(splits, (start, stride_bytes), out[first : first + int(splits[-1])])
-            first, first_split = first + int(splits[-1]), first_split + len(splits)
-        return out
-
-
-def group_bags(entries: RowEntries, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def group_by_row(
+    local_rows: np.ndarray, addresses: np.ndarray, marks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorts entries by row, keeping the order in which they came within each row.
 
     Args:
+      local_rows: int32 `[n]`.
+      addresses: int64 `[n]`, of the gradient of each.
       marks: int32 `[number of local rows]`, all zero before and after.
 
     Returns:
@@ -148,33 +110,8 @@ def group_bags(entries: RowEntries, marks: np.ndarray) -> tuple[np.ndarray, np.n
       and the end, int32 `[u + 1]`. The addresses of the gradients, int64 `[n]`.
 
     Raises:
-      ValueError: a row is not one of the local rows, or the bags do not have as many entries as there are.
+      ValueError: a row is not one of the local rows.
     """
-    rows, row_splits = plain(entries.rows, np.int32), plain(entries.row_splits, np.int64)
-    grouped = np.empty(len(rows), np.int64)
-    if len(marks) <= _ROWS_PER_COUNTED * len(rows):
-        most = min(len(rows), len(marks))
-        unique, starts = np.empty(most + 1, np.int64), np.empty(most + 1, np.int32)
-        counts = np.zeros(len(marks), np.int32)
-        num_unique = _count(rows, counts, unique, starts)
-        numbers, ends = rows, counts
-    else:
-        unique, starts, numbers, num_unique = _numbered(rows, marks)
-        ends = starts
-    if num_unique < 0:
-        raise bad_local_row(int(rows[-1 - num_unique]), len(marks))
-    found = _lay_out(numbers, row_splits, entries.parts, ends, grouped)
-    if found != len(rows):
-        raise ValueError(
-            f"Found {len(rows)} rows in bags of {found}. Expected as many. Pass the row splits of these rows."
-        )
-    return unique[:num_unique], starts[: num_unique + 1], grouped
-
-
-def group_by_row(
-    local_rows: np.ndarray, addresses: np.ndarray, marks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As `group_bags`, of entries whose addresses are known: int64 `[n]`."""
     rows = plain(local_rows, np.int32)
     unique, starts, numbers, num_unique = _numbered(rows, marks)
     if num_unique < 0:
@@ -186,24 +123,24 @@ def group_by_row(
 
 def _numbered(rows: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """Distinct rows, where the entries of each begin, one place behind where that belongs, the number of each entry's
-    row from 1 on, and how many rows there are: negative as of `_count`.
+    row from 1 on, and how many rows there are: negative as of `count_rows`.
 
     What lays out an entry moves the beginning on, so each ends where the next one's begins.
     """
     count = len(rows)
     unique, starts, numbers = np.empty(count + 1, np.int64), np.zeros(count + 2, np.int32), np.empty(count, np.int32)
     if _is_hashed(count, len(marks)):
-        slots = np.zeros(max(16, 1 << (4 * count // 3).bit_length()), np.int64)
-        num_unique = _number_by_hash(rows, len(marks), slots, 65 - len(slots).bit_length(), unique, starts, numbers)
+        slots = np.zeros(num_slots(count), np.int64)
+        num_unique = number_by_hash(rows, len(marks), slots, unique, starts, numbers)
     else:
-        num_unique = _number_by_marks(rows, marks, unique, starts, numbers)
+        num_unique = number_by_marks(rows, marks, unique, starts, numbers)
     if num_unique > 0:
-        _begin(starts, num_unique)
+        begin(starts, num_unique)
     return unique, starts, numbers, num_unique
 
 
 @jit
-def _number_by_marks(rows, marks, unique, starts, numbers):
+def number_by_marks(rows, marks, unique, starts, numbers):
     count = rows.shape[0]
     num_unique = np.int32(0)
     result = 0
@@ -232,11 +169,13 @@ def _number_by_marks(rows, marks, unique, starts, numbers):
 
 
 @jit
-def _number_by_hash(rows, num_rows, slots, hash_shift, unique, starts, numbers):
+def number_by_hash(rows, num_rows, slots, unique, starts, numbers):
     # A slot has the row + 1 in its upper half and the number in its lower, or is 0. Linear probing starts from the top
     # bits of a multiplicative hash.
-    shift = np.uint64(hash_shift)
     mask = slots.shape[0] - 1
+    shift = np.uint64(64)
+    while (1 << (64 - np.int64(shift))) < slots.shape[0]:
+        shift -= np.uint64(1)
     num_unique = np.int64(0)
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
@@ -258,7 +197,7 @@ def _number_by_hash(rows, num_rows, slots, hash_shift, unique, starts, numbers):
 
 
 @jit
-def _begin(starts, num_unique):
+def begin(starts, num_unique):
     # From counts.
     first = 0
     for u in range(1, num_unique + 1):
@@ -268,7 +207,7 @@ def _begin(starts, num_unique):
 
 
 @jit
-def _count(rows, counts, unique, starts):
+def count_rows(rows, counts, unique, starts):
     # Returns the number of distinct rows, or -1 - i where entry i has no local row. `counts` is left with the place of
     # each row's first entry.
     num_rows = counts.shape[0]
@@ -287,25 +226,6 @@ def _count(rows, counts, unique, starts):
         num_unique += np.int64(length > 0)
     starts[num_unique] = first
     return num_unique
-
-
-@jit
-def _lay_out(numbers, row_splits, parts, ends, grouped):
-    count = numbers.shape[0]
-    before, split = np.int64(0), np.int64(0)
-    for part in range(parts.shape[0]):
-        num_bags, address, stride_bytes = parts[part, 0], parts[part, 1], parts[part, 2]
-        end = before + row_splits[split + num_bags]
-        if end > count:
-            return end
-        for bag in range(split, split + num_bags):
-            for i in range(before + row_splits[bag], before + row_splits[bag + 1]):
-                at = np.int64(numbers[i])
-                grouped[ends[at]] = address
-                ends[at] += 1
-            address += stride_bytes
-        before, split = end, split + num_bags + 1
-    return before
 
 
 @jit

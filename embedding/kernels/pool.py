@@ -28,7 +28,7 @@ from podembed.embedding.kernels.row_vectors import (
 )
 
 SUM, MEAN, SQRTN = 0, 1, 2
-_COMBINER_CODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN}
+COMBINER_CODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN}
 _NO_WEIGHTS = np.empty(0, np.float32)
 _AHEAD = 24
 
@@ -146,7 +146,7 @@ def pool(
     target = matrix_of(out, dim)
     if bags is None:
         streams = can_stream(out, dim) if streams is None else streams
-        _pool(width_of(dim), dim, matrix_of(rows), *arguments, streams, target)
+        pool_bags(width_of(dim), dim, matrix_of(rows), *arguments, streams, target)
         return
     if len(bags) and (bags[0] < 0 or bags[-1] >= len(row_splits) - 1 or len(bags) > len(out)):
         raise ValueError(
@@ -159,11 +159,11 @@ def pool(
 
 
 def _bags(index: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None, combiner: str, num_bags: int):
-    if len(row_splits) != num_bags + 1 or row_splits[-1] > len(index) or combiner not in _COMBINER_CODES:
+    if len(row_splits) != num_bags + 1 or row_splits[-1] > len(index) or combiner not in COMBINER_CODES:
         raise ValueError(
             f"Found {len(row_splits)} row splits up to {row_splits[-1:]}, {len(index)} ids, {num_bags} bags, combiner "
             f"{combiner!r}. "
-            f"Expected one split more than bags, within the ids, and a combiner of {', '.join(_COMBINER_CODES)}. Pass "
+            f"Expected one split more than bags, within the ids, and a combiner of {', '.join(COMBINER_CODES)}. Pass "
             "one feature's parts."
         )
     if weights is not None and len(weights) != len(index):
@@ -171,7 +171,7 @@ def _bags(index: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None,
             f"Found {len(weights)} weights for {len(index)} ids. Expected one per id. Pass None for all ones."
         )
     checked = _NO_WEIGHTS if weights is None else plain(weights, np.float32)
-    return plain(index, np.int32), plain(row_splits, np.int64), checked, weights is not None, _COMBINER_CODES[combiner]
+    return plain(index, np.int32), plain(row_splits, np.int64), checked, weights is not None, COMBINER_CODES[combiner]
 
 
 @inlined
@@ -211,7 +211,7 @@ def _pool_bag(width, rows, index, start, stop, last, weights, is_weighted, combi
 
 
 @jit
-def _pool(width, dim, rows, index, row_splits, weights, is_weighted, combiner, streams, out):
+def pool_bags(width, dim, rows, index, row_splits, weights, is_weighted, combiner, streams, out):
     step = columns_of(width)
     last = index.shape[0] - 1
     for bag in range(row_splits.shape[0] - 1):

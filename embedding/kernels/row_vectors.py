@@ -11,11 +11,10 @@ element-wise float32.
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
-import sys
 import warnings
 import zlib
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
@@ -36,9 +35,10 @@ MAX_COLUMNS = 128
 _FLOAT = ir.FloatType()
 _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
-# Part of the name of every type below and so of numba's cache key: numba only watches the file of a kernel, not this
-# one.
-_SOURCE_STAMP = f"{zlib.crc32(inspect.getsource(sys.modules[__name__]).encode()):08x}"
+# Part of the name of every type below and so of numba's cache key. Numba watches the file of a kernel, but not the files
+# of kernels that it calls.
+_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+_SOURCE_STAMP = f"{zlib.crc32(b''.join(source.read_bytes() for source in _SOURCES)):08x}"
 
 # Typed as anything: what they make is called with other arguments than what they decorate.
 intrinsic: Any = extending.intrinsic

@@ -13,8 +13,9 @@ import numpy as np
 from podembed.embedding.kernels.bag_frames import find_pieces
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
 from podembed.embedding.kernels.crew import column_parts
-from podembed.embedding.kernels.grouped import group_bags, group_by_row, row_entries, select_part
+from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
+from podembed.embedding.kernels.many_tables import BAGS, BagLists, divide_gradients, group_bags, pool_tables
 from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradients
 from podembed.embedding.kernels.row_numbers import route, route_bags, rows_of_ids
 from podembed.embedding.kernels.wanted import rows_by_host, rows_by_stream
@@ -61,14 +62,17 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
     rows_by_stream(ids, pieces, pieces, pieces, ids.copy(), ids.copy())
     rows_by_host(ids, pieces, pieces, ids.copy())
     find_pieces(ids, ids, np.zeros((1, 4), np.int64))
-    nothing = row_entries([positions], [np.zeros(1, np.int64)], [(0, 0)])
+    nothing = BagLists.of([], [], [])
+    group_bags(nothing, marks)
+    # By marks, and by hashes where there are more rows.
     for some_marks in (marks, np.zeros(1, np.int32)):
-        # By marks, and by hashes where there are more rows.
-        group_bags(nothing, some_marks)
-    group_by_row(positions, nothing.addresses(), marks)
+        group_by_row(*nothing.entries(), some_marks)
     select_part(positions, ids, 0, 1, positions.copy(), ids.copy())
+    bags, matrices, codes = np.zeros((0, BAGS), np.int64), np.zeros((0, 2), np.int64), ids
     for spec in specs:
         table = Table(spec, ids)
+        pool_tables(spec.dim, bags, matrices, codes, flags, matrices)
+        divide_gradients(spec.dim, bags, matrices, codes, matrices)
         no_rows = np.zeros((0, spec.dim), np.float32)
         table.gather(ids, no_rows)
         table.gather_to(ids, ids)

@@ -16,23 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
-from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
+from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
-from podembed.embedding.kernels.grouped import RowEntries, row_entries
+from podembed.embedding.kernels.many_tables import NUM_BAGS
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
 from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients
-from podembed.embedding.lookup.pooled_frames import BagRows, PooledRequest, frame_of, read_frame
+from podembed.embedding.lookup.pooled_frames import AskedBags, PooledRequest, frame_of, read_frame
 from podembed.embedding.lookup.prefetch import Part, Split
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.feature_tables import BlockLines, FeatureTables, PooledFeature
 from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import Table
-from podembed.embedding.table.together import Pooling, group_together, pool_together, update_together
+from podembed.embedding.table.together import Pooling, pool_together, update_together
 
 
 class PooledLookup:
@@ -85,11 +85,20 @@ class PooledLookup:
             tuple(at for at in layout.order if layout.owners[at] in (owner, EVERY_HOST)) for owner in range(num_hosts)
         )
         length = layout.floats_of(host)
-        self._own_tables: dict[int, list[int]] = {}
-        for at in self._of_owner[host]:
-            self._own_tables.setdefault(self._features[at].table, []).append(at)
-        # Rows that other hosts may name, by feature pooled here; the tables keep theirs.
         owned = self._of_owner[host]
+        self._numbers = {at: number for number, at in enumerate(owned)}
+        self._own_tables: dict[int, list[int]] = {}
+        for at in owned:
+            self._own_tables.setdefault(features[at].table, []).append(at)
+        self._vectors = np.array([layout.vectors[at] for at in owned], np.int64)
+        pooled = [(features[at].table, self._combiners[at], features[at].combiner) for at in owned]
+        self._own = FeatureTables(
+            self._tables,
+            [PooledFeature(table=table, pooling=part, combiner=whole) for table, part, whole in pooled],
+            num_hosts=num_hosts,
+        )
+        self._lines = BlockLines()
+        # Rows that other hosts may name, by feature pooled here; the tables keep theirs.
         self._limits = np.array([tables[features[at].table].num_rows for at in owned], np.int64)
         self._no_limits = np.full(len(owned), -1, np.int64)
         others = [other for other in range(num_hosts) if other != host]
@@ -186,14 +195,15 @@ class PooledLookup:
             for host, bags in enumerate(request.bags)
         ]
 
-    def _layout_of(self, host: int, bags: Mapping[int, BagRows], is_usual: bool) -> ActivationLayout:
+    def _layout_of(self, host: int, bags: AskedBags, is_usual: bool) -> ActivationLayout:
         """The layout of the vectors that a host gets from here: `self.layout` itself if its batch is a usual one."""
         if is_usual:
-            odd = [at for at, own in bags.items() if own.num_bags != self.layout.vectors[at]]
-            if odd:
+            found = bags.lines[:, NUM_BAGS]
+            odd = np.flatnonzero(found != self._vectors)
+            if len(odd):
                 raise ValueError(
-                    f"Found {bags[odd[0]].num_bags} bags from host {host} in a batch of the usual size. Expected "
-                    f"{self.layout.vectors[odd[0]]}. Check that both hosts are of one generation."
+                    f"Found {found[odd[0]]} bags from host {host} in a batch of the usual size. Expected "
+                    f"{self._vectors[odd[0]]}. Check that both hosts are of one generation."
                 )
             return self.layout
         counts = tuple(bags[at].num_bags if at in bags else 0 for at in range(len(self.layout.widths)))
@@ -212,39 +222,27 @@ class PooledLookup:
         Raises:
           ValueError: a row is not held here.
         """
-        gradients = {host: self._gradients_of(request, host) for host in self._gradients}
-        gradients[self.host] = dict(enumerate(own_gradients))
-        sizes = {
-            table: sum(len(of_host[at].rows) for of_host in request.bags for at in features)
-            for table, features in self._own_tables.items()
-        }
-        entries = {table: partial(self._entries, request, table, gradients) for table in sizes}
-        request.grouped = group_together(self._tables, entries, sizes, self._crew)
+        asked = [bags.lines for bags in request.bags]
+        request.grouped, request.scaled = self._own.group(
+            asked, self._all_gradients(request, own_gradients), self._crew
+        )
 
-    def _entries(
-        self, request: PooledRequest, table: int, gradients: Mapping[int, Mapping[int, np.ndarray]]
-    ) -> RowEntries:
-        """All rows that are wanted of a table, host by host, and where the gradient of each lies."""
-        rows, row_splits, matrices = [], [], []
-        for host in range(self.num_hosts):
-            for at in self._own_tables[table]:
-                bags, width = request.bags[host][at], self.layout.widths[at]
-                splits, gradient = bags.row_splits, gradients[host][at]
-                if bags.weights is not None:
-                    # Each id has a gradient of its own.
-                    splits = np.arange(len(bags.rows) + 1, dtype=np.int64)
-                    gradient = request.scaled[host, at] = aligned_empty((len(bags.rows), width))
-                elif self._features[at].combiner != "sum":
-                    gradient = request.scaled[host, at] = aligned_empty((bags.num_bags, width))
-                rows.append(bags.rows)
-                row_splits.append(splits)
-                matrices.append(matrix_of(gradient))
-        return row_entries(rows, row_splits, matrices)
+    def _all_gradients(self, request: PooledRequest, own_gradients: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Per host, where the gradients of the vectors that it has from here lie."""
+        of_host = [
+            self._own_blocks(own_gradients) if host == self.host else self._gradients_of(request, host)
+            for host in range(self.num_hosts)
+        ]
+        return [self._lines.of([*blocks.values()]) for blocks in of_host]
 
-    def _bags(self, frame: np.ndarray, host: int) -> dict[int, BagRows]:
+    def _own_blocks(self, blocks: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+        """Of this host's batch those that it pools itself."""
+        return {at: blocks[at] for at in self._numbers}
+
+    def _bags(self, frame: np.ndarray, host: int) -> AskedBags:
         # This host's own rows are those of ids that were looked up in an index.
         limits = self._no_limits if host == self.host else self._limits
-        return dict(zip(self._of_owner[self.host], read_frame(frame, limits=limits, host=host), strict=True))
+        return read_frame(frame, limits=limits, host=host, numbers=self._numbers)
 
     def _answers_of(self, request: PooledRequest, host: int) -> Mapping[int, np.ndarray]:
         """By feature, where the vectors that another host requested go."""
@@ -287,37 +285,45 @@ class PooledLookup:
           activations: as of `pool_own`.
           part: of the bags; for a host without a split, all belong to the rest.
         """
-        others = self._answers if self._own_tables else ()
-        found = [self._poolings(request, other, self._answers_of(request, other), part) for other in others]
+        hosts = [*self._answers] if self._numbers else []
         if self._pools_own_along:
-            found.append(self._own_poolings(request, activations, part))
-        # Table by table, since rows that one host's bags brought into the caches serve those of the others. A host
-        # without a split has none of the part that is prefetched.
-        found = [of_host for of_host in found if of_host]
-        pool_together([pooling for of_table in zip(*found, strict=True) for pooling in of_table], self._crew)
+            hosts.append(self.host)
+        self._pool(request, hosts, activations, part)
 
     def pool_own(self, request: PooledRequest, activations: Sequence[np.ndarray], part: Part = Part.REST) -> None:
         """Combines what this host asked of itself, into its blocks of the activations, one a feature; nothing if
         `pool_for_others` has done so.
         """
         if not self._pools_own_along:
-            pool_together(self._own_poolings(request, activations, part), self._crew)
+            self._pool(request, [self.host], activations, part)
 
     @property
     def _pools_own_along(self) -> bool:
         return bool(self._answers) and len(self.on_same_machine) == len(self._answers)
 
-    def _own_poolings(self, request: PooledRequest, activations: Sequence[np.ndarray], part: Part) -> list[Pooling]:
-        own = {at: activations[at] for at in self._of_owner[self.host]}
-        return self._poolings(request, self.host, own, part)
+    def _pool(
+        self, request: PooledRequest, hosts: Sequence[int], activations: Sequence[np.ndarray], part: Part
+    ) -> None:
+        """Combines what some hosts asked; a host without a split has none of the part that is prefetched."""
+        blocks = {
+            host: self._own_blocks(activations) if host == self.host else self._answers_of(request, host)
+            for host in hosts
+            if part is Part.REST or request.splits[host] is not None
+        }
+        if not blocks:
+            return
+        if all(request.splits[host] is None for host in blocks):
+            asked = [request.bags[host].lines for host in blocks]
+            self._own.pool(asked, [self._lines.of([*own.values()]) for own in blocks.values()], self._crew)
+            return
+        found = [self._poolings(request, host, own, part) for host, own in blocks.items()]
+        # Table by table, since rows that one host's bags brought into the caches serve those of the others.
+        pool_together([pooling for of_table in zip(*found, strict=True) for pooling in of_table], self._crew)
 
     def _poolings(
         self, request: PooledRequest, host: int, blocks: Mapping[int, np.ndarray], part: Part
     ) -> list[Pooling]:
-        split = request.splits[host]
-        if split is None and part is Part.PREFETCHED:
-            return []
-        found: list[Pooling] = []
+        split, found = request.splits[host], []
         in_place = host == self.host or host in self.on_same_machine
         for number, (at, block) in enumerate(blocks.items()):
             bags, feature = request.bags[host][at], self._features[at]
@@ -373,8 +379,11 @@ class PooledLookup:
           own_gradients: the memory that `group` was given, now filled.
           learning_rates: one a table of the job.
         """
-        blocks = {host: self._gradients_of(request, host) for host in self._gradients}
-        blocks[self.host] = dict(enumerate(own_gradients))
-        for (host, at), scaled in request.scaled.items():
-            scale_gradients(blocks[host][at], request.bags[host][at], self._features[at].combiner, scaled)
+        scaled, gradients = request.scaled, self._all_gradients(request, own_gradients)
+        if scaled is not None:
+            self._own.scale(scaled, [bags.lines for bags in request.bags], gradients, self._crew)
+            for host, number, out in scaled.weighted(self._own.dims):
+                at = self._of_owner[self.host][number]
+                blocks = self._own_blocks(own_gradients) if host == self.host else self._gradients_of(request, host)
+                scale_gradients(blocks[at], request.bags[host][at], self._features[at].combiner, out)
         update_together(self._tables, request.grouped, learning_rates, self._crew)

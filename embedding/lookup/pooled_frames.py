@@ -7,7 +7,7 @@ suspicion, since kernels follow its numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from podembed.embedding.kernels.bag_frames import (
     BAD_SPLITS,
     DIVIDED,
     HEAD_WORDS,
+    IS_FRAME,
     NO_FRAME,
     WEIGHTED,
     find_pieces,
@@ -25,6 +26,7 @@ from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.lookup.activation_layout import ActivationLayout
 from podembed.embedding.lookup.prefetch import Split
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.feature_tables import ScaledGradients
 from podembed.embedding.table.key_index import KeyIndex
 from podembed.embedding.table.table import GroupedRows
 
@@ -64,7 +66,7 @@ class PooledRequest:
       bags: per host, what it asks of this one, by feature. Filled by `accept`.
       layouts: per host, that of its activations, as far as this owner pools them. Filled by `accept`.
       grouped: per table owned here, its touched rows with the addresses of their gradients. Filled by `group`.
-      scaled: (host, feature) → gradients as they enter the sum, where that is not the bags' own. Filled by `update`.
+      scaled: gradients as they enter the sums, where those are not the bags' own. Made by `group`, filled by `update`.
       splits: per host, its bags that go before the update of the step under way, by feature. Filled by `split`.
       divisors: per feature that every host pools, the denominators of its bags, float32 `[B]`; None for sums.
     """
@@ -73,10 +75,10 @@ class PooledRequest:
     layout: ActivationLayout
     buffer: int = 0
     is_usual: bool = True
-    bags: list[dict[int, BagRows]] = field(default_factory=list)
+    bags: list[AskedBags] = field(default_factory=list)
     layouts: list[ActivationLayout] = field(default_factory=list)
     grouped: dict[int, GroupedRows] = field(default_factory=dict)
-    scaled: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    scaled: ScaledGradients | None = None
     splits: list[Split | None] = field(default_factory=list)
     divisors: dict[int, np.ndarray | None] = field(default_factory=dict)
 
@@ -117,21 +119,22 @@ def frame_of(parts: Sequence[tuple[KeyIndex, Ragged] | BagRows]) -> np.ndarray:
     return frame
 
 
-def read_frame(frame: np.ndarray, *, limits: np.ndarray, host: int) -> list[BagRows]:
+def read_frame(
+    frame: np.ndarray, *, limits: np.ndarray, host: int, numbers: Mapping[int, int] | None = None
+) -> AskedBags:
     """The features of a frame, as views of it.
 
     Args:
       limits: int64, per feature the rows that are held of its table; below 0 where rows are known to be among them.
       host: that sent it.
+      numbers: of each feature its place in the frame, from 0; left out, they are the features themselves.
 
     Raises:
       ValueError: it is no frame of so many features, or names a row that is not held here.
     """
     num_features = len(limits)
-    if not num_features and not len(frame):
-        return []
     pieces = np.zeros((max(1, num_features), 4), np.int64)
-    state = find_pieces(frame, limits, pieces)
+    state = IS_FRAME if not num_features and not len(frame) else find_pieces(frame, limits, pieces)
     if state == NO_FRAME:
         raise ValueError(
             f"Found a request of {len(frame)} words from host {host} that does not begin with the sizes of "
@@ -146,19 +149,43 @@ def read_frame(frame: np.ndarray, *, limits: np.ndarray, host: int) -> list[BagR
     if state == BAD_ROW:
         feature, row = pieces[0, :2].tolist()
         raise bad_local_row(row, int(limits[feature]))
-    as_rows, as_floats = frame.view(np.int32), frame.view(np.float32)
     head = frame[: HEAD_WORDS * num_features].reshape(num_features, HEAD_WORDS)
-    return [
-        BagRows(
+    if numbers is None:
+        numbers = {number: number for number in range(num_features)}
+    return AskedBags(frame, numbers, head.copy(), pieces[:num_features])
+
+
+class AskedBags(Mapping[int, BagRows]):
+    """What one host asks, by feature.
+
+    Attributes:
+      lines: int64 `[num_features, BAGS]`, the same for kernels, see `kernels.many_tables`.
+    """
+
+    def __init__(self, frame: np.ndarray, numbers: Mapping[int, int], head: np.ndarray, pieces: np.ndarray) -> None:
+        self._frame, self._numbers, self._head, self._pieces = frame, numbers, head, pieces
+        words, halves = frame.ctypes.data + 8 * pieces[:, :1], frame.ctypes.data + 4 * pieces[:, 1:]
+        flags = head[:, 2:] & np.array([WEIGHTED, DIVIDED])
+        of_bags = np.where(flags, halves[:, 1:], 0)
+        self.lines = np.concatenate([halves[:, :1], head[:, 1:2], words, head[:, :1], of_bags], axis=1)
+
+    def __getitem__(self, feature: int) -> BagRows:
+        number = self._numbers[feature]
+        bags, ids, flags = self._head[number].tolist()
+        splits_at, rows_at, weights_at, divisors_at = self._pieces[number].tolist()
+        as_rows, as_floats = self._frame.view(np.int32), self._frame.view(np.float32)
+        return BagRows(
             rows=as_rows[rows_at : rows_at + ids],
-            row_splits=frame[splits_at : splits_at + bags + 1],
+            row_splits=self._frame[splits_at : splits_at + bags + 1],
             weights=as_floats[weights_at : weights_at + ids] if flags & WEIGHTED else None,
             divisors=as_floats[divisors_at : divisors_at + bags] if flags & DIVIDED else None,
         )
-        for (bags, ids, flags), (splits_at, rows_at, weights_at, divisors_at) in zip(
-            head.tolist(), pieces.tolist(), strict=True
-        )
-    ]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
 
 
 class _Pieces:

@@ -16,8 +16,9 @@ import numpy as np
 from podembed.embedding.initializers import FillRows, row_source
 from podembed.embedding.kernels.arrays import plain, row_addresses
 from podembed.embedding.kernels.conflicts import mark_rows
-from podembed.embedding.kernels.grouped import RowEntries, group_bags, group_by_row, select_part
+from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import chain_all_rows, merge
+from podembed.embedding.kernels.many_tables import BagLists, group_bags
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.table.key_index import DenseIndex
@@ -237,16 +238,21 @@ class Table:
         self.announce(touched.rows)
         self.update_run(touched, addresses, learning_rate, 0, len(touched.rows))
 
-    def group(self, entries: RowEntries) -> GroupedRows:
+    def group(self, lists: BagLists) -> GroupedRows:
         """Prepares an update in which rows have many gradients each.
 
         Args:
-          entries: in the order in which gradients are to be summed.
+          lists: the bags that have gradients.
 
         Raises:
           ValueError: a row is not held here.
         """
-        return GroupedRows(*group_bags(entries, self._marks))
+        return GroupedRows(*group_bags(lists, self._marks))
+
+    @property
+    def marks_address(self) -> int:
+        """Where the scratch of `kernels.many_tables.group_tables` lies."""
+        return self._marks.ctypes.data
 
     def group_part(self, rows: np.ndarray, addresses: np.ndarray, part: int, num_parts: int) -> GroupedRows:
         """As `group`, of one part of the rows. A thread may group each part.

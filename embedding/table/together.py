@@ -14,9 +14,13 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import can_stream
 from podembed.embedding.kernels.crew import Crew, cut, is_worth_sharing
-from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY, RowEntries
+from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
+from podembed.embedding.kernels.ids import bad_local_row
+from podembed.embedding.kernels.many_tables import NUM_IDS, BagLists, group_tables
 from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.table.table import NO_ROWS, GroupedRows, Table
+
+_RUNS_PER_THREAD = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,43 +75,69 @@ def pool_together(poolings: Sequence[Pooling], crew: Crew) -> None:
 
 
 def group_together(
-    tables: Sequence[Table],
-    entries: Mapping[int, Callable[[], RowEntries]],
-    sizes: Mapping[int, int],
-    crew: Crew,
+    tables: Sequence[Table], held: Sequence[int], lists: np.ndarray, firsts: np.ndarray, crew: Crew
 ) -> dict[int, GroupedRows]:
     """As `Table.group` for several tables; a large one is grouped by several threads, each with a part of its rows.
 
     Args:
-      entries: by position of the table, makes what is to be grouped.
-      sizes: by position of the table, how many they are.
+      held: positions of the tables, rising.
+      lists: int64 `[p, 6]`, the lists of bags of one table after another, as `BagLists.lines`.
+      firsts: int64 `[t + 1]`, where the lists of each table begin.
+
+    Raises:
+      ValueError: a row is not held here.
     """
-    total = sum(sizes.values())
-    num_parts = {at: _num_parts(size, total, crew.num_threads) for at, size in sizes.items()}
-    made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    found: dict[int, list[GroupedRows]] = {}
+    before = np.concatenate([[0], np.cumsum(lists[:, NUM_IDS])])
+    sizes, total = np.diff(before[firsts]).tolist(), int(before[-1])
+    found: dict[int, GroupedRows] = {}
+    runs, shared = _runs(sizes, crew.num_threads)
 
-    def make(at: int) -> None:
-        own = entries[at]()
-        if num_parts[at] == 1:
-            found[at] = [tables[at].group(own)]
-        else:
-            made[at] = own.rows, own.addresses()
-            # A place for each part.
-            found[at] = [NO_ROWS] * num_parts[at]
+    def group(first: int, stop: int) -> None:
+        some = [tables[at] for at in held[first:stop]]
+        limits, marks = np.array([[table.num_rows, table.marks_address] for table in some]).T
+        own = lists[firsts[first] : firsts[stop]]
+        grouped, bad = group_tables(own, firsts[first : stop + 1] - firsts[first], limits, marks)
+        if bad >= 0:
+            raise bad_local_row(int(grouped[bad][0][0]), int(limits[bad]))
+        for at, arrays in zip(held[first:stop], grouped, strict=True):
+            found[at] = GroupedRows(*arrays)
 
-    def group(at: int, part: int) -> None:
-        found[at][part] = tables[at].group_part(*made[at], part, num_parts[at])
+    crew.run([partial(group, *run) for run in runs], size=FLOATS_PER_ENTRY * total)
+    for number, num_parts in shared.items():
+        own = BagLists(lists[firsts[number] : firsts[number + 1]])
+        found[held[number]] = _group_in_parts(tables[held[number]], own, num_parts, crew)
+    return {at: found[at] for at in held}
 
-    def join(at: int) -> None:
-        found[at] = [GroupedRows.joined(found[at])]
 
-    crew.run([partial(make, at) for at in entries], size=FLOATS_PER_ENTRY * total)
-    if made:
-        calls = [partial(group, at, part) for at in made for part in range(num_parts[at])]
-        crew.run(calls, size=FLOATS_PER_ENTRY * total)
-        crew.run([partial(join, at) for at in made], size=FLOATS_PER_ENTRY * total)
-    return {at: found[at][0] for at in entries}
+def _runs(sizes: Sequence[int], num_threads: int) -> tuple[list[tuple[int, int]], dict[int, int]]:
+    """Runs of tables that one thread groups, as (first, the one after the last). All others, by their number, with the
+    parts of their rows.
+    """
+    total = sum(sizes)
+    num_parts = [_num_parts(size, total, num_threads) for size in sizes]
+    shared = {number: count for number, count in enumerate(num_parts) if count > 1}
+    is_shared = num_threads > 1 and is_worth_sharing(FLOATS_PER_ENTRY * total)
+    # A run is a piece of work: a thread that has ended its own takes another.
+    wanted = total / (_RUNS_PER_THREAD * num_threads) if is_shared else total
+    runs, first, held = [], 0, 0
+    for number, size in enumerate([*sizes, 0]):
+        if number == len(sizes) or number in shared or (held and held + size > wanted):
+            runs += [(first, number)] if number > first else []
+            first, held = number + (number in shared), 0
+        held += 0 if number in shared else size
+    return runs, shared
+
+
+def _group_in_parts(table: Table, lists: BagLists, num_parts: int, crew: Crew) -> GroupedRows:
+    """One table, by several threads."""
+    rows, addresses = lists.entries()
+    found = [NO_ROWS] * num_parts
+
+    def group(part: int) -> None:
+        found[part] = table.group_part(rows, addresses, part, num_parts)
+
+    crew.run([partial(group, part) for part in range(num_parts)], size=FLOATS_PER_ENTRY * len(rows))
+    return GroupedRows.joined(found)
 
 
 def _num_parts(size: int, total: int, num_threads: int) -> int:

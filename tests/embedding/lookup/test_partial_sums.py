@@ -33,7 +33,7 @@ def test_each_owner_gets_its_part_of_each_bag(seed: int, is_weighted: bool, comb
     parts = parts_of(DenseIndex(LAYOUT, OWNERS), bags, combiner, num_hosts=NUM_HOSTS)
     for host, part in enumerate(parts):
         # A frame carries all of it.
-        (again,) = read_frame(frame_of([part]), limits=np.full(1, -1), host=host)
+        (again,) = read_frame(frame_of([part]), limits=np.full(1, -1), host=host).values()
         local = DenseIndex(LAYOUT, np.where(host == OWNERS, 0, -1))
         for bag in range(bags.num_samples):
             whole = slice(bags.row_splits[bag], bags.row_splits[bag + 1])

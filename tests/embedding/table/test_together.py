@@ -4,15 +4,13 @@ threads divides.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 from podembed.embedding.config import TableConfig
 from podembed.embedding.kernels import crew as crew_rules
 from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
-from podembed.embedding.kernels.grouped import row_entries
+from podembed.embedding.kernels.many_tables import BagLists
 from podembed.embedding.optimizers import (
     FTRL,
     SGD,
@@ -96,14 +94,12 @@ def trained(num_threads: int) -> list[np.ndarray]:
             )
         pool_together(poolings, crew)
         gradients = random.standard_normal((len(held), NUM_BAGS, DIM), dtype=np.float32)
-        entries = {}
-        for at, (rows, splits) in enumerate(bags):
-            entries[at] = partial(row_entries, [rows], [splits], [matrix_of(gradients[at])])
+        lists = [BagLists.of([rows], [splits], [matrix_of(gradients[at])]) for at, (rows, splits) in enumerate(bags)]
         grouped: dict[int, GroupedRows] = {}
         # Some tables together, which stay whole; the others alone, so that their rows are cut into parts.
         for some in ([0, 1, 2, 3], [4], [5], [6]):
-            sizes = {at: len(bags[at][0]) for at in some}
-            grouped |= group_together(held, {at: entries[at] for at in some}, sizes, crew)
+            lines = np.concatenate([lists[at].lines for at in some])
+            grouped |= group_together(held, some, lines, np.arange(len(some) + 1), crew)
         update_together(held, grouped, [0.1] * len(held), crew)
         found += [pooling.out[:5] if pooling.is_packed else pooling.out for pooling in poolings]
     crew.close()
@@ -130,7 +126,7 @@ def test_a_row_is_announced_before_any_table_changes() -> None:
     gradient = np.ones((1, DIM), np.float32)
     for table in held:
         table.before_change = look
-    one = row_entries([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
+    one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
     grouped = {at: table.group(one) for at, table in enumerate(held)}
     update_together(held, grouped, [0.1] * len(held), crew)
     assert announced == [1] * len(held)
@@ -150,7 +146,7 @@ def test_rules_in_python_meet_the_tables_in_their_order(num_threads: int) -> Non
     config = TableConfig(5, DIM, name="noted", optimizer=CustomRowOptimizer(note))
     held = [Table(TableSpec.of(config, seed=1, num_buckets=1), np.zeros(1, np.int64)) for _ in range(3)]
     gradient = np.ones((1, DIM), np.float32)
-    one = row_entries([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
+    one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
     crew = ThreadCrew(num_threads)
     grouped = {at: held[at].group(one) for at in (2, 0, 1)}
     update_together(held, grouped, [1.0, 2.0, 3.0], crew)

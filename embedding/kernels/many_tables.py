@@ -1,0 +1,298 @@
+"""Kernels that work on the features of many tables in one call.
+
+A kernel for one feature takes microseconds to call from Python, and as long to prepare. With hundreds of tables of a
+few thousand ids each, that is a quarter of a step. Here arrays travel as numbers: their addresses and lengths, one line
+of an int64 matrix a feature. The work itself is that of `pool` and `grouped`, so the bits are the same. Whoever makes
+the lines answers for them: nothing is checked here but row numbers, and all memory must live during the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.np import arrayobj
+
+from podembed.embedding.kernels import grouped
+from podembed.embedding.kernels.arrays import plain
+from podembed.embedding.kernels.ids import bad_local_row
+from podembed.embedding.kernels.pool import MEAN, pool_bags
+from podembed.embedding.kernels.row_vectors import columns_of, inlined, intrinsic, jit, load, splat, store, width_of
+
+BAGS = 6
+"""Numbers of what a host asks for a feature.
+
+The address of its rows (int32) and how many they are. The address of its row splits (int64) and how many bags it has.
+The addresses of its weights and of its divisors (float32), 0 where there are none.
+"""
+ROWS, NUM_IDS, SPLITS, NUM_BAGS, WEIGHTS, DIVISORS = 0, 1, 2, 3, 4, 5
+NUM_LIST_COLUMNS = 6
+_START, _STRIDE = 4, 5
+
+_COUNTED, _HASHED, _MARKED = 0, 1, 2
+
+
+@intrinsic
+def _array(typing_context, address, count, dtype):
+    """An array over memory that is there already."""
+    item = dtype.instance_type
+    array_type = types.Array(item, 1, "C")
+
+    def generate(context, builder, sig, args):
+        array = context.make_array(array_type)(context, builder)
+        item_bytes = ir.Constant(args[1].type, item.bitwidth // 8)
+        data = builder.inttoptr(args[0], array.data.type)
+        arrayobj.populate_array(
+            array, data=data, shape=[args[1]], strides=[item_bytes], itemsize=item_bytes, meminfo=None
+        )
+        return array._getvalue()
+
+    return array_type(types.int64, types.int64, dtype), generate
+
+
+def pool_tables(
+    dim: int, asked: np.ndarray, tables: np.ndarray, combiners: np.ndarray, streams: np.ndarray, out: np.ndarray
+) -> None:
+    """As `kernels.pool.pool` for many features of one width.
+
+    Args:
+      asked: int64 `[n, BAGS]`; the splits of a feature may be a run of those of its batch.
+      tables, out: int64 `[n, 2]`, matrices of rows and of vectors, as `kernels.arrays.matrix_of` gives them.
+      combiners: int64 `[n]`, codes of `kernels.pool`.
+      streams: bool `[n]`, whether vectors are written past the caches.
+    """
+    _pool_tables(width_of(dim), dim, asked, tables, combiners, streams, out)
+
+
+@jit
+def _pool_tables(width, dim, asked, tables, combiners, streams, out):
+    for at in range(asked.shape[0]):
+        num_ids, num_bags, is_weighted = asked[at, NUM_IDS], asked[at, NUM_BAGS], asked[at, WEIGHTS] != 0
+        pool_bags(
+            width,
+            dim,
+            (tables[at, 0], tables[at, 1]),
+            _array(asked[at, ROWS], num_ids, np.int32),
+            _array(asked[at, SPLITS], num_bags + 1, np.int64),
+            _array(asked[at, WEIGHTS], num_ids if is_weighted else 0, np.float32),
+            is_weighted,
+            combiners[at],
+            streams[at],
+            (out[at, 0], out[at, 1]),
+        )
+
+
+def divide_gradients(
+    dim: int, asked: np.ndarray, gradients: np.ndarray, combiners: np.ndarray, out: np.ndarray
+) -> None:
+    """The gradients of bags without weights, each divided by the denominator of its bag, for many features of one
+    width.
+
+    Args:
+      asked: int64 `[n, BAGS]`.
+      gradients, out: int64 `[n, 2]`, matrices of one vector a bag.
+      combiners: int64 `[n]`, mean or sqrtn.
+    """
+    _divide_gradients(width_of(dim), dim, asked, gradients, combiners, out)
+
+
+@jit
+def _divide_gradients(width, dim, asked, gradients, combiners, out):
+    step = columns_of(width)
+    for at in range(asked.shape[0]):
+        num_bags, is_given = asked[at, NUM_BAGS], asked[at, DIVISORS] != 0
+        splits = _array(asked[at, SPLITS], num_bags + 1, np.int64)
+        given = _array(asked[at, DIVISORS], num_bags if is_given else 0, np.float32)
+        source, target = (gradients[at, 0], gradients[at, 1]), (out[at, 0], out[at, 1])
+        for bag in range(num_bags):
+            if is_given:
+                divisor = given[bag]
+            else:
+                divisor = np.float32(max(splits[bag + 1] - splits[bag], 1))
+                if combiners[at] != MEAN:
+                    divisor = np.sqrt(divisor)
+            for column in range(0, dim, step):
+                store(target, bag, column, load(width, source, bag, column) / splat(width, divisor))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BagLists:
+    """Lists of bags, each with the matrix of its bags' gradients, in the order in which those are to be summed.
+
+    Attributes:
+      lines: int64 `[p, 6]`, the first four columns of what is asked, then the matrix.
+      kept: arrays that they lie in.
+    """
+
+    lines: np.ndarray
+    kept: Sequence[np.ndarray] = ()
+
+    @staticmethod
+    def of(
+        rows: Sequence[np.ndarray], row_splits: Sequence[np.ndarray], gradients: Sequence[tuple[int, int]]
+    ) -> BagLists:
+        """Lists in arrays of their own.
+
+        Args:
+          rows: of each list, int32.
+          row_splits: of each list int64 `[B + 1]`, beginning with 0.
+          gradients: of each list the matrix of its bags' gradients, as `kernels.arrays.matrix_of` gives it.
+
+        Raises:
+          ValueError: the bags do not have as many entries as there are rows.
+        """
+        kept, lines = [], np.zeros((len(rows), NUM_LIST_COLUMNS), np.int64)
+        for at, (own, splits, matrix) in enumerate(zip(rows, row_splits, gradients, strict=True)):
+            if splits[-1] != len(own):
+                raise ValueError(
+                    f"Found {len(own)} rows in bags of {splits[-1]}. Expected as many. Pass the row splits of these "
+                    "rows."
+                )
+            own, splits = plain(own, np.int32), plain(splits, np.int64)
+            kept += [own, splits]
+            lines[at] = own.ctypes.data, len(own), splits.ctypes.data, len(splits) - 1, *matrix
+        return BagLists(lines, kept)
+
+    def entries(self) -> tuple[np.ndarray, np.ndarray]:
+        """int32 `[n]`, all rows, and int64 `[n]`, the address of the gradient of each."""
+        count = int(self.lines[:, NUM_IDS].sum())
+        rows, addresses = np.empty(count, np.int32), np.empty(count, np.int64)
+        _copy_entries(self.lines, rows, addresses)
+        return rows, addresses
+
+
+@jit
+def _copy_entries(lists, rows, addresses):
+    place = 0
+    for at in range(lists.shape[0]):
+        given = _array(lists[at, ROWS], lists[at, NUM_IDS], np.int32)
+        splits = _array(lists[at, SPLITS], lists[at, NUM_BAGS] + 1, np.int64)
+        for bag in range(splits.shape[0] - 1):
+            for i in range(splits[bag], splits[bag + 1]):
+                rows[place + i] = given[i]
+                addresses[place + i] = lists[at, _START] + bag * lists[at, _STRIDE]
+        place += given.shape[0]
+
+
+def group_bags(lists: BagLists, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `group_tables`, of one table.
+
+    Args:
+      marks: int32 `[number of local rows]`, all zero before and after.
+
+    Raises:
+      ValueError: a row is not one of the local rows.
+    """
+    firsts, matrix = np.array([0, len(lists.lines)]), (np.array([len(marks)]), np.array([marks.ctypes.data]))
+    (found,), bad = group_tables(lists.lines, firsts, *matrix)
+    if bad >= 0:
+        raise bad_local_row(int(found[0][0]), len(marks))
+    return found
+
+
+def group_tables(
+    lists: np.ndarray, firsts: np.ndarray, num_rows: np.ndarray, marks: np.ndarray
+) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], int]:
+    """Sorts the entries of bags by row, keeping the order in which they came within each row; of many tables.
+
+    Args:
+      lists: int64 `[p, 6]`, as `BagLists.lines`, of one table after another.
+      firsts: int64 `[t + 1]`, where the lists of each table begin.
+      num_rows, marks: int64 `[t]`, local rows of each table, and the address of its marks: int32, all zero before and
+        after.
+
+    Returns:
+      Of each table, the distinct rows, int64 `[u]`, in an order that depends on the entries alone. Where the addresses
+      of each begin, and the end, int32 `[u + 1]`. The addresses of the gradients, int64 `[n]`. Last the table that a
+      row is missing of, or -1; its first array then has only that row.
+    """
+    before = np.concatenate([[0], np.cumsum(lists[:, NUM_IDS])])
+    counts = np.diff(before[firsts])
+    ways = np.where(counts <= grouped.MOST_HASHED, _HASHED, _MARKED)
+    ways[num_rows <= grouped.ROWS_PER_HASHED * counts] = _MARKED
+    ways[num_rows <= grouped.ROWS_PER_COUNTED * counts] = _COUNTED
+    is_hashed = (ways == _HASHED).tolist()
+    slots_of = [grouped.num_slots(size) * own for size, own in zip(counts.tolist(), is_hashed, strict=True)]
+    # Each table has room for as many rows as it can touch, and for the two beyond that the kernels write.
+    rooms = np.minimum(counts, num_rows) + 2
+    rows_at, entries_at = np.cumsum(rooms) - rooms, np.cumsum(counts) - counts
+    lines = np.stack([firsts[:-1], firsts[1:], counts, num_rows, marks, ways, slots_of, rows_at, entries_at], axis=1)
+    # Every table uses the same scratch, so that it stays in the caches.
+    most, most_counted = int(counts.max(initial=0)), int(num_rows[ways == _COUNTED].max(initial=0))
+    scratch = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most_counted, np.int32)
+    slots = np.empty(max(slots_of, default=0), np.int64)
+    rows, starts = np.empty(int(rooms.sum()), np.int64), np.empty(int(rooms.sum()), np.int32)
+    addresses, found = np.empty(int(counts.sum()), np.int64), np.zeros(len(counts), np.int64)
+    # A width only has numba look for changed kernels in other files.
+    bad = _group_tables(width_of(1), lines, lists, *scratch, slots, rows, starts, addresses, found)
+    numbers = zip(rows_at.tolist(), found.tolist(), entries_at.tolist(), counts.tolist(), strict=True)
+    return [
+        (rows[at : at + unique], starts[at : at + unique + 1], addresses[entry : entry + count])
+        for at, unique, entry, count in numbers
+    ], bad
+
+
+@inlined
+def _zeros(array, count):
+    found = array[:count]
+    for i in range(count):
+        found[i] = 0
+    return found
+
+
+@jit
+def _group_tables(width, lines, lists, scratch, numbers, counts, slots, out_rows, out_starts, out_addresses, found):
+    for at in range(lines.shape[0]):
+        first, stop, count = lines[at, 0], lines[at, 1], lines[at, 2]
+        num_rows, marks, way = lines[at, 3], lines[at, 4], lines[at, 5]
+        num_slots, rows_at, entries_at = lines[at, 6], lines[at, 7], lines[at, 8]
+        room = min(count, num_rows) + 2
+        unique, starts = out_rows[rows_at : rows_at + room], out_starts[rows_at : rows_at + room]
+        rows = scratch[:count]
+        if stop - first == 1:
+            rows = _array(lists[first, ROWS], count, np.int32)
+        else:
+            place = 0
+            for part in range(first, stop):
+                given = _array(lists[part, ROWS], lists[part, NUM_IDS], np.int32)
+                for i in range(given.shape[0]):
+                    rows[place + i] = given[i]
+                place += given.shape[0]
+        if way == _COUNTED:
+            ends, named = _zeros(counts, num_rows), rows
+            num_unique = grouped.count_rows(rows, ends, unique, starts)
+        else:
+            ends, named = _zeros(starts, room), numbers
+            if way == _HASHED:
+                num_unique = grouped.number_by_hash(rows, num_rows, _zeros(slots, num_slots), unique, starts, numbers)
+            else:
+                num_unique = grouped.number_by_marks(rows, _array(marks, num_rows, np.int32), unique, starts, numbers)
+            if num_unique > 0:
+                grouped.begin(starts, num_unique)
+        if num_unique < 0:
+            unique[0] = rows[-1 - num_unique]
+            found[at] = 1
+            return at
+        if num_unique == 0:
+            starts[0] = 0
+        found[at] = num_unique
+        _lay_out(lists[first:stop], named, ends, out_addresses[entries_at : entries_at + count])
+    return -1
+
+
+@jit
+def _lay_out(lists, numbers, ends, addresses):
+    before = np.int64(0)
+    for at in range(lists.shape[0]):
+        splits = _array(lists[at, SPLITS], lists[at, NUM_BAGS] + 1, np.int64)
+        address, stride_bytes = lists[at, _START], lists[at, _STRIDE]
+        for bag in range(splits.shape[0] - 1):
+            for i in range(before + splits[bag], before + splits[bag + 1]):
+                number = np.int64(numbers[i])
+                addresses[ends[number]] = address
+                ends[number] += 1
+            address += stride_bytes
+        before += lists[at, NUM_IDS]
