@@ -36,7 +36,7 @@ _COUNTED, _HASHED, _MARKED = 0, 1, 2
 
 
 @intrinsic
-def _array(typing_context, address, count, dtype):
+def array_at(typing_context, address, count, dtype):
     """An array over memory that is there already."""
     item = dtype.instance_type
     array_type = types.Array(item, 1, "C")
@@ -75,9 +75,9 @@ def _pool_tables(width, dim, asked, tables, combiners, streams, out):
             width,
             dim,
             (tables[at, 0], tables[at, 1]),
-            _array(asked[at, ROWS], num_ids, np.int32),
-            _array(asked[at, SPLITS], num_bags + 1, np.int64),
-            _array(asked[at, WEIGHTS], num_ids if is_weighted else 0, np.float32),
+            array_at(asked[at, ROWS], num_ids, np.int32),
+            array_at(asked[at, SPLITS], num_bags + 1, np.int64),
+            array_at(asked[at, WEIGHTS], num_ids if is_weighted else 0, np.float32),
             is_weighted,
             combiners[at],
             streams[at],
@@ -104,8 +104,8 @@ def _divide_gradients(width, dim, asked, gradients, combiners, out):
     step = columns_of(width)
     for at in range(asked.shape[0]):
         num_bags, is_given = asked[at, NUM_BAGS], asked[at, DIVISORS] != 0
-        splits = _array(asked[at, SPLITS], num_bags + 1, np.int64)
-        given = _array(asked[at, DIVISORS], num_bags if is_given else 0, np.float32)
+        splits = array_at(asked[at, SPLITS], num_bags + 1, np.int64)
+        given = array_at(asked[at, DIVISORS], num_bags if is_given else 0, np.float32)
         source, target = (gradients[at, 0], gradients[at, 1]), (out[at, 0], out[at, 1])
         for bag in range(num_bags):
             if is_given:
@@ -168,8 +168,8 @@ class BagLists:
 def _copy_entries(lists, rows, addresses):
     place = 0
     for at in range(lists.shape[0]):
-        given = _array(lists[at, ROWS], lists[at, NUM_IDS], np.int32)
-        splits = _array(lists[at, SPLITS], lists[at, NUM_BAGS] + 1, np.int64)
+        given = array_at(lists[at, ROWS], lists[at, NUM_IDS], np.int32)
+        splits = array_at(lists[at, SPLITS], lists[at, NUM_BAGS] + 1, np.int64)
         for bag in range(splits.shape[0] - 1):
             for i in range(splits[bag], splits[bag + 1]):
                 rows[place + i] = given[i]
@@ -177,7 +177,41 @@ def _copy_entries(lists, rows, addresses):
         place += given.shape[0]
 
 
-def group_bags(lists: BagLists, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedEntries:
+    """Entries of bags sorted by row, in the order in which they came within each row; of many tables.
+
+    Attributes:
+      rows: int64, the distinct rows of all tables, in an order that depends on the entries alone.
+      starts: int32, where the addresses of each row begin, and the end.
+      addresses: int64, of the gradients.
+      bounds: int64 `[t, 4]`, where the rows and starts of a table begin, how many rows it has, where its addresses
+        begin, and how many they are.
+    """
+
+    rows: np.ndarray
+    starts: np.ndarray
+    addresses: np.ndarray
+    bounds: np.ndarray
+
+    def of(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Those of one table: `u` rows, `u + 1` starts and its addresses."""
+        at, count, entry, num_entries = self.bounds[number].tolist()
+        rows, starts = self.rows[at : at + count], self.starts[at : at + count + 1]
+        return rows, starts, self.addresses[entry : entry + num_entries]
+
+    def lines(self) -> np.ndarray:
+        """int64 `[t, 5]`, what kernels need of each table.
+
+        The address of its rows and how many they are, the address of its starts, the address of its addresses and how
+        many those are.
+        """
+        at, count, entry, num_entries = self.bounds.T
+        rows, starts, addresses = (array.ctypes.data for array in (self.rows, self.starts, self.addresses))
+        return np.stack([rows + 8 * at, count, starts + 4 * at, addresses + 8 * entry, num_entries], axis=1)
+
+
+def group_bags(lists: BagLists, marks: np.ndarray) -> GroupedEntries:
     """As `group_tables`, of one table.
 
     Args:
@@ -186,17 +220,12 @@ def group_bags(lists: BagLists, marks: np.ndarray) -> tuple[np.ndarray, np.ndarr
     Raises:
       ValueError: a row is not one of the local rows.
     """
-    firsts, matrix = np.array([0, len(lists.lines)]), (np.array([len(marks)]), np.array([marks.ctypes.data]))
-    (found,), bad = group_tables(lists.lines, firsts, *matrix)
-    if bad >= 0:
-        raise bad_local_row(int(found[0][0]), len(marks))
-    return found
+    firsts = np.array([0, len(lists.lines)])
+    return group_tables(lists.lines, firsts, np.array([len(marks)]), np.array([marks.ctypes.data]))
 
 
-def group_tables(
-    lists: np.ndarray, firsts: np.ndarray, num_rows: np.ndarray, marks: np.ndarray
-) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], int]:
-    """Sorts the entries of bags by row, keeping the order in which they came within each row; of many tables.
+def group_tables(lists: np.ndarray, firsts: np.ndarray, num_rows: np.ndarray, marks: np.ndarray) -> GroupedEntries:
+    """Sorts the entries of bags by row.
 
     Args:
       lists: int64 `[p, 6]`, as `BagLists.lines`, of one table after another.
@@ -204,10 +233,8 @@ def group_tables(
       num_rows, marks: int64 `[t]`, local rows of each table, and the address of its marks: int32, all zero before and
         after.
 
-    Returns:
-      Of each table, the distinct rows, int64 `[u]`, in an order that depends on the entries alone. Where the addresses
-      of each begin, and the end, int32 `[u + 1]`. The addresses of the gradients, int64 `[n]`. Last the table that a
-      row is missing of, or -1; its first array then has only that row.
+    Raises:
+      ValueError: a row is not one of the local rows of its table.
     """
     before = np.concatenate([[0], np.cumsum(lists[:, NUM_IDS])])
     counts = np.diff(before[firsts])
@@ -228,11 +255,9 @@ def group_tables(
     addresses, found = np.empty(int(counts.sum()), np.int64), np.zeros(len(counts), np.int64)
     # A width only has numba look for changed kernels in other files.
     bad = _group_tables(width_of(1), lines, lists, *scratch, slots, rows, starts, addresses, found)
-    numbers = zip(rows_at.tolist(), found.tolist(), entries_at.tolist(), counts.tolist(), strict=True)
-    return [
-        (rows[at : at + unique], starts[at : at + unique + 1], addresses[entry : entry + count])
-        for at, unique, entry, count in numbers
-    ], bad
+    if bad >= 0:
+        raise bad_local_row(int(rows[rows_at[bad]]), int(num_rows[bad]))
+    return GroupedEntries(rows, starts, addresses, np.stack([rows_at, found, entries_at, counts], axis=1))
 
 
 @inlined
@@ -253,11 +278,11 @@ def _group_tables(width, lines, lists, scratch, numbers, counts, slots, out_rows
         unique, starts = out_rows[rows_at : rows_at + room], out_starts[rows_at : rows_at + room]
         rows = scratch[:count]
         if stop - first == 1:
-            rows = _array(lists[first, ROWS], count, np.int32)
+            rows = array_at(lists[first, ROWS], count, np.int32)
         else:
             place = 0
             for part in range(first, stop):
-                given = _array(lists[part, ROWS], lists[part, NUM_IDS], np.int32)
+                given = array_at(lists[part, ROWS], lists[part, NUM_IDS], np.int32)
                 for i in range(given.shape[0]):
                     rows[place + i] = given[i]
                 place += given.shape[0]
@@ -269,12 +294,11 @@ def _group_tables(width, lines, lists, scratch, numbers, counts, slots, out_rows
             if way == _HASHED:
                 num_unique = grouped.number_by_hash(rows, num_rows, _zeros(slots, num_slots), unique, starts, numbers)
             else:
-                num_unique = grouped.number_by_marks(rows, _array(marks, num_rows, np.int32), unique, starts, numbers)
+                num_unique = grouped.number_by_marks(rows, array_at(marks, num_rows, np.int32), unique, starts, numbers)
             if num_unique > 0:
                 grouped.begin(starts, num_unique)
         if num_unique < 0:
             unique[0] = rows[-1 - num_unique]
-            found[at] = 1
             return at
         if num_unique == 0:
             starts[0] = 0
@@ -287,7 +311,7 @@ def _group_tables(width, lines, lists, scratch, numbers, counts, slots, out_rows
 def _lay_out(lists, numbers, ends, addresses):
     before = np.int64(0)
     for at in range(lists.shape[0]):
-        splits = _array(lists[at, SPLITS], lists[at, NUM_BAGS] + 1, np.int64)
+        splits = array_at(lists[at, SPLITS], lists[at, NUM_BAGS] + 1, np.int64)
         address, stride_bytes = lists[at, _START], lists[at, _STRIDE]
         for bag in range(splits.shape[0] - 1):
             for i in range(before + splits[bag], before + splits[bag + 1]):

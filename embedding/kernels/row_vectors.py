@@ -35,8 +35,8 @@ MAX_COLUMNS = 128
 _FLOAT = ir.FloatType()
 _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
-# Part of the name of every type below and so of numba's cache key. Numba watches the file of a kernel, but not the files
-# of kernels that it calls.
+# Part of the name of every type below and so of numba's cache key. Numba watches the file of a kernel, but not those of
+# the kernels that it calls.
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 _SOURCE_STAMP = f"{zlib.crc32(b''.join(source.read_bytes() for source in _SOURCES)):08x}"
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from podembed.embedding.kernels.bag_frames import find_pieces
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
-from podembed.embedding.kernels.crew import column_parts
+from podembed.embedding.kernels.crew import ONE_THREAD, column_parts
 from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
 from podembed.embedding.kernels.many_tables import BAGS, BagLists, divide_gradients, group_bags, pool_tables
@@ -20,6 +20,7 @@ from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradien
 from podembed.embedding.kernels.row_numbers import route, route_bags, rows_of_ids
 from podembed.embedding.kernels.wanted import rows_by_host, rows_by_stream
 from podembed.embedding.table.table import Table
+from podembed.embedding.table.together import GroupedTables, TableUpdates
 from podembed.embedding.table_spec import TableSpec
 
 __all__ = [
@@ -84,4 +85,4 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
         if spec.optimizer is not None:
             table.update(ids, no_rows, 0.0)
             if spec.optimizer.use_gradient_accumulation and not spec.optimizer.touches_all_rows:
-                table.update_grouped(table.group(nothing), 0.0)
+                TableUpdates([table], [0]).run(GroupedTables.of({0: table.group(nothing)}), [0.0], ONE_THREAD)

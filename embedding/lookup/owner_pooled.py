@@ -32,7 +32,7 @@ from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.feature_tables import BlockLines, FeatureTables, PooledFeature
 from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import Table
-from podembed.embedding.table.together import Pooling, pool_together, update_together
+from podembed.embedding.table.together import Pooling, pool_together
 
 
 class PooledLookup:
@@ -260,8 +260,10 @@ class PooledLookup:
 
     def split(self, request: PooledRequest, previous: PooledRequest) -> None:
         """Finds which of the bags that the hosts ask for have no row that `previous`, the step under way, will
-        update.
+        update. Without knowing the rows of that step, none has.
         """
+        if previous.grouped is None:
+            return
         conflicts: list[dict[int, np.ndarray]] = [{} for _ in range(self.num_hosts)]
         for table, features in self._own_tables.items():
             with self._tables[table].marked([previous.grouped[table].rows]) as marks:
@@ -386,4 +388,5 @@ class PooledLookup:
                 at = self._of_owner[self.host][number]
                 blocks = self._own_blocks(own_gradients) if host == self.host else self._gradients_of(request, host)
                 scale_gradients(blocks[at], request.bags[host][at], self._features[at].combiner, out)
-        update_together(self._tables, request.grouped, learning_rates, self._crew)
+        if request.grouped is not None:
+            self._own.update(request.grouped, learning_rates, self._crew)

@@ -28,7 +28,7 @@ from podembed.embedding.lookup.prefetch import Split
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.feature_tables import ScaledGradients
 from podembed.embedding.table.key_index import KeyIndex
-from podembed.embedding.table.table import GroupedRows
+from podembed.embedding.table.together import GroupedTables
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -77,7 +77,7 @@ class PooledRequest:
     is_usual: bool = True
     bags: list[AskedBags] = field(default_factory=list)
     layouts: list[ActivationLayout] = field(default_factory=list)
-    grouped: dict[int, GroupedRows] = field(default_factory=dict)
+    grouped: GroupedTables | None = None
     scaled: ScaledGradients | None = None
     splits: list[Split | None] = field(default_factory=list)
     divisors: dict[int, np.ndarray | None] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from podembed.embedding.row_optimizers.row_step import NO_LIMITS, Limits, RowStep, TouchedRows, run_kernel
+from podembed.embedding.row_optimizers.table_rules import MOST_SLOTS, rule_of, update_tables
 
 LearningRate: TypeAlias = float | Callable[..., Any]
 ClipValue: TypeAlias = float | tuple[float | None, float | None]
@@ -142,6 +143,22 @@ class Optimizer:
     def is_compiled(self) -> bool:
         """Whether `run` is a kernel, which several threads may call at once for rows of their own."""
         return True
+
+    @property
+    def updates_together(self) -> bool:
+        """Whether `table_rule` serves it: its rule is a kernel, and a step updates each row that is named once."""
+        is_kernel = self.is_compiled and type(self).run is Optimizer.run and len(self.slots) <= MOST_SLOTS
+        return is_kernel and self.use_gradient_accumulation and not self.touches_all_rows
+
+    def table_rule(self, learning_rate: float) -> Callable[[int, np.ndarray, np.ndarray], None]:
+        """One step for many tables: takes `(dim, matrices, touched)` of `table_rules.update_tables`."""
+        kernel, constants = _kernel(self)
+        rule, limits = rule_of(kernel, len(self.slots)), _limits(self, learning_rate)
+
+        def update(dim: int, matrices: np.ndarray, touched: np.ndarray) -> None:
+            update_tables(rule, dim, matrices, touched, float(learning_rate), limits, constants)
+
+        return update
 
     def kernel(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
         """The compiled rule and the constants of its update, the last arguments of the rule.

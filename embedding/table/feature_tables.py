@@ -24,8 +24,8 @@ from podembed.embedding.kernels.many_tables import (
     pool_tables,
 )
 from podembed.embedding.kernels.pool import COMBINER_CODES
-from podembed.embedding.table.table import GroupedRows, Table
-from podembed.embedding.table.together import group_together
+from podembed.embedding.table.table import Table
+from podembed.embedding.table.together import GroupedTables, TableUpdates, group_together
 
 _FLOAT_BYTES = 4
 _LINE_FLOATS = CACHE_LINE_BYTES // _FLOAT_BYTES
@@ -120,6 +120,7 @@ class FeatureTables:
     def __init__(self, tables: Sequence[Table], features: Sequence[PooledFeature], *, num_hosts: int) -> None:
         self._tables = tables
         self.held = list(dict.fromkeys(feature.table for feature in features))
+        self._updates = TableUpdates(tables, self.held)
         rows = [tables[feature.table].store.arrays["rows"] for feature in features]
         self._rows = BlockLines().of(rows)[:, :2]
         self.dims = np.array([own.shape[1] for own in rows], np.int64)
@@ -176,7 +177,7 @@ class FeatureTables:
 
     def group(
         self, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
-    ) -> tuple[dict[int, GroupedRows], ScaledGradients]:
+    ) -> tuple[GroupedTables, ScaledGradients]:
         """Sorts what all hosts ask by row.
 
         Args:
@@ -206,7 +207,7 @@ class FeatureTables:
             return grouped, scaled
         return self._grouped(lists, crew), scaled
 
-    def _grouped(self, lists: np.ndarray, crew: Crew) -> dict[int, GroupedRows]:
+    def _grouped(self, lists: np.ndarray, crew: Crew) -> GroupedTables:
         flat = lists.reshape(-1, lists.shape[2])[self._list_order]
         return group_together(self._tables, self.held, flat, self._firsts, crew)
 
@@ -242,6 +243,14 @@ class FeatureTables:
                 calls.append(partial(divide_gradients, dim, *arguments))
                 total += 2 * dim * int(bags[:, NUM_BAGS].sum())
         crew.run(calls, size=total)
+
+    def update(self, grouped: GroupedTables, learning_rates: Sequence[float], crew: Crew) -> None:
+        """Updates each touched row once. The gradients must lie where `group` was told.
+
+        Args:
+          learning_rates: one a table of the job.
+        """
+        self._updates.run(grouped, learning_rates, crew)
 
 
 def _calls(dim: int, arguments: tuple[np.ndarray, ...], sizes: np.ndarray, crew: Crew) -> list[partial[None]]:

@@ -74,6 +74,7 @@ class Table:
       before_change: called with the local rows (int64, may repeat) that an update is about to change, if set. What it
         raises leaves the table unchanged.
       on_change: called with the same rows after that, still before they change, for who only looks.
+      updates_alone: whether its updates, and those of all tables beside it, go by `update_grouped`, one after another.
 
     Raises:
       ValueError: the buckets are not rising bucket numbers of the table.
@@ -93,6 +94,7 @@ class Table:
         self._room = _Room(0)
         self.before_change: Callable[[np.ndarray], None] | None = None
         self.on_change: Callable[[np.ndarray], None] | None = None
+        self.updates_alone = False
 
     @property
     def num_rows(self) -> int:
@@ -247,7 +249,7 @@ class Table:
         Raises:
           ValueError: a row is not held here.
         """
-        return GroupedRows(*group_bags(lists, self._marks))
+        return GroupedRows(*group_bags(lists, self._marks).of(0))
 
     @property
     def marks_address(self) -> int:
@@ -308,6 +310,11 @@ class Table:
         on_change = self.on_change
         if on_change is not None:
             on_change(local_rows)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody must hear of rows that are about to change."""
+        return self.before_change is not None or self.on_change is not None
 
     @property
     def can_be_cut(self) -> bool:

@@ -6,18 +6,19 @@ one thread sums the gradients of a row, in the order that `Table.group` found. N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from podembed.embedding.kernels.arrays import can_stream
+from podembed.embedding.kernels.arrays import can_stream, matrix_of
 from podembed.embedding.kernels.crew import Crew, cut, is_worth_sharing
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
-from podembed.embedding.kernels.ids import bad_local_row
-from podembed.embedding.kernels.many_tables import NUM_IDS, BagLists, group_tables
+from podembed.embedding.kernels.many_tables import NUM_IDS, BagLists, GroupedEntries, group_tables
+from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
+from podembed.embedding.row_optimizers.table_rules import LINE, NUM_ADDRESSES, NUM_ROWS, ROWS, STARTS
 from podembed.embedding.table.table import NO_ROWS, GroupedRows, Table
 
 _RUNS_PER_THREAD = 4
@@ -74,13 +75,50 @@ def pool_together(poolings: Sequence[Pooling], crew: Crew) -> None:
     crew.run(calls, size=sum(sizes))
 
 
+class GroupedTables(Mapping[int, GroupedRows]):
+    """Touched rows of several tables, by the position of the table.
+
+    Attributes:
+      held: positions of the tables.
+      lines: int64 `[t, 5]`, the same for kernels, as `GroupedEntries.lines`.
+    """
+
+    def __init__(self, held: Sequence[int], parts: Sequence[tuple[Sequence[int], GroupedEntries]]) -> None:
+        self.held = tuple(held)
+        self._where = {table: (part, at) for tables, part in parts for at, table in enumerate(tables)}
+        numbers = {table: number for number, table in enumerate(self.held)}
+        self.lines = np.zeros((len(self.held), LINE), np.int64)
+        for tables, part in parts:
+            self.lines[[numbers[table] for table in tables]] = part.lines()
+
+    @staticmethod
+    def of(rows: Mapping[int, GroupedRows]) -> GroupedTables:
+        """Tables that were grouped each by itself."""
+        return GroupedTables([*rows], [([at], _entries_of(own)) for at, own in rows.items()])
+
+    def __getitem__(self, table: int) -> GroupedRows:
+        part, at = self._where[table]
+        return GroupedRows(*part.of(at))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+def _entries_of(rows: GroupedRows) -> GroupedEntries:
+    bounds = np.array([[0, len(rows.rows), 0, len(rows.addresses)]])
+    return GroupedEntries(rows.rows, rows.starts, rows.addresses, bounds)
+
+
 def group_together(
     tables: Sequence[Table], held: Sequence[int], lists: np.ndarray, firsts: np.ndarray, crew: Crew
-) -> dict[int, GroupedRows]:
+) -> GroupedTables:
     """As `Table.group` for several tables; a large one is grouped by several threads, each with a part of its rows.
 
     Args:
-      held: positions of the tables, rising.
+      held: positions of the tables.
       lists: int64 `[p, 6]`, the lists of bags of one table after another, as `BagLists.lines`.
       firsts: int64 `[t + 1]`, where the lists of each table begin.
 
@@ -89,24 +127,20 @@ def group_together(
     """
     before = np.concatenate([[0], np.cumsum(lists[:, NUM_IDS])])
     sizes, total = np.diff(before[firsts]).tolist(), int(before[-1])
-    found: dict[int, GroupedRows] = {}
+    scratch = np.array([(tables[at].num_rows, tables[at].marks_address) for at in held], np.int64).reshape(-1, 2)
+    found: list[tuple[Sequence[int], GroupedEntries]] = []
     runs, shared = _runs(sizes, crew.num_threads)
 
     def group(first: int, stop: int) -> None:
-        some = [tables[at] for at in held[first:stop]]
-        limits, marks = np.array([[table.num_rows, table.marks_address] for table in some]).T
-        own = lists[firsts[first] : firsts[stop]]
-        grouped, bad = group_tables(own, firsts[first : stop + 1] - firsts[first], limits, marks)
-        if bad >= 0:
-            raise bad_local_row(int(grouped[bad][0][0]), int(limits[bad]))
-        for at, arrays in zip(held[first:stop], grouped, strict=True):
-            found[at] = GroupedRows(*arrays)
+        own = lists[firsts[first] : firsts[stop]], firsts[first : stop + 1] - firsts[first]
+        found.append((held[first:stop], group_tables(*own, *scratch[first:stop].T)))
 
     crew.run([partial(group, *run) for run in runs], size=FLOATS_PER_ENTRY * total)
     for number, num_parts in shared.items():
         own = BagLists(lists[firsts[number] : firsts[number + 1]])
-        found[held[number]] = _group_in_parts(tables[held[number]], own, num_parts, crew)
-    return {at: found[at] for at in held}
+        rows = _group_in_parts(tables[held[number]], own, num_parts, crew)
+        found.append(([held[number]], _entries_of(rows)))
+    return GroupedTables(held, found)
 
 
 def _runs(sizes: Sequence[int], num_threads: int) -> tuple[list[tuple[int, int]], dict[int, int]]:
@@ -154,24 +188,91 @@ def _num_parts(size: int, total: int, num_threads: int) -> int:
     return count
 
 
-def update_together(
-    tables: Sequence[Table], grouped: Mapping[int, GroupedRows], learning_rates: Sequence[float], crew: Crew
-) -> None:
-    """As `Table.update_grouped` for every table.
+class TableUpdates:
+    """Updates of tables whose rows are touched together. Those that have one rule and one width take one call.
 
     Args:
-      grouped: by position of the table.
-      learning_rates: one a table.
+      tables: all tables of the job.
+      held: positions of those that are updated, as of the `GroupedTables` of each step.
     """
-    # In the order of the tables, whichever thread grouped one first: a rule in Python may keep something.
-    order = sorted(grouped)
-    if crew.num_threads == 1:
-        for at in order:
-            tables[at].update_grouped(grouped[at], learning_rates[at])
-        return
-    for at in order:
-        tables[at].begin_update(grouped[at])
-    _run([_Update(tables[at], grouped[at].touched, grouped[at].addresses, learning_rates[at]) for at in order], crew)
+
+    def __init__(self, tables: Sequence[Table], held: Sequence[int]) -> None:
+        self._tables, self.held = tables, tuple(held)
+        self._sets: list[_RuleSet] = []
+        self._alone: list[int] = []
+        of_rule: dict[tuple[Optimizer, int], list[int]] = {}
+        for number, at in enumerate(held):
+            spec = tables[at].spec
+            if spec.optimizer is not None and spec.optimizer.updates_together:
+                of_rule.setdefault((spec.optimizer, spec.dim), []).append(number)
+            else:
+                self._alone.append(at)
+        for (optimizer, dim), own in of_rule.items():
+            stores = [tables[held[number]].store for number in own]
+            lines = [[matrix_of(array) for array in store.arrays.values()] for store in stores]
+            matrices = np.array(lines, np.int64).reshape(len(own), -1)
+            self._sets.append(
+                _RuleSet(optimizer, dim, np.array([held[number] for number in own]), np.array(own), matrices)
+            )
+
+    def run(self, grouped: GroupedTables, learning_rates: Sequence[float], crew: Crew) -> None:
+        """As `Table.update_grouped` for every table.
+
+        Args:
+          grouped: of the tables that are held.
+          learning_rates: one a table of the job.
+
+        Raises:
+          ValueError: as `Table.begin_update`. Nothing has changed then.
+        """
+        if any(self._tables[at].updates_alone for at in self.held):
+            for at in sorted(grouped):
+                self._tables[at].update_grouped(grouped[at], learning_rates[at])
+            return
+        for at in sorted(grouped):
+            if self._tables[at].is_watched or at in self._alone:
+                self._tables[at].begin_update(grouped[at])
+        rates, calls, total = np.array(learning_rates, np.float64), [], 0
+        for one in self._sets:
+            lines = grouped.lines[one.numbers]
+            for rate in np.unique(rates[one.tables]).tolist():
+                some = np.flatnonzero(rates[one.tables] == rate)
+                calls += one.calls(some, lines[some], rate, crew)
+            total += int(one.sizes(lines).sum())
+        crew.run(calls, size=total)
+        # In the order of the tables, by one thread: a rule in Python may keep something.
+        for at in sorted(self._alone):
+            own = grouped[at]
+            self._tables[at].update_run(own.touched, own.addresses, learning_rates[at], 0, len(own.rows))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RuleSet:
+    """Tables of one rule and one width, their numbers among those held, and the matrices of their rows and slots."""
+
+    optimizer: Optimizer
+    dim: int
+    tables: np.ndarray
+    numbers: np.ndarray
+    matrices: np.ndarray
+
+    def sizes(self, lines: np.ndarray) -> np.ndarray:
+        """Floats read and written, by table."""
+        return (lines[:, NUM_ADDRESSES] + 2 * lines[:, NUM_ROWS]) * self.dim
+
+    def calls(self, some: np.ndarray, lines: np.ndarray, learning_rate: float, crew: Crew) -> list[partial[None]]:
+        """For the threads of a crew."""
+        rule = self.optimizer.table_rule(learning_rate)
+        if crew.num_threads == 1:
+            return [partial(rule, self.dim, self.matrices[some], lines)]
+        calls = []
+        for item, first, stop in cut(lines[:, NUM_ROWS].tolist(), self.sizes(lines).tolist(), crew.num_threads):
+            own = lines[item : item + 1].copy()
+            own[:, ROWS] += 8 * first
+            own[:, STARTS] += 4 * first
+            own[:, NUM_ROWS] = stop - first
+            calls.append(partial(rule, self.dim, self.matrices[some[item : item + 1]], own))
+        return calls
 
 
 def update_rows_together(

@@ -31,6 +31,8 @@ def arm_updates(tables: Sequence[Table], faults: FaultPoints | None, step_of: Ca
         update, begin_update = Table.update.__get__(table), Table.begin_update.__get__(table)
         table.update = _armed(table, update, faults, step_of)  # type: ignore[method-assign]
         table.begin_update = _armed(table, begin_update, faults, step_of)  # type: ignore[method-assign]
+        # So that a fault between two tables finds one of them updated.
+        table.updates_alone = True
 
 
 def _armed(table: Table, update: Callable[..., None], faults: FaultPoints, step_of: Callable[[], int]) -> Any:

@@ -67,7 +67,7 @@ def test_every_row_has_its_addresses_in_the_order_of_the_entries(way: str, num_b
         assert np.array_equal(given, addresses)
         assert np.array_equal(rows, np.concatenate(entries.kept[::2]))
         expected = expected_of(entries, addresses)
-        assert as_dict(*group_bags(entries, marks)) == expected
+        assert as_dict(*group_bags(entries, marks).of(0)) == expected
         assert as_dict(*group_by_row(rows, addresses, marks)) == expected
         assert not marks.any()
 
@@ -79,7 +79,7 @@ def test_rows_that_collide_in_the_hash_table_stay_apart() -> None:
     rows = np.concatenate([rows, rows[::-1]])
     entries = BagLists.of([rows], [np.arange(len(rows) + 1)], [(64, 8)])
     marks = np.zeros(1 << 20, np.int32)
-    assert as_dict(*group_bags(entries, marks)) == expected_of(entries, entries.entries()[1])
+    assert as_dict(*group_bags(entries, marks).of(0)) == expected_of(entries, entries.entries()[1])
 
 
 @pytest.mark.parametrize("num_rows", [4, 30, 1000], ids=["counted", "marked", "hashed"])
@@ -104,7 +104,7 @@ def test_bags_that_do_not_fit_the_rows_are_refused(num_ids: int) -> None:
 def test_nothing_is_grouped_to_nothing() -> None:
     for num_rows in (0, 1, 100):
         marks = np.zeros(num_rows, np.int32)
-        rows, starts, addresses = group_bags(BagLists.of([], [], []), marks)
+        rows, starts, addresses = group_bags(BagLists.of([], [], []), marks).of(0)
         assert (len(rows), starts.tolist(), len(addresses)) == (0, [0], 0)
 
 

@@ -23,7 +23,7 @@ from podembed.embedding.optimizers import (
     SlotSpec,
 )
 from podembed.embedding.table.table import GroupedRows, Table
-from podembed.embedding.table.together import Pooling, group_together, pool_together, update_together
+from podembed.embedding.table.together import GroupedTables, Pooling, TableUpdates, group_together, pool_together
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.crew import ThreadCrew
 
@@ -99,8 +99,8 @@ def trained(num_threads: int) -> list[np.ndarray]:
         # Some tables together, which stay whole; the others alone, so that their rows are cut into parts.
         for some in ([0, 1, 2, 3], [4], [5], [6]):
             lines = np.concatenate([lists[at].lines for at in some])
-            grouped |= group_together(held, some, lines, np.arange(len(some) + 1), crew)
-        update_together(held, grouped, [0.1] * len(held), crew)
+            grouped |= dict(group_together(held, some, lines, np.arange(len(some) + 1), crew))
+        TableUpdates(held, [*grouped]).run(GroupedTables.of(grouped), [0.1] * len(held), crew)
         found += [pooling.out[:5] if pooling.is_packed else pooling.out for pooling in poolings]
     crew.close()
     return [*found, *(array for table in held for array in (table.rows, *table.slots.values()))]
@@ -128,7 +128,7 @@ def test_a_row_is_announced_before_any_table_changes() -> None:
         table.before_change = look
     one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
     grouped = {at: table.group(one) for at, table in enumerate(held)}
-    update_together(held, grouped, [0.1] * len(held), crew)
+    TableUpdates(held, [*grouped]).run(GroupedTables.of(grouped), [0.1] * len(held), crew)
     assert announced == [1] * len(held)
     assert all((table.rows != rows).any() for table, rows in zip(held, before, strict=True))
     crew.close()
@@ -149,7 +149,7 @@ def test_rules_in_python_meet_the_tables_in_their_order(num_threads: int) -> Non
     one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
     crew = ThreadCrew(num_threads)
     grouped = {at: held[at].group(one) for at in (2, 0, 1)}
-    update_together(held, grouped, [1.0, 2.0, 3.0], crew)
+    TableUpdates(held, [*grouped]).run(GroupedTables.of(grouped), [1.0, 2.0, 3.0], crew)
     crew.close()
     # Before that, the rule is tried with a rate of 0.
     assert [rate for rate in seen if rate] == [1.0, 2.0, 3.0]

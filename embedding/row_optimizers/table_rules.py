@@ -1,0 +1,143 @@
+"""One call of a compiled rule for the touched rows of many tables.
+
+A rule is a kernel of its own, so a kernel that calls it must know which one. It gets a `Rule`, whose type has the
+rule's name: numba compiles the loop over tables once for each rule and width, and its file cache works.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import extending, types
+from numba.core.datamodel import models
+
+from podembed.embedding.kernels.many_tables import array_at
+from podembed.embedding.kernels.row_vectors import jit, width_of
+from podembed.embedding.row_optimizers.row_step import Limits
+
+LINE = 5
+"""Numbers of the touched rows of a table: address of the rows (int64) and how many they are. The address of where the
+gradients of each begin (int32). The address of the gradients' addresses (int64) and how many they are.
+"""
+ROWS, NUM_ROWS, STARTS, ADDRESSES, NUM_ADDRESSES = 0, 1, 2, 3, 4
+MOST_SLOTS = 3
+_rules: dict[str, Any] = {}
+
+
+class RuleType(types.Type):
+    """Numba type of a `Rule`: which one, and the number of its slots, known to the compiler."""
+
+    def __init__(self, name: str, num_slots: int) -> None:
+        self.rule_name, self.num_slots = name, num_slots
+        super().__init__(name=f"Rule({name}, {num_slots})")
+
+
+class Rule:
+    """Tells a kernel which rule to call. Get one from `rule_of`."""
+
+    __slots__ = ("_numba_type_",)
+
+    def __init__(self, name: str, num_slots: int) -> None:
+        self._numba_type_ = RuleType(name, num_slots)
+
+
+@functools.cache
+def rule_of(kernel: Callable[..., None], num_slots: int) -> Rule:
+    """The rule that a kernel of an optimizer is. Its source is part of the name, as of all our types."""
+    function = kernel.py_func  # pyright: ignore[reportFunctionMemberAccess]  # a dispatcher of numba
+    name = f"{function.__module__}.{function.__qualname__}, {zlib.crc32(_source_of(function)):08x}"
+    _rules[name] = kernel
+    return Rule(name, num_slots)
+
+
+def _source_of(function: Any) -> bytes:
+    try:
+        return inspect.getsource(inspect.getmodule(function) or function).encode()
+    except (OSError, TypeError):
+        # Typed at a prompt.
+        return function.__code__.co_code
+
+
+extending.register_model(RuleType)(models.OpaqueModel)
+
+
+@extending.unbox(RuleType)
+def _unbox_rule(rule_type, obj, c):
+    return extending.NativeValue(c.context.get_dummy_value())
+
+
+def _apply(rule, width, dim, matrices, rows, starts, addresses, learning_rate, limits, constants):
+    """Calls the rule for one table."""
+    raise NotImplementedError
+
+
+_overload: Any = extending.overload
+
+
+@_overload(_apply)
+def _apply_of(rule, width, dim, matrices, rows, starts, addresses, learning_rate, limits, constants):
+    update = _rules[rule.rule_name]
+
+    # Numba knows no tuples of a length that is found out, so each number of slots has its own.
+    def no_slot(rule, width, dim, matrices, rows, starts, addresses, learning_rate, limits, constants):
+        table = (matrices[0], matrices[1])
+        update(width, dim, table, rows, starts, None, addresses, learning_rate, limits, *constants)
+
+    def one_slot(rule, width, dim, matrices, rows, starts, addresses, learning_rate, limits, constants):
+        table, first = (matrices[0], matrices[1]), (matrices[2], matrices[3])
+        update(width, dim, table, first, rows, starts, None, addresses, learning_rate, limits, *constants)
+
+    def two_slots(rule, width, dim, matrices, rows, starts, addresses, learning_rate, limits, constants):
+        table, first, second = (matrices[0], matrices[1]), (matrices[2], matrices[3]), (matrices[4], matrices[5])
+        update(width, dim, table, first, second, rows, starts, None, addresses, learning_rate, limits, *constants)
+
+    def three_slots(rule, width, dim, matrices, rows, starts, addresses, learning_rate, limits, constants):
+        table, first, second = (matrices[0], matrices[1]), (matrices[2], matrices[3]), (matrices[4], matrices[5])
+        third = (matrices[6], matrices[7])
+        update(
+            width, dim, table, first, second, third, rows, starts, None, addresses, learning_rate, limits, *constants
+        )
+
+    return (no_slot, one_slot, two_slots, three_slots)[rule.num_slots]
+
+
+def update_tables(
+    rule: Rule,
+    dim: int,
+    matrices: np.ndarray,
+    touched: np.ndarray,
+    learning_rate: float,
+    limits: Limits | None,
+    constants: tuple[Any, ...],
+) -> None:
+    """As `Optimizer.apply` for many tables of one width. Nothing is checked.
+
+    Args:
+      matrices: int64 `[n, 2 + 2 * slots]`, of rows and slots, as `kernels.arrays.matrix_of` gives them.
+      touched: int64 `[n, LINE]`.
+      limits, constants: as of `RowStep` and `Optimizer.kernel`.
+    """
+    _update_tables(rule, width_of(dim), dim, matrices, touched, learning_rate, limits, constants)
+
+
+@jit
+def _update_tables(rule, width, dim, matrices, touched, learning_rate, limits, constants):
+    for at in range(matrices.shape[0]):
+        num_rows, num_addresses = touched[at, NUM_ROWS], touched[at, NUM_ADDRESSES]
+        _apply(
+            rule,
+            width,
+            dim,
+            matrices[at],
+            array_at(touched[at, ROWS], num_rows, np.int64),
+            array_at(touched[at, STARTS], num_rows + 1, np.int32),
+            array_at(touched[at, ADDRESSES], num_addresses, np.int64),
+            learning_rate,
+            limits,
+            constants,
+        )
