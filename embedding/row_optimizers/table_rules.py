@@ -1,7 +1,7 @@
 """One call of a compiled rule for the touched rows of many tables.
 
 A rule is a kernel of its own, so a kernel that calls it must know which one. It gets a `Rule`, whose type has the
-rule's name: numba compiles the loop over tables once for each rule and width, and its file cache works.
+rule's name. So numba compiles the loop over tables once for each rule and width, and its file cache works.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class FeatureTables:
         crew.run(calls, size=total)
 
     def update(self, grouped: GroupedTables, learning_rates: Sequence[float], crew: Crew) -> None:
-        """Updates each touched row once. The gradients must lie where `group` was told.
+        """Updates each touched row once. The gradients lie where `group` got them from.
 
         Args:
           learning_rates: one a table of the job.

@@ -1,0 +1,200 @@
+"""Many features in one call against one call each: the same bytes, for hosts, widths, combiners, weights and rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from podembed.embedding.config import TableConfig
+from podembed.embedding.kernels import crew as crew_rules
+from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
+from podembed.embedding.kernels.crew import Crew
+from podembed.embedding.kernels.pool import pool
+from podembed.embedding.lookup.partial_sums import denominators, scale_gradients
+from podembed.embedding.lookup.pooled_frames import AskedBags, BagRows, frame_of, read_frame
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    CustomRowOptimizer,
+    Optimizer,
+    RowWiseAdagrad,
+)
+from podembed.embedding.table.feature_tables import BlockLines, FeatureTables, PooledFeature
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.crew import ThreadCrew
+
+NUM_HOSTS, NUM_BAGS = 3, 21
+
+
+def keep(gradient, row, slots, learning_rate, hyperparameters):
+    return row - learning_rate * gradient, ()
+
+
+RULES: tuple[Optimizer, ...] = (
+    SGD(0.1, weight_decay_factor=0.01),
+    Adagrad(0.1),
+    RowWiseAdagrad(0.1, clipvalue=0.5),
+    AdagradMomentum(0.1, clip_weight_min=-0.5),
+    FTRL(0.1),
+    Adam(0.1),
+    RowWiseAdagrad(0.1),
+    CustomRowOptimizer(keep),
+    RowWiseAdagrad(0.1),
+)
+# Rows by which each of the three ways of grouping is taken, and widths of one and of several parts.
+SIZES = [(9, 8), (400, 16), (30_000, 8), (40, 192), (7, 3), (900, 16), (5, 8), (300, 8), (2_000, 8)]
+# Two features share the tables 1 and 8.
+TABLE_OF = [*range(len(SIZES)), 1, 8]
+RATES = [0.1, 0.1, 0.2, 0.1, 0.1, 0.1, 0.3, 0.1, 0.2]
+
+
+def features() -> list[PooledFeature]:
+    """The last three are parts of bags: owners sum them, and divide by what came along."""
+    combiners = [("sum", "mean", "sqrtn")[at % 3] for at in range(len(TABLE_OF))]
+    return [
+        PooledFeature(table=table, pooling="sum" if at >= len(TABLE_OF) - 3 else combiner, combiner=combiner)
+        for at, (table, combiner) in enumerate(zip(TABLE_OF, combiners, strict=True))
+    ]
+
+
+def tables() -> list[Table]:
+    found = []
+    for at, ((num_rows, dim), rule) in enumerate(zip(SIZES, RULES, strict=True)):
+        spec = TableSpec.of(TableConfig(num_rows, dim, name=f"t{at}", optimizer=rule), seed=2, num_buckets=1)
+        found.append(Table(spec, np.zeros(1, np.int64)))
+        found[-1].initialize()
+    return found
+
+
+def draw(random: np.random.Generator, held: list[Table], *, with_weights: bool) -> AskedBags:
+    """What a host asks, as its frame says it."""
+    parts = []
+    for at, feature in enumerate(features()):
+        lengths = random.integers(0, 6, NUM_BAGS)
+        splits = np.concatenate([[0], np.cumsum(lengths)])
+        count = int(splits[-1])
+        rows = random.integers(0, held[feature.table].num_rows, count).astype(np.int32)
+        weights = random.random(count, np.float32) if with_weights and at % 4 == 1 else None
+        is_part = feature.pooling != feature.combiner
+        parts.append(BagRows(rows, splits, weights, denominators(splits, weights, "mean") if is_part else None))
+    limits = np.array([held[feature.table].num_rows for feature in features()])
+    return read_frame(frame_of(parts), limits=limits, host=1)
+
+
+def blocks(random: np.random.Generator, held: list[Table]) -> list[np.ndarray]:
+    """One a feature; some start at a cache line, and rows of some lie apart."""
+    found = []
+    for at, table in enumerate(TABLE_OF):
+        dim = held[table].spec.dim
+        wide = aligned_empty((NUM_BAGS, dim + (4 if at % 2 else 0)))
+        wide[...] = random.standard_normal(wide.shape)
+        found.append(wide[:, :dim])
+    return found
+
+
+@pytest.fixture(params=[1, 2])
+def crew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Whose threads share whatever there is."""
+    monkeypatch.setattr(crew_rules, "_MIN_SHARED", 0)
+    monkeypatch.setattr(crew_rules, "_MIN_PART", 1)
+    found = ThreadCrew(request.param)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_a_step_of_all_features_is_that_of_each(crew: Crew, with_weights: bool) -> None:
+    random = np.random.default_rng(3)
+    held, alone = tables(), tables()
+    own, lines = FeatureTables(held, features(), num_hosts=NUM_HOSTS), BlockLines()
+    for _ in range(2):
+        asked = [draw(random, held, with_weights=with_weights) for _ in range(NUM_HOSTS)]
+        out, gradients = ([blocks(random, held) for _ in range(NUM_HOSTS)] for _ in range(2))
+        own.pool([bags.lines for bags in asked], [lines.of(of_host) for of_host in out], crew)
+        for bags, of_host in zip(asked, out, strict=True):
+            for at, (feature, found) in enumerate(zip(features(), of_host, strict=True)):
+                expected = np.zeros_like(found)
+                one = bags[at]
+                pool(alone[feature.table].rows, one.rows, one.row_splits, one.weights, feature.pooling, expected)
+                assert expected.tobytes() == np.ascontiguousarray(found).tobytes()
+        where = [lines.of(of_host) for of_host in gradients]
+        grouped, scaled = own.group([bags.lines for bags in asked], where, crew)
+        own.scale(scaled, [bags.lines for bags in asked], where, crew)
+        for host, at, target in scaled.weighted(own.dims):
+            scale_gradients(gradients[host][at], asked[host][at], features()[at].combiner, target)
+        own.update(grouped, RATES, crew)
+        for table in range(len(held)):
+            alone[table].update(*entries(table, asked, gradients), RATES[table])
+        for one, other in zip(held, alone, strict=True):
+            assert one.rows.tobytes() == other.rows.tobytes()
+            for name, slot in one.slots.items():
+                assert slot.tobytes() == other.slots[name].tobytes()
+
+
+def entries(
+    table: int, asked: list[AskedBags], gradients: list[list[np.ndarray]]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The rows of a table and the gradient of each id, host by host and feature by feature."""
+    rows, found = [], []
+    for bags, of_host in zip(asked, gradients, strict=True):
+        for at, feature in enumerate(features()):
+            if feature.table == table:
+                one = bags[at]
+                bag = np.repeat(np.arange(NUM_BAGS), np.diff(one.row_splits))
+                each = of_host[at]
+                if one.weights is None and feature.combiner != "sum":
+                    divisors = one.divisors
+                    if divisors is None:
+                        divisors = denominators(one.row_splits, None, feature.combiner)
+                    each = of_host[at] / divisors[:, None]
+                target = each[bag]
+                if one.weights is not None:
+                    target = np.empty((len(one.rows), each.shape[1]), np.float32)
+                    scale_gradients(each, one, feature.combiner, target)
+                rows.append(one.rows.astype(np.int64))
+                found.append(np.ascontiguousarray(target, np.float32))
+    return rows, found
+
+
+def test_rows_that_nobody_holds_are_refused_before_anything_changes(crew: Crew) -> None:
+    held = tables()
+    own, lines = FeatureTables(held, features(), num_hosts=1), BlockLines()
+    asked = draw(np.random.default_rng(1), held, with_weights=False)
+    gradients = blocks(np.random.default_rng(1), held)
+    # As if a frame had been changed after it was looked at.
+    asked[4].rows[0] = 7
+    with pytest.raises(ValueError, match="Found local row 7 on a host that holds 7 rows"):
+        own.group([asked.lines], [lines.of(gradients)], crew)
+    assert not any(table._marks.any() for table in held)
+
+
+def test_blocks_of_another_batch_are_refused(crew: Crew) -> None:
+    held = tables()
+    own = FeatureTables(held, features(), num_hosts=1)
+    asked = draw(np.random.default_rng(1), held, with_weights=False)
+    short = [block[:-1] for block in blocks(np.random.default_rng(1), held)]
+    with pytest.raises(ValueError, match="Expected one vector a bag"):
+        own.pool([asked.lines], [BlockLines().of(short)], crew)
+
+
+def test_blocks_are_looked_at_again_only_if_they_are_others() -> None:
+    lines, random = BlockLines(), np.random.default_rng(0)
+    some = [np.zeros((count, 4), np.float32) for count in random.integers(1, 9, 5)]
+    expected = np.array([(*matrix_of(block), len(block)) for block in some])
+    first = lines.of(some)
+    assert np.array_equal(first, expected)
+    assert lines.of([*some]) is first
+    # The first block is the same one, and one behind it is not.
+    some[3] = np.zeros((2, 4), np.float32)
+    second = lines.of(some)
+    assert second[3].tolist() == [*matrix_of(some[3]), 2]
+    assert np.array_equal(np.delete(second, 3, 0), np.delete(first, 3, 0))
+    for _ in range(3 * BlockLines._MOST):
+        gone = [np.zeros((1, 4), np.float32)]
+        assert lines.of(gone)[0, 0] == gone[0].ctypes.data
+    assert len(lines._found) <= BlockLines._MOST
+    assert lines.of([]).shape == (0, 3)
