@@ -102,20 +102,24 @@ def frame_of(parts: Sequence[tuple[KeyIndex, Ragged] | BagRows]) -> np.ndarray:
         num_divisors=sum(0 if of_bags is None else len(of_bags) for of_bags in divisors),
     )
     frame = np.empty(sizes.num_words, np.int64)
-    head, *areas = sizes.cut(frame)
-    splits, rows, weights, divided = (_Pieces(area) for area in areas)
-    for number, (part, bags, of_bags) in enumerate(zip(parts, found, divisors, strict=True)):
-        flags = (WEIGHTED if bags.weights is not None else 0) | (DIVIDED if of_bags is not None else 0)
-        head[number] = len(bags.row_splits) - 1, num_ids[number], flags
-        splits.next(len(bags.row_splits))[:] = bags.row_splits
+    head, splits, rows, weights, divided = sizes.cut(frame)
+    head[:, 0] = [len(bags.row_splits) - 1 for bags in found]
+    head[:, 1] = num_ids
+    head[:, 2] = [WEIGHTED * (bags.weights is not None) for bags in found]
+    head[:, 2] |= [DIVIDED * (of_bags is not None) for of_bags in divisors]
+    np.concatenate([bags.row_splits for bags in found], out=splits)
+    first = 0
+    for part, count in zip(parts, num_ids, strict=True):
+        own = rows[first : first + count]
         if isinstance(part, BagRows):
-            rows.next(num_ids[number])[:] = part.rows
+            own[:] = part.rows
         else:
-            part[0].rows_of(part[1].values, rows.next(num_ids[number]))
-        if bags.weights is not None:
-            weights.next(num_ids[number])[:] = bags.weights
-        if of_bags is not None:
-            divided.next(len(of_bags))[:] = of_bags
+            part[0].rows_of(part[1].values, own)
+        first += count
+    if sizes.num_weights:
+        np.concatenate([bags.weights for bags in found if bags.weights is not None], out=weights)
+    if sizes.num_divisors:
+        np.concatenate([of_bags for of_bags in divisors if of_bags is not None], out=divided)
     return frame
 
 
@@ -186,17 +190,6 @@ class AskedBags(Mapping[int, BagRows]):
 
     def __len__(self) -> int:
         return len(self._numbers)
-
-
-class _Pieces:
-    """Hands out an array piece after piece."""
-
-    def __init__(self, area: np.ndarray) -> None:
-        self._area, self._first = area, 0
-
-    def next(self, count: int) -> np.ndarray:
-        self._first += count
-        return self._area[self._first - count : self._first]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
