@@ -64,7 +64,9 @@ def pool_tables(
       combiners: int64 `[n]`, codes of `kernels.pool`.
       streams: bool `[n]`, whether vectors are written past the caches.
     """
-    _pool_tables(width_of(dim), dim, asked, tables, combiners, streams, out)
+    # Kernels are compiled for each order in memory that they meet.
+    lines = (np.ascontiguousarray(array) for array in (asked, tables, combiners, streams, out))
+    _pool_tables(width_of(dim), dim, *lines)
 
 
 @jit
@@ -96,7 +98,8 @@ def divide_gradients(
       gradients, out: int64 `[n, 2]`, matrices of one vector a bag.
       combiners: int64 `[n]`, mean or sqrtn.
     """
-    _divide_gradients(width_of(dim), dim, asked, gradients, combiners, out)
+    lines = (np.ascontiguousarray(array) for array in (asked, gradients, combiners, out))
+    _divide_gradients(width_of(dim), dim, *lines)
 
 
 @jit
@@ -254,7 +257,17 @@ def group_tables(lists: np.ndarray, firsts: np.ndarray, num_rows: np.ndarray, ma
     rows, starts = np.empty(int(rooms.sum()), np.int64), np.empty(int(rooms.sum()), np.int32)
     addresses, found = np.empty(int(counts.sum()), np.int64), np.zeros(len(counts), np.int64)
     # A width only has numba look for changed kernels in other files.
-    bad = _group_tables(width_of(1), lines, lists, *scratch, slots, rows, starts, addresses, found)
+    bad = _group_tables(
+        width_of(1),
+        np.ascontiguousarray(lines),
+        np.ascontiguousarray(lists),
+        *scratch,
+        slots,
+        rows,
+        starts,
+        addresses,
+        found,
+    )
     if bad >= 0:
         raise bad_local_row(int(rows[rows_at[bad]]), int(num_rows[bad]))
     return GroupedEntries(rows, starts, addresses, np.stack([rows_at, found, entries_at, counts], axis=1))

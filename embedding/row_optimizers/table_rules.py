@@ -122,7 +122,9 @@ def update_tables(
       touched: int64 `[n, LINE]`.
       limits, constants: as of `RowStep` and `Optimizer.kernel`.
     """
-    _update_tables(rule, width_of(dim), dim, matrices, touched, learning_rate, limits, constants)
+    # Kernels are compiled for each order in memory that they meet.
+    lines = np.ascontiguousarray(matrices), np.ascontiguousarray(touched)
+    _update_tables(rule, width_of(dim), dim, *lines, learning_rate, limits, constants)
 
 
 @jit

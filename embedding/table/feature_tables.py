@@ -233,13 +233,13 @@ class FeatureTables:
         where, is_plain = scaled.where, ~scaled.is_weighted
         if not is_plain.any():
             return
-        all_asked, all_gradients = np.stack(asked), np.stack(gradients)
-        for dim, features in self._of_dim.items():
-            mine = np.flatnonzero(is_plain & np.isin(where[:, 1], features))
+        all_asked, all_gradients, dims = np.stack(asked), np.stack(gradients), self.dims[where[:, 1]]
+        for dim in self._of_dim:
+            mine = np.flatnonzero(is_plain & (dims == dim))
             if len(mine):
                 at = tuple(where[mine].T)
                 bags, source = all_asked[at], all_gradients[at][:, :2]
-                arguments = bags, np.ascontiguousarray(source), self._combiners[at[1]], scaled.lines[mine, :2]
+                arguments = bags, source, self._combiners[at[1]], scaled.lines[mine, :2]
                 calls.append(partial(divide_gradients, dim, *arguments))
                 total += 2 * dim * int(bags[:, NUM_BAGS].sum())
         crew.run(calls, size=total)
