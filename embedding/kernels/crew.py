@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 # Below so many floats, about 0.1 ms of one thread's work, waking other threads costs more than it saves. A call that is
 # much smaller is mostly Python, of which one thread runs at a time.
 _MIN_SHARED = 1 << 20
@@ -79,6 +81,30 @@ def cut(lengths: Sequence[int], sizes: Sequence[int], num_threads: int) -> list[
             found.append((size / count, (item, length * number // count, length * (number + 1) // count)))
     found.sort(key=lambda part: part[0], reverse=True)
     return [part for _, part in found]
+
+
+def cut_into_runs(
+    lengths: np.ndarray, sizes: np.ndarray, num_threads: int
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """As `cut`, for kernels that take many items in a call. Parts that are small go together.
+
+    Args:
+      lengths, sizes: int64 `[n]`.
+
+    Returns:
+      Of each call int64 items, first elements, and those after the last. With too little for several threads there is
+      one call.
+    """
+    total = int(sizes.sum())
+    if num_threads == 1 or not is_worth_sharing(total):
+        return [(np.arange(len(lengths)), np.zeros_like(lengths), lengths)]
+    parts = np.array(cut(lengths.tolist(), sizes.tolist(), num_threads), np.int64).reshape(-1, 3)
+    items, firsts, stops = parts.T
+    shares = sizes[items] * (stops - firsts) / np.maximum(lengths[items], 1)
+    wanted = max(_MIN_PART, total // (_PARTS_PER_THREAD * num_threads))
+    # Parts come from large to small, and a part that begins in another stretch of that size begins another call.
+    ends = np.flatnonzero(np.diff((np.cumsum(shares) - shares) // wanted)) + 1
+    return [(run[:, 0], run[:, 1], run[:, 2]) for run in np.split(parts, ends)]
 
 
 def column_parts(dim: int, num_threads: int) -> list[slice]:

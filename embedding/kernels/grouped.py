@@ -27,24 +27,6 @@ _SLOTS_PER_ENTRY = 2  # from 4/3 to 8/3
 ROWS_PER_COUNTED = 4
 
 
-def bag_addresses(row_splits: np.ndarray, matrix: tuple[int, int], out: np.ndarray) -> None:
-    """Writes for every id the address of its bag's row in a matrix, given as `kernel_arrays.matrix_of` gives it.
-
-    Args:
-      row_splits: int64 `[B + 1]`.
-      out: int64 `[number of ids]`.
-    """
-    _bag_addresses(plain(row_splits, np.int64), matrix[0], matrix[1], out)
-
-
-@jit
-def _bag_addresses(row_splits, start, stride_bytes, out):
-    for bag in range(row_splits.shape[0] - 1):
-        address = start + bag * stride_bytes
-        for j in range(row_splits[bag], row_splits[bag + 1]):
-            out[j] = address
-
-
 def select_part(
     local_rows: np.ndarray,
     addresses: np.ndarray,

@@ -29,6 +29,7 @@ The address of its rows (int32) and how many they are. The address of its row sp
 The addresses of its weights and of its divisors (float32), 0 where there are none.
 """
 ROWS, NUM_IDS, SPLITS, NUM_BAGS, WEIGHTS, DIVISORS = 0, 1, 2, 3, 4, 5
+SPLIT_BYTES = 8
 NUM_LIST_COLUMNS = 6
 _START, _STRIDE = 4, 5
 
@@ -249,7 +250,8 @@ def group_tables(lists: np.ndarray, firsts: np.ndarray, num_rows: np.ndarray, ma
     # Each table has room for as many rows as it can touch, and for the two beyond that the kernels write.
     rooms = np.minimum(counts, num_rows) + 2
     rows_at, entries_at = np.cumsum(rooms) - rooms, np.cumsum(counts) - counts
-    lines = np.stack([firsts[:-1], firsts[1:], counts, num_rows, marks, ways, slots_of, rows_at, entries_at], axis=1)
+    numbers = firsts[:-1], firsts[1:], counts, num_rows, marks, ways, slots_of, rows_at, entries_at
+    lines = np.stack([np.asarray(one, np.int64) for one in numbers], axis=1)
     # Every table uses the same scratch, so that it stays in the caches.
     most, most_counted = int(counts.max(initial=0)), int(num_rows[ways == _COUNTED].max(initial=0))
     scratch = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most_counted, np.int32)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from podembed.embedding.row_optimizers.row_step import NO_LIMITS, Limits, RowStep, TouchedRows, run_kernel
-from podembed.embedding.row_optimizers.table_rules import MOST_SLOTS, rule_of, update_tables
+from podembed.embedding.row_optimizers.table_rules import MOST_SLOTS, has_name, rule_of, update_tables
 
 LearningRate: TypeAlias = float | Callable[..., Any]
 ClipValue: TypeAlias = float | tuple[float | None, float | None]
@@ -146,9 +146,11 @@ class Optimizer:
 
     @property
     def updates_together(self) -> bool:
-        """Whether `table_rule` serves it: its rule is a kernel, and a step updates each row that is named once."""
-        is_kernel = self.is_compiled and type(self).run is Optimizer.run and len(self.slots) <= MOST_SLOTS
-        return is_kernel and self.use_gradient_accumulation and not self.touches_all_rows
+        """Whether `table_rule` serves it: its rule is a kernel of a module, and a step updates each named row once."""
+        if self.touches_all_rows or not self.use_gradient_accumulation or not self.is_compiled:
+            return False
+        is_kernel = type(self).run is Optimizer.run and has_name(_kernel(self)[0])
+        return is_kernel and len(self.slots) <= MOST_SLOTS
 
     def table_rule(self, learning_rate: float) -> Callable[[int, np.ndarray, np.ndarray], None]:
         """One step for many tables: takes `(dim, matrices, touched)` of `table_rules.update_tables`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ LINE = 5
 gradients of each begin (int32). The address of the gradients' addresses (int64) and how many they are.
 """
 ROWS, NUM_ROWS, STARTS, ADDRESSES, NUM_ADDRESSES = 0, 1, 2, 3, 4
+ROW_BYTES, START_BYTES = 8, 4
 MOST_SLOTS = 3
 _rules: dict[str, Any] = {}
 
@@ -46,21 +46,30 @@ class Rule:
         self._numba_type_ = RuleType(name, num_slots)
 
 
+def has_name(kernel: Any) -> bool:
+    """Whether the name of a kernel says which one it is.
+
+    It does for a function of a module, compiled by numba, that takes nothing from a function around it.
+    """
+    function = getattr(kernel, "py_func", None)
+    if function is None or function.__closure__ is not None:
+        return False
+    module = inspect.getmodule(function)
+    return getattr(module, "__file__", None) is not None and getattr(module, function.__name__, None) is kernel
+
+
 @functools.cache
-def rule_of(kernel: Callable[..., None], num_slots: int) -> Rule:
-    """The rule that a kernel of an optimizer is. Its source is part of the name, as of all our types."""
-    function = kernel.py_func  # pyright: ignore[reportFunctionMemberAccess]  # a dispatcher of numba
-    name = f"{function.__module__}.{function.__qualname__}, {zlib.crc32(_source_of(function)):08x}"
+def rule_of(kernel: Any, num_slots: int) -> Rule:
+    """The rule that a kernel of an optimizer is. Its source is part of the name, as of all our types.
+
+    Args:
+      kernel: one that `has_name`.
+    """
+    function = kernel.py_func
+    source = inspect.getsource(inspect.getmodule(function) or function)
+    name = f"{function.__module__}.{function.__qualname__}, {zlib.crc32(source.encode()):08x}"
     _rules[name] = kernel
     return Rule(name, num_slots)
-
-
-def _source_of(function: Any) -> bytes:
-    try:
-        return inspect.getsource(inspect.getmodule(function) or function).encode()
-    except (OSError, TypeError):
-        # Typed at a prompt.
-        return function.__code__.co_code
 
 
 extending.register_model(RuleType)(models.OpaqueModel)

@@ -14,10 +14,11 @@ from functools import partial
 import numpy as np
 
 from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES, STREAMING_FLOATS, aligned_empty, matrix_of
-from podembed.embedding.kernels.crew import Crew, cut
+from podembed.embedding.kernels.crew import Crew, cut_into_runs
 from podembed.embedding.kernels.many_tables import (
     NUM_BAGS,
     NUM_IDS,
+    SPLIT_BYTES,
     SPLITS,
     WEIGHTS,
     divide_gradients,
@@ -32,7 +33,7 @@ _LINE_FLOATS = CACHE_LINE_BYTES // _FLOAT_BYTES
 
 
 class BlockLines:
-    """Finds where blocks lie: int64 `[n, 3]`, of each matrix its address, the bytes from row to row, and its rows.
+    """Finds where blocks lie: int64 `[n, 4]`, of each matrix its address, the bytes from row to row, rows and columns.
 
     Blocks of the buffers of a run are the same objects in every step, so they are looked at once. They are not kept
     alive: whoever uses the lines does that.
@@ -53,7 +54,7 @@ class BlockLines:
         found = self._found.get(key)
         if found is not None and len(found[0]) == len(blocks) and all(map(_is_at, found[0], blocks)):
             return found[1]
-        lines = np.array([(*matrix_of(block), len(block)) for block in blocks], np.int64).reshape(-1, 3)
+        lines = np.array([(*matrix_of(block), *block.shape) for block in blocks], np.int64).reshape(-1, 4)
         if len(self._found) >= self._MOST:
             self._found.clear()
         self._found[key] = [weakref.ref(block) for block in blocks], lines
@@ -85,7 +86,7 @@ class ScaledGradients:
 
     Attributes:
       where: (host, feature) of each, by number.
-      lines: int64 `[n, 3]`, as `BlockLines`.
+      lines: int64 `[n, 3]`: the address of each, the bytes from row to row, and its rows.
       is_weighted: bool `[n]`: one gradient an id. The others have one a bag.
       memory: float32 in which all of them lie.
     """
@@ -105,7 +106,7 @@ class ScaledGradients:
 
 
 class FeatureTables:
-    """See the module. Tables change through `update_together` only.
+    """See the module. Tables change through `update` only.
 
     Args:
       tables: all tables of the job.
@@ -147,14 +148,10 @@ class FeatureTables:
           out: per host, where the vectors go, as `BlockLines` gives it.
 
         Raises:
-          ValueError: a block has not one vector a bag. Nothing is written then.
+          ValueError: a block has not one vector a bag, or another width than the table. Nothing is written then.
         """
         all_asked, all_out = np.stack(asked, axis=1), np.stack(out, axis=1)
-        if not np.array_equal(all_asked[:, :, NUM_BAGS], all_out[:, :, 2]):
-            raise ValueError(
-                f"Found {all_asked[:, :, NUM_BAGS].tolist()} bags by feature and host, with room for "
-                f"{all_out[:, :, 2].tolist()}. Expected one vector a bag. Pass the blocks of that batch."
-            )
+        self._check(all_asked, all_out)
         num_hosts = len(asked)
         floats = all_asked[:, :, NUM_BAGS] * self.dims[:, None]
         aligned = (all_out[:, :, :2] % CACHE_LINE_BYTES == 0).all(axis=2)
@@ -188,9 +185,10 @@ class FeatureTables:
           By table its touched rows. Gradients that `scale` must make before they are used.
 
         Raises:
-          ValueError: a row is not held here.
+          ValueError: a row is not held here, or a block is not one of its bags, as of `pool`.
         """
         bags, lines = np.stack(asked), np.stack(gradients)
+        self._check(bags.swapaxes(0, 1), lines.swapaxes(0, 1))
         lists = np.concatenate([bags[:, :, : NUM_BAGS + 1], lines[:, :, :2]], axis=2)
         scaled = self._scaled(bags)
         if len(scaled.where):
@@ -228,12 +226,16 @@ class FeatureTables:
 
         Args:
           asked, gradients: as of `group`, once the gradients are there.
+
+        Raises:
+          ValueError: a block is not one of its bags, as of `pool`.
         """
         calls, total = [], 0
         where, is_plain = scaled.where, ~scaled.is_weighted
         if not is_plain.any():
             return
         all_asked, all_gradients, dims = np.stack(asked), np.stack(gradients), self.dims[where[:, 1]]
+        self._check(all_asked.swapaxes(0, 1), all_gradients.swapaxes(0, 1))
         for dim in self._of_dim:
             mine = np.flatnonzero(is_plain & (dims == dim))
             if len(mine):
@@ -243,6 +245,19 @@ class FeatureTables:
                 calls.append(partial(divide_gradients, dim, *arguments))
                 total += 2 * dim * int(bags[:, NUM_BAGS].sum())
         crew.run(calls, size=total)
+
+    def _check(self, bags: np.ndarray, blocks: np.ndarray) -> None:
+        """Of every feature and host, whether its block has one vector a bag, as wide as its table's rows."""
+        found = blocks[:, :, 2:]
+        expected = np.stack([bags[:, :, NUM_BAGS], np.broadcast_to(self.dims[:, None], bags.shape[:2])], axis=2)
+        wrong = np.argwhere((found != expected).any(axis=2))
+        if len(wrong):
+            at = tuple(wrong[0].tolist())
+            raise ValueError(
+                f"Found a block of shape {tuple(found[at].tolist())} for feature {at[0]} of those pooled here. "
+                f"Expected {tuple(expected[at].tolist())}: one vector a bag, as wide as a row. Pass the blocks of that "
+                "batch."
+            )
 
     def update(self, grouped: GroupedTables, learning_rates: Sequence[float], crew: Crew) -> None:
         """Updates each touched row once. The gradients lie where `group` got them from.
@@ -255,15 +270,12 @@ class FeatureTables:
 
 def _calls(dim: int, arguments: tuple[np.ndarray, ...], sizes: np.ndarray, crew: Crew) -> list[partial[None]]:
     """Calls of `pool_tables` for the threads of a crew."""
-    if crew.num_threads == 1:
-        return [partial(pool_tables, dim, *arguments)]
     bags, rows, combiners, streams, out = arguments
     calls = []
-    for item, first, stop in cut(bags[:, NUM_BAGS].tolist(), sizes.tolist(), crew.num_threads):
-        own, vectors = bags[item : item + 1].copy(), out[item : item + 1].copy()
-        own[:, SPLITS] += 8 * first
-        own[:, NUM_BAGS] = stop - first
-        vectors[:, 0] += first * vectors[:, 1]
-        one = slice(item, item + 1)
-        calls.append(partial(pool_tables, dim, own, rows[one], combiners[one], streams[one], vectors))
+    for items, firsts, stops in cut_into_runs(bags[:, NUM_BAGS], sizes, crew.num_threads):
+        own, vectors = bags[items], out[items]
+        own[:, SPLITS] += SPLIT_BYTES * firsts
+        own[:, NUM_BAGS] = stops - firsts
+        vectors[:, 0] += firsts * vectors[:, 1]
+        calls.append(partial(pool_tables, dim, own, rows[items], combiners[items], streams[items], vectors))
     return calls

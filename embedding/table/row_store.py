@@ -1,7 +1,8 @@
 """`RowStore`: the memory behind a `Table`, float32 rows and slots by local row number.
 
-Callers of the kernels come through here and know no arrays. Which id a row belongs to is the business of `key_index`,
-when a row changes that of `Table`. A store that keeps rows elsewhere has these methods and nothing more.
+Callers of the kernels come through here and know no arrays. Only `feature_tables` and `together` know where they lie,
+so arrays keep their place as long as the store lives. Which id a row belongs to is the business of `key_index`, when a
+row changes that of `Table`. A store that keeps rows elsewhere has these methods and nothing more.
 """
 
 from __future__ import annotations

@@ -13,12 +13,20 @@ from functools import partial
 import numpy as np
 
 from podembed.embedding.kernels.arrays import can_stream, matrix_of
-from podembed.embedding.kernels.crew import Crew, cut, is_worth_sharing
+from podembed.embedding.kernels.crew import Crew, cut, cut_into_runs, is_worth_sharing
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
 from podembed.embedding.kernels.many_tables import NUM_IDS, BagLists, GroupedEntries, group_tables
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
-from podembed.embedding.row_optimizers.table_rules import LINE, NUM_ADDRESSES, NUM_ROWS, ROWS, STARTS
+from podembed.embedding.row_optimizers.table_rules import (
+    LINE,
+    NUM_ADDRESSES,
+    NUM_ROWS,
+    ROW_BYTES,
+    ROWS,
+    START_BYTES,
+    STARTS,
+)
 from podembed.embedding.table.table import NO_ROWS, GroupedRows, Table
 
 _RUNS_PER_THREAD = 4
@@ -223,8 +231,13 @@ class TableUpdates:
           learning_rates: one a table of the job.
 
         Raises:
-          ValueError: as `Table.begin_update`. Nothing has changed then.
+          ValueError: as `Table.begin_update`, or `grouped` is of other tables. Nothing has changed then.
         """
+        if grouped.held != self.held:
+            raise ValueError(
+                f"Found touched rows of tables {list(grouped.held)}. Expected those of {list(self.held)}, in this "
+                "order. Group the tables that are updated."
+            )
         if any(self._tables[at].updates_alone for at in self.held):
             for at in sorted(grouped):
                 self._tables[at].update_grouped(grouped[at], learning_rates[at])
@@ -263,15 +276,13 @@ class _RuleSet:
     def calls(self, some: np.ndarray, lines: np.ndarray, learning_rate: float, crew: Crew) -> list[partial[None]]:
         """For the threads of a crew."""
         rule = self.optimizer.table_rule(learning_rate)
-        if crew.num_threads == 1:
-            return [partial(rule, self.dim, self.matrices[some], lines)]
         calls = []
-        for item, first, stop in cut(lines[:, NUM_ROWS].tolist(), self.sizes(lines).tolist(), crew.num_threads):
-            own = lines[item : item + 1].copy()
-            own[:, ROWS] += 8 * first
-            own[:, STARTS] += 4 * first
-            own[:, NUM_ROWS] = stop - first
-            calls.append(partial(rule, self.dim, self.matrices[some[item : item + 1]], own))
+        for items, firsts, stops in cut_into_runs(lines[:, NUM_ROWS], self.sizes(lines), crew.num_threads):
+            own = lines[items]
+            own[:, ROWS] += ROW_BYTES * firsts
+            own[:, STARTS] += START_BYTES * firsts
+            own[:, NUM_ROWS] = stops - firsts
+            calls.append(partial(rule, self.dim, self.matrices[some[items]], own))
         return calls
 
 

@@ -24,6 +24,28 @@ def test_parts_are_all_of_the_work_once(items: list[tuple[int, int]], num_thread
     assert all((counts == 1).all() for counts in done)
 
 
+@settings(deadline=None, max_examples=examples(50))
+@given(
+    items=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 1 << 20)), max_size=40),
+    num_threads=st.integers(1, 100),
+)
+def test_runs_are_the_same_parts_in_fewer_calls(items: list[tuple[int, int]], num_threads: int) -> None:
+    lengths, sizes = (np.array([item[at] for item in items], np.int64) for at in range(2))
+    runs = crew.cut_into_runs(lengths, sizes, num_threads)
+    found = [part for run in runs for part in zip(*(array.tolist() for array in run), strict=True)]
+    assert found == crew.cut(lengths.tolist(), sizes.tolist(), num_threads)
+    is_shared = num_threads > 1 and crew.is_worth_sharing(int(sizes.sum()))
+    assert len(runs) <= (5 * num_threads if is_shared else 1)
+
+
+def test_small_items_go_together_and_large_ones_are_cut() -> None:
+    lengths, sizes = np.full(201, 64), np.array([1 << 22, *[1 << 12] * 200], np.int64)
+    runs = crew.cut_into_runs(lengths, sizes, 2)
+    assert 4 <= len(runs) <= 10
+    of_runs = [(sizes[items] * (stops - firsts) / lengths[items]).sum() for items, firsts, stops in runs]
+    assert max(of_runs) <= 2 * sizes.sum() / 8
+
+
 def test_many_small_calls_are_not_shared() -> None:
     assert crew.is_worth_sharing(1 << 20)
     assert crew.is_worth_sharing(1 << 22, 26)

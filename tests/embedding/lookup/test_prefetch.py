@@ -214,3 +214,13 @@ def rows_asked(prepared: Prepared, owner: int, order: Sequence[int]) -> dict[int
     """By stream, the rows that a host asks of an owner; streams lie in this order."""
     pieces = np.split(prepared.asked[owner], np.cumsum(prepared.asked_counts[owner, order])[:-1])
     return dict(zip(order, pieces, strict=True))
+
+
+def test_nothing_goes_before_a_step_whose_rows_are_not_known() -> None:
+    random = np.random.default_rng(1)
+    pod = test_pooled_lookup.Pod(2, [0, 1, 1])
+    batches = [[test_pooled_lookup.draw_batch(random, weighted=False) for _ in range(2)] for _ in range(2)]
+    first, second = (pod.accepted(batch) for batch in batches)
+    first[0].grouped = None
+    pod.lookups[0].split(second[0], first[0])
+    assert second[0].splits == [None, None]

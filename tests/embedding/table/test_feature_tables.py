@@ -172,29 +172,40 @@ def test_rows_that_nobody_holds_are_refused_before_anything_changes(crew: Crew) 
     assert not any(table._marks.any() for table in held)
 
 
-def test_blocks_of_another_batch_are_refused(crew: Crew) -> None:
+@pytest.mark.parametrize("is_short", [True, False], ids=["short", "narrow"])
+def test_blocks_of_another_batch_are_refused(crew: Crew, is_short: bool) -> None:
     held = tables()
     own = FeatureTables(held, features(), num_hosts=1)
     asked = draw(np.random.default_rng(1), held, with_weights=False)
-    short = [block[:-1] for block in blocks(np.random.default_rng(1), held)]
-    with pytest.raises(ValueError, match="Expected one vector a bag"):
-        own.pool([asked.lines], [BlockLines().of(short)], crew)
+    good = blocks(np.random.default_rng(1), held)
+    bad = [*good]
+    bad[3] = good[3][:-1] if is_short else good[3][:, :64]
+    shape = (20, 192) if is_short else (21, 64)
+    lines = [asked.lines]
+    grouped, scaled = own.group(lines, [BlockLines().of(good)], crew)
+    with pytest.raises(ValueError, match=rf"Found a block of shape \({shape[0]}, {shape[1]}\) for feature 3 .*21, 192"):
+        own.pool(lines, [BlockLines().of(bad)], crew)
+    with pytest.raises(ValueError, match="Found a block of shape"):
+        own.group(lines, [BlockLines().of(bad)], crew)
+    with pytest.raises(ValueError, match="Found a block of shape"):
+        own.scale(scaled, lines, [BlockLines().of(bad)], crew)
+    assert len(grouped) == len(held)
 
 
 def test_blocks_are_looked_at_again_only_if_they_are_others() -> None:
     lines, random = BlockLines(), np.random.default_rng(0)
     some = [np.zeros((count, 4), np.float32) for count in random.integers(1, 9, 5)]
-    expected = np.array([(*matrix_of(block), len(block)) for block in some])
+    expected = np.array([(*matrix_of(block), *block.shape) for block in some])
     first = lines.of(some)
     assert np.array_equal(first, expected)
     assert lines.of([*some]) is first
     # The first block is the same one, and one behind it is not.
     some[3] = np.zeros((2, 4), np.float32)
     second = lines.of(some)
-    assert second[3].tolist() == [*matrix_of(some[3]), 2]
+    assert second[3].tolist() == [*matrix_of(some[3]), 2, 4]
     assert np.array_equal(np.delete(second, 3, 0), np.delete(first, 3, 0))
     for _ in range(3 * BlockLines._MOST):
         gone = [np.zeros((1, 4), np.float32)]
         assert lines.of(gone)[0, 0] == gone[0].ctypes.data
     assert len(lines._found) <= BlockLines._MOST
-    assert lines.of([]).shape == (0, 3)
+    assert lines.of([]).shape == (0, 4)

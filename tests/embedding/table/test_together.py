@@ -11,6 +11,7 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.kernels import crew as crew_rules
 from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
 from podembed.embedding.kernels.many_tables import BagLists
+from podembed.embedding.kernels.row_vectors import jit, splat, store
 from podembed.embedding.optimizers import (
     FTRL,
     SGD,
@@ -22,6 +23,7 @@ from podembed.embedding.optimizers import (
     RowWiseAdagrad,
     SlotSpec,
 )
+from podembed.embedding.row_optimizers.row_step import RowStep
 from podembed.embedding.table.table import GroupedRows, Table
 from podembed.embedding.table.together import GroupedTables, Pooling, TableUpdates, group_together, pool_together
 from podembed.embedding.table_spec import TableSpec
@@ -153,3 +155,90 @@ def test_rules_in_python_meet_the_tables_in_their_order(num_threads: int) -> Non
     crew.close()
     # Before that, the rule is tried with a rate of 0.
     assert [rate for rate in seen if rate] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("rule", [None, SGD(0.1, use_gradient_accumulation=False), Adam(0.1, lazy_adam=False)])
+def test_a_table_that_cannot_be_updated_so_is_refused_before_any_changes(
+    num_threads: int, rule: Optimizer | None
+) -> None:
+    gradient, crew = np.ones((1, DIM), np.float32), ThreadCrew(num_threads)
+    rules = (SGD(0.1), rule, RowWiseAdagrad(0.1))
+    configs = [TableConfig(5, DIM, name=f"t{at}", optimizer=own) for at, own in enumerate(rules)]
+    held = [Table(TableSpec.of(config, seed=1, num_buckets=1), np.zeros(1, np.int64)) for config in configs]
+    before = [table.rows.copy() for table in held]
+    one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
+    grouped = GroupedTables.of({at: table.group(one) for at, table in enumerate(held)})
+    with pytest.raises(ValueError, match="Table 't1' has optimizer"):
+        TableUpdates(held, [0, 1, 2]).run(grouped, [0.1] * 3, crew)
+    assert all((table.rows == rows).all() for table, rows in zip(held, before, strict=True))
+    crew.close()
+
+
+def test_touched_rows_of_other_tables_are_refused() -> None:
+    held = tables()[:2]
+    gradient = np.ones((1, DIM), np.float32)
+    one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
+    grouped = GroupedTables.of({at: held[at].group(one) for at in (1, 0)})
+    with pytest.raises(ValueError, match=r"Found touched rows of tables \[1, 0\]. Expected those of \[0, 1\]"):
+        TableUpdates(held, [0, 1]).run(grouped, [0.1] * 2, ThreadCrew(1))
+
+
+class InPython(SGD):
+    """Its rule is none of a kernel."""
+
+    def run(self, step: RowStep) -> None:
+        step.rows[step.touched.rows] = 7.0
+
+
+def filling(value: float):
+    @jit
+    def fill(width, dim, table, rows, head, following, gradients, learning_rate, limits):
+        for u in range(rows.shape[0]):
+            store(table, rows[u], 0, splat(width, np.float32(value)))
+
+    return fill
+
+
+class Filling(SGD):
+    """Its kernel takes a number from around it, so its name does not say which one it is."""
+
+    def kernel(self):
+        return FILLS[self.clip_weight_max], ()
+
+
+FILLS = {1.0: filling(1.0), 2.0: filling(2.0)}
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_rules_of_users_are_their_own(num_threads: int) -> None:
+    rules = (InPython(0.1), Filling(0.1, clip_weight_max=1.0), Filling(0.1, clip_weight_max=2.0), SGD(0.1))
+    assert [rule.updates_together for rule in rules] == [False, False, False, True]
+    configs = [TableConfig(5, DIM, name=f"t{at}", optimizer=own) for at, own in enumerate(rules)]
+    held = [Table(TableSpec.of(config, seed=1, num_buckets=1), np.zeros(1, np.int64)) for config in configs]
+    gradient, crew = np.ones((1, DIM), np.float32), ThreadCrew(num_threads)
+    one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
+    grouped = GroupedTables.of({at: table.group(one) for at, table in enumerate(held)})
+    TableUpdates(held, range(4)).run(grouped, [0.1] * 4, crew)
+    crew.close()
+    assert [table.rows[0, 0] for table in held] == [7.0, 1.0, 2.0, np.float32(-0.1)]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_updates_that_go_alone_leave_the_tables_behind_as_they_are(num_threads: int) -> None:
+    """So that a fault between two tables finds one of them updated."""
+    held, crew = tables(), ThreadCrew(num_threads)
+    gradient = np.ones((1, DIM), np.float32)
+    one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
+    before = [table.rows.copy() for table in held]
+
+    def strike(rows: np.ndarray) -> None:
+        raise RuntimeError("a fault")
+
+    held[2].updates_alone, held[2].before_change = True, strike
+    grouped = GroupedTables.of({at: table.group(one) for at, table in enumerate(held)})
+    with pytest.raises(RuntimeError, match="a fault"):
+        TableUpdates(held, range(len(held))).run(grouped, [0.1] * len(held), crew)
+    crew.close()
+    changed = [bool((table.rows != rows).any()) for table, rows in zip(held, before, strict=True)]
+    assert changed == [True, True] + [False] * (len(held) - 2)

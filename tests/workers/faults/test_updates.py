@@ -9,8 +9,12 @@ import pytest
 
 from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import Constant
+from podembed.embedding.kernels.arrays import matrix_of
+from podembed.embedding.kernels.crew import ONE_THREAD
+from podembed.embedding.kernels.many_tables import BagLists
 from podembed.embedding.optimizers import SGD
 from podembed.embedding.table.table import Table
+from podembed.embedding.table.together import GroupedTables, TableUpdates
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.plan import Fault, FaultPlan
@@ -52,6 +56,17 @@ def test_between_two_tables_the_first_is_updated_and_the_second_not(tmp_path: Pa
     assert (two.rows == 0).all()
     update(two)
     assert (two.rows[:6] == -1).all()
+
+
+def test_between_two_tables_that_are_updated_together(tmp_path: Path) -> None:
+    held = [table(name) for name in ("one", "two", "three")]
+    armed(tmp_path, held, "step.update.between", "two")
+    gradient = np.ones((1, 2), np.float32)
+    lists = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
+    grouped = GroupedTables.of({at: one.group(lists) for at, one in enumerate(held)})
+    with pytest.raises(RuntimeError, match="injected"):
+        TableUpdates(held, [0, 1, 2]).run(grouped, [1.0] * 3, ONE_THREAD)
+    assert [one.rows[0, 0] for one in held] == [-1.0, 0.0, 0.0]
 
 
 def test_in_the_middle_of_a_table_some_rows_are_changed_and_were_announced(tmp_path: Path) -> None:
