@@ -29,7 +29,8 @@ from podembed.embedding.row_optimizers.table_rules import (
 )
 from podembed.embedding.table.table import NO_ROWS, GroupedRows, Table
 
-_RUNS_PER_THREAD = 4
+# Few, since each has some 50 microseconds of Python, of which one thread runs at a time.
+_RUNS_PER_THREAD = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +160,6 @@ def _runs(sizes: Sequence[int], num_threads: int) -> tuple[list[tuple[int, int]]
     num_parts = [_num_parts(size, total, num_threads) for size in sizes]
     shared = {number: count for number, count in enumerate(num_parts) if count > 1}
     is_shared = num_threads > 1 and is_worth_sharing(FLOATS_PER_ENTRY * total)
-    # A run is a piece of work: a thread that has ended its own takes another.
     wanted = total / (_RUNS_PER_THREAD * num_threads) if is_shared else total
     runs, first, held = [], 0, 0
     for number, size in enumerate([*sizes, 0]):
