@@ -14,26 +14,33 @@ IS_FRAME, NO_FRAME, BAD_SPLITS, BAD_ROW = 0, 1, 2, 3
 WEIGHTED, DIVIDED = 1, 2
 HEAD_WORDS = 3
 """Of each feature: the numbers of bags and of ids, and flags."""
+BAGS = 6
+"""Numbers of what a host asks for a feature.
+
+The address of its rows (int32) and how many they are. The address of its row splits (int64) and how many bags it has.
+The addresses of its weights and of its divisors (float32), 0 where there are none.
+"""
+ROWS, NUM_IDS, SPLITS, NUM_BAGS, WEIGHTS, DIVISORS = 0, 1, 2, 3, 4, 5
 
 
-def find_pieces(frame: np.ndarray, limits: np.ndarray, pieces: np.ndarray) -> int:
+def find_pieces(frame: np.ndarray, limits: np.ndarray, lines: np.ndarray) -> int:
     """Finds where the parts of each feature lie in a frame, and whether they can be trusted.
 
     Args:
       frame: int64 `[words]`, as it came.
       limits: int64 `[num_features]`; rows must be below. Below 0 where rows need no look.
-      pieces: int64 `[num_features, 4]`; receives where the row splits begin, in words, and the rows, weights and
-        divisors, in halves of words. Row 0 receives the bad feature and its bad row if there is one.
+      lines: int64 `[num_features, BAGS]`; receives where the parts of each feature lie. Line 0 receives the bad feature
+        and its bad row if there is one.
 
     Returns:
       `IS_FRAME`, or what is wrong.
     """
     words = plain(frame, np.int64)
-    return _find_pieces(words, words.view(np.int32), limits, pieces)
+    return _find_pieces(words, words.view(np.int32), words.ctypes.data, limits, lines)
 
 
 @jit
-def _find_pieces(words, halves, limits, pieces):
+def _find_pieces(words, halves, start, limits, lines):
     num_features = limits.shape[0]
     total = words.shape[0]
     if total < HEAD_WORDS * num_features:
@@ -69,9 +76,12 @@ def _find_pieces(words, halves, limits, pieces):
             for j in range(rows_at, rows_at + ids):
                 worst = max(worst, np.uint32(halves[j]))
             if ids > 0 and np.int64(worst) >= limits[at]:
-                pieces[0, 0], pieces[0, 1] = at, np.int64(np.int32(worst))
+                lines[0, 0], lines[0, 1] = at, np.int64(np.int32(worst))
                 return BAD_ROW
-        pieces[at, 0], pieces[at, 1], pieces[at, 2], pieces[at, 3] = splits_at, rows_at, weights_at, divisors_at
+        lines[at, ROWS], lines[at, NUM_IDS] = start + 4 * rows_at, ids
+        lines[at, SPLITS], lines[at, NUM_BAGS] = start + 8 * splits_at, bags
+        lines[at, WEIGHTS] = start + 4 * weights_at if flags & WEIGHTED else 0
+        lines[at, DIVISORS] = start + 4 * divisors_at if flags & DIVIDED else 0
         splits_at += bags + 1
         rows_at += ids
         weights_at += ids if flags & WEIGHTED else 0

@@ -18,17 +18,11 @@ from numba.np import arrayobj
 
 from podembed.embedding.kernels import grouped
 from podembed.embedding.kernels.arrays import plain
+from podembed.embedding.kernels.bag_frames import DIVISORS, NUM_BAGS, NUM_IDS, ROWS, SPLITS, WEIGHTS
 from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.kernels.pool import MEAN, pool_bags
 from podembed.embedding.kernels.row_vectors import columns_of, inlined, intrinsic, jit, load, splat, store, width_of
 
-BAGS = 6
-"""Numbers of what a host asks for a feature.
-
-The address of its rows (int32) and how many they are. The address of its row splits (int64) and how many bags it has.
-The addresses of its weights and of its divisors (float32), 0 where there are none.
-"""
-ROWS, NUM_IDS, SPLITS, NUM_BAGS, WEIGHTS, DIVISORS = 0, 1, 2, 3, 4, 5
 SPLIT_BYTES = 8
 NUM_LIST_COLUMNS = 6
 _START, _STRIDE = 4, 5

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from podembed.embedding.kernels.bag_frames import find_pieces
+from podembed.embedding.kernels.bag_frames import BAGS, find_pieces
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
 from podembed.embedding.kernels.crew import ONE_THREAD, column_parts
 from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
-from podembed.embedding.kernels.many_tables import BAGS, BagLists, divide_gradients, group_bags, pool_tables
+from podembed.embedding.kernels.many_tables import BagLists, divide_gradients, group_bags, pool_tables
 from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradients
 from podembed.embedding.kernels.row_numbers import route, route_bags, rows_of_ids
 from podembed.embedding.kernels.wanted import rows_by_host, rows_by_stream
@@ -62,7 +62,7 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
     pieces = np.zeros((1, 1), np.int64)
     rows_by_stream(ids, pieces, pieces, pieces, ids.copy(), ids.copy())
     rows_by_host(ids, pieces, pieces, ids.copy())
-    find_pieces(ids, ids, np.zeros((1, 4), np.int64))
+    find_pieces(ids, ids, np.zeros((1, BAGS), np.int64))
     nothing = BagLists.of([], [], [])
     group_bags(nothing, marks)
     # By marks, and by hashes where there are more rows.

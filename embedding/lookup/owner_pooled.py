@@ -20,8 +20,8 @@ from dataclasses import replace
 import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.kernels.bag_frames import NUM_BAGS
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
-from podembed.embedding.kernels.many_tables import NUM_BAGS
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
 from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients
@@ -197,6 +197,8 @@ class PooledLookup:
 
     def _layout_of(self, host: int, bags: AskedBags, is_usual: bool) -> ActivationLayout:
         """The layout of the vectors that a host gets from here: `self.layout` itself if its batch is a usual one."""
+        if is_usual and not self._numbers:
+            return self.layout
         if is_usual:
             found = bags.lines[:, NUM_BAGS]
             odd = np.flatnonzero(found != self._vectors)
@@ -222,6 +224,8 @@ class PooledLookup:
         Raises:
           ValueError: a row is not held here.
         """
+        if not self._numbers:
+            return
         asked = [bags.lines for bags in request.bags]
         request.grouped, request.scaled = self._own.group(
             asked, self._all_gradients(request, own_gradients), self._crew
@@ -381,8 +385,9 @@ class PooledLookup:
           own_gradients: the memory that `group` was given, now filled.
           learning_rates: one a table of the job.
         """
-        scaled, gradients = request.scaled, self._all_gradients(request, own_gradients)
-        if scaled is not None:
+        scaled = request.scaled
+        if scaled is not None and len(scaled.where):
+            gradients = self._all_gradients(request, own_gradients)
             self._own.scale(scaled, [bags.lines for bags in request.bags], gradients, self._crew)
             for host, number, out in scaled.weighted(self._own.dims):
                 at = self._of_owner[self.host][number]

@@ -15,9 +15,8 @@ import numpy as np
 from podembed.embedding.kernels.bag_frames import (
     BAD_ROW,
     BAD_SPLITS,
+    BAGS,
     DIVIDED,
-    HEAD_WORDS,
-    IS_FRAME,
     NO_FRAME,
     WEIGHTED,
     find_pieces,
@@ -137,8 +136,10 @@ def read_frame(
       ValueError: it is no frame of so many features, or names a row that is not held here.
     """
     num_features = len(limits)
-    pieces = np.zeros((max(1, num_features), 4), np.int64)
-    state = IS_FRAME if not num_features and not len(frame) else find_pieces(frame, limits, pieces)
+    if not num_features and not len(frame):
+        return NO_BAGS
+    lines = np.zeros((max(1, num_features), BAGS), np.int64)
+    state = find_pieces(frame, limits, lines)
     if state == NO_FRAME:
         raise ValueError(
             f"Found a request of {len(frame)} words from host {host} that does not begin with the sizes of "
@@ -151,45 +152,45 @@ def read_frame(
             "ids."
         )
     if state == BAD_ROW:
-        feature, row = pieces[0, :2].tolist()
+        feature, row = lines[0, :2].tolist()
         raise bad_local_row(row, int(limits[feature]))
-    head = frame[: HEAD_WORDS * num_features].reshape(num_features, HEAD_WORDS)
     if numbers is None:
         numbers = {number: number for number in range(num_features)}
-    return AskedBags(frame, numbers, head.copy(), pieces[:num_features])
+    return AskedBags(frame, numbers, lines[:num_features])
 
 
 class AskedBags(Mapping[int, BagRows]):
     """What one host asks, by feature.
 
     Attributes:
-      lines: int64 `[num_features, BAGS]`, the same for kernels, see `kernels.many_tables`.
+      lines: int64 `[num_features, BAGS]`, the same for kernels, see `kernels.bag_frames`. They hold while this lives.
     """
 
-    def __init__(self, frame: np.ndarray, numbers: Mapping[int, int], head: np.ndarray, pieces: np.ndarray) -> None:
-        self._frame, self._numbers, self._head, self._pieces = frame, numbers, head, pieces
-        words, halves = frame.ctypes.data + 8 * pieces[:, :1], frame.ctypes.data + 4 * pieces[:, 1:]
-        flags = head[:, 2:] & np.array([WEIGHTED, DIVIDED])
-        of_bags = np.where(flags, halves[:, 1:], 0)
-        self.lines = np.concatenate([halves[:, :1], head[:, 1:2], words, head[:, :1], of_bags], axis=1)
+    def __init__(self, frame: np.ndarray, numbers: Mapping[int, int], lines: np.ndarray) -> None:
+        self._frame, self._numbers, self.lines = frame, numbers, lines
 
     def __getitem__(self, feature: int) -> BagRows:
-        number = self._numbers[feature]
-        bags, ids, flags = self._head[number].tolist()
-        splits_at, rows_at, weights_at, divisors_at = self._pieces[number].tolist()
-        as_rows, as_floats = self._frame.view(np.int32), self._frame.view(np.float32)
+        rows, ids, splits, bags, weights, divisors = self.lines[self._numbers[feature]].tolist()
         return BagRows(
-            rows=as_rows[rows_at : rows_at + ids],
-            row_splits=self._frame[splits_at : splits_at + bags + 1],
-            weights=as_floats[weights_at : weights_at + ids] if flags & WEIGHTED else None,
-            divisors=as_floats[divisors_at : divisors_at + bags] if flags & DIVIDED else None,
+            rows=self._view(rows, ids, np.int32),
+            row_splits=self._view(splits, bags + 1, np.int64),
+            weights=self._view(weights, ids, np.float32) if weights else None,
+            divisors=self._view(divisors, bags, np.float32) if divisors else None,
         )
+
+    def _view(self, address: int, count: int, dtype: type) -> np.ndarray:
+        array = self._frame.view(dtype)
+        first = (address - self._frame.ctypes.data) // array.itemsize
+        return array[first : first + count]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._numbers)
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+
+NO_BAGS = AskedBags(_NOTHING, {}, np.zeros((0, BAGS), np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
