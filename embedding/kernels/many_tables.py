@@ -28,6 +28,7 @@ NUM_LIST_COLUMNS = 6
 _START, _STRIDE = 4, 5
 
 _COUNTED, _HASHED, _MARKED = 0, 1, 2
+_LINE, _MOST = 9, 5
 
 
 @intrinsic
@@ -234,39 +235,50 @@ def group_tables(lists: np.ndarray, firsts: np.ndarray, num_rows: np.ndarray, ma
     Raises:
       ValueError: a row is not one of the local rows of its table.
     """
-    before = np.concatenate([[0], np.cumsum(lists[:, NUM_IDS])])
-    counts = np.diff(before[firsts])
-    ways = np.where(counts <= grouped.MOST_HASHED, _HASHED, _MARKED)
-    ways[num_rows <= grouped.ROWS_PER_HASHED * counts] = _MARKED
-    ways[num_rows <= grouped.ROWS_PER_COUNTED * counts] = _COUNTED
-    is_hashed = (ways == _HASHED).tolist()
-    slots_of = [grouped.num_slots(size) * own for size, own in zip(counts.tolist(), is_hashed, strict=True)]
-    # Each table has room for as many rows as it can touch, and for the two beyond that the kernels write.
-    rooms = np.minimum(counts, num_rows) + 2
-    rows_at, entries_at = np.cumsum(rooms) - rooms, np.cumsum(counts) - counts
-    numbers = firsts[:-1], firsts[1:], counts, num_rows, marks, ways, slots_of, rows_at, entries_at
-    lines = np.stack([np.asarray(one, np.int64) for one in numbers], axis=1)
+    num_tables = len(num_rows)
+    lines, most = np.empty((num_tables, _LINE), np.int64), np.zeros(_MOST, np.int64)
+    # Kernels are compiled for each order in memory that they meet.
+    lists, firsts, num_rows, marks = (np.ascontiguousarray(array) for array in (lists, firsts, num_rows, marks))
+    limits = grouped.MOST_HASHED, grouped.ROWS_PER_HASHED, grouped.ROWS_PER_COUNTED
+    _plan(lists, firsts, num_rows, marks, *limits, lines, most)
+    most_entries, most_counted, most_slots, all_rooms, all_entries = most.tolist()
     # Every table uses the same scratch, so that it stays in the caches.
-    most, most_counted = int(counts.max(initial=0)), int(num_rows[ways == _COUNTED].max(initial=0))
-    scratch = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most_counted, np.int32)
-    slots = np.empty(max(slots_of, default=0), np.int64)
-    rows, starts = np.empty(int(rooms.sum()), np.int64), np.empty(int(rooms.sum()), np.int32)
-    addresses, found = np.empty(int(counts.sum()), np.int64), np.zeros(len(counts), np.int64)
+    scratch = np.empty(most_entries, np.int32), np.empty(most_entries, np.int32), np.empty(most_counted, np.int32)
+    slots = np.empty(most_slots, np.int64)
+    rows, starts = np.empty(all_rooms, np.int64), np.empty(all_rooms, np.int32)
+    addresses, bounds = np.empty(all_entries, np.int64), np.zeros((num_tables, 4), np.int64)
     # A width only has numba look for changed kernels in other files.
-    bad = _group_tables(
-        width_of(1),
-        np.ascontiguousarray(lines),
-        np.ascontiguousarray(lists),
-        *scratch,
-        slots,
-        rows,
-        starts,
-        addresses,
-        found,
-    )
+    bad = _group_tables(width_of(1), lines, lists, *scratch, slots, rows, starts, addresses, bounds)
     if bad >= 0:
-        raise bad_local_row(int(rows[rows_at[bad]]), int(num_rows[bad]))
-    return GroupedEntries(rows, starts, addresses, np.stack([rows_at, found, entries_at, counts], axis=1))
+        raise bad_local_row(int(rows[lines[bad, 7]]), int(num_rows[bad]))
+    return GroupedEntries(rows, starts, addresses, bounds)
+
+
+@jit
+def _plan(lists, firsts, num_rows, marks, most_hashed, rows_per_hashed, rows_per_counted, lines, most):
+    # Which way each table takes, and where its rows and addresses go. Each has room for as many rows as it can touch,
+    # and for the two beyond that the kernels write.
+    rows_at, entries_at = np.int64(0), np.int64(0)
+    for at in range(num_rows.shape[0]):
+        count, held = np.int64(0), num_rows[at]
+        for part in range(firsts[at], firsts[at + 1]):
+            count += lists[part, NUM_IDS]
+        way, num_slots = _MARKED, np.int64(0)
+        if held <= rows_per_counted * count:
+            way = _COUNTED
+            most[1] = max(most[1], held)
+        elif count <= most_hashed and held > rows_per_hashed * count:
+            way, num_slots = _HASHED, np.int64(16)
+            while num_slots <= 4 * count // 3:
+                num_slots *= 2
+            most[2] = max(most[2], num_slots)
+        most[0] = max(most[0], count)
+        lines[at, 0], lines[at, 1], lines[at, 2] = firsts[at], firsts[at + 1], count
+        lines[at, 3], lines[at, 4], lines[at, 5] = held, marks[at], way
+        lines[at, 6], lines[at, 7], lines[at, 8] = num_slots, rows_at, entries_at
+        rows_at += min(count, held) + 2
+        entries_at += count
+    most[3], most[4] = rows_at, entries_at
 
 
 @inlined
@@ -278,7 +290,7 @@ def _zeros(array, count):
 
 
 @jit
-def _group_tables(width, lines, lists, scratch, numbers, counts, slots, out_rows, out_starts, out_addresses, found):
+def _group_tables(width, lines, lists, scratch, numbers, counts, slots, out_rows, out_starts, out_addresses, bounds):
     for at in range(lines.shape[0]):
         first, stop, count = lines[at, 0], lines[at, 1], lines[at, 2]
         num_rows, marks, way = lines[at, 3], lines[at, 4], lines[at, 5]
@@ -311,7 +323,7 @@ def _group_tables(width, lines, lists, scratch, numbers, counts, slots, out_rows
             return at
         if num_unique == 0:
             starts[0] = 0
-        found[at] = num_unique
+        bounds[at, 0], bounds[at, 1], bounds[at, 2], bounds[at, 3] = rows_at, num_unique, entries_at, count
         _lay_out(lists[first:stop], named, ends, out_addresses[entries_at : entries_at + count])
     return -1
 

@@ -98,6 +98,9 @@ class ScaledGradients:
             yield host, number, self.memory[first : first + count * dim].reshape(count, dim)
 
 
+NOTHING_SCALED = ScaledGradients(np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int64), np.zeros(0, bool))
+
+
 class FeatureTables:
     """See the module. Tables change through `update` only.
 
@@ -121,8 +124,12 @@ class FeatureTables:
         self._pooling = np.array([COMBINER_CODES[feature.pooling] for feature in features], np.int64)
         self._combiners = np.array([COMBINER_CODES[feature.combiner] for feature in features], np.int64)
         self._divides = np.array([feature.combiner != "sum" for feature in features], bool)
+        self._divides_any = bool(self._divides.any())
         # Features of one width are worked on by one call.
-        self._of_dim = {int(dim): np.flatnonzero(self.dims == dim) for dim in np.unique(self.dims)}
+        self._of_dim: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        for dim in np.unique(self.dims).tolist():
+            own = np.flatnonzero(self.dims == dim)
+            self._of_dim[dim] = own, self._rows[own], self._pooling[own]
         # Lists of bags as they are grouped: table by table, and of each table host by host.
         of_table: dict[int, list[int]] = {table: [] for table in self.held}
         for at, feature in enumerate(features):
@@ -145,23 +152,20 @@ class FeatureTables:
         """
         all_asked, all_out = np.stack(asked, axis=1), np.stack(out, axis=1)
         self._check(all_asked, all_out)
-        num_hosts = len(asked)
         floats = all_asked[:, :, NUM_BAGS] * self.dims[:, None]
         aligned = (all_out[:, :, :2] % CACHE_LINE_BYTES == 0).all(axis=2)
         streams = (floats >= STREAMING_FLOATS) & aligned
         calls, total = [], 0
-        for dim, features in self._of_dim.items():
+        for dim, (features, rows, pooling) in self._of_dim.items():
             # Feature by feature, since rows that one host's bags brought into the caches serve those of the others.
-            def chosen(array: np.ndarray, features: np.ndarray = features) -> np.ndarray:
-                return array[features].reshape(len(features) * num_hosts, *array.shape[2:])
-
-            def repeated(array: np.ndarray, features: np.ndarray = features) -> np.ndarray:
-                return np.repeat(array[features], num_hosts, axis=0)
-
-            bags, vectors = chosen(all_asked), chosen(all_out)[:, :2]
+            every = len(features) == len(self.dims)
+            bags, where, streamed = (
+                (array if every else array[features]).reshape(len(features) * len(asked), *array.shape[2:])
+                for array in (all_asked, all_out, streams)
+            )
             sizes = (bags[:, NUM_IDS] + bags[:, NUM_BAGS]) * dim
-            arguments = bags, repeated(self._rows), repeated(self._pooling), chosen(streams), vectors
-            calls += _calls(dim, arguments, sizes, crew)
+            static = (rows, pooling) if len(asked) == 1 else (rows.repeat(len(asked), 0), pooling.repeat(len(asked)))
+            calls += _calls(dim, (bags, *static, streamed, where[:, :2]), sizes, crew)
             total += int(sizes.sum())
         crew.run(calls, size=total)
 
@@ -204,6 +208,8 @@ class FeatureTables:
 
     def _scaled(self, bags: np.ndarray) -> ScaledGradients:
         is_weighted = bags[:, :, WEIGHTS] != 0
+        if not self._divides_any and not is_weighted.any():
+            return NOTHING_SCALED
         where = np.argwhere(is_weighted | self._divides)
         at = tuple(where.T)
         counts, dims = np.where(is_weighted, bags[:, :, NUM_IDS], bags[:, :, NUM_BAGS])[at], self.dims[where[:, 1]]
@@ -241,16 +247,15 @@ class FeatureTables:
 
     def _check(self, bags: np.ndarray, blocks: np.ndarray) -> None:
         """Of every feature and host, whether its block has one vector a bag, as wide as its table's rows."""
+        if (blocks[:, :, 2] == bags[:, :, NUM_BAGS]).all() and (blocks[:, :, 3] == self.dims[:, None]).all():
+            return
         found = blocks[:, :, 2:]
         expected = np.stack([bags[:, :, NUM_BAGS], np.broadcast_to(self.dims[:, None], bags.shape[:2])], axis=2)
-        wrong = np.argwhere((found != expected).any(axis=2))
-        if len(wrong):
-            at = tuple(wrong[0].tolist())
-            raise ValueError(
-                f"Found a block of shape {tuple(found[at].tolist())} for feature {at[0]} of those pooled here. "
-                f"Expected {tuple(expected[at].tolist())}: one vector a bag, as wide as a row. Pass the blocks of that "
-                "batch."
-            )
+        at = tuple(np.argwhere((found != expected).any(axis=2))[0].tolist())
+        raise ValueError(
+            f"Found a block of shape {tuple(found[at].tolist())} for feature {at[0]} of those pooled here. Expected "
+            f"{tuple(expected[at].tolist())}: one vector a bag, as wide as a row. Pass the blocks of that batch."
+        )
 
     def update(self, grouped: GroupedTables, learning_rates: Sequence[float], crew: Crew) -> None:
         """Updates each touched row once. The gradients lie where `group` got them from.
@@ -263,6 +268,8 @@ class FeatureTables:
 
 def _calls(dim: int, arguments: tuple[np.ndarray, ...], sizes: np.ndarray, crew: Crew) -> list[partial[None]]:
     """Calls of `pool_tables` for the threads of a crew."""
+    if crew.num_threads == 1:
+        return [partial(pool_tables, dim, *arguments)]
     bags, rows, combiners, streams, out = arguments
     calls = []
     for items, firsts, stops in cut_into_runs(bags[:, NUM_BAGS], sizes, crew.num_threads):

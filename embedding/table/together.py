@@ -249,9 +249,10 @@ class TableUpdates:
         rates, calls, total = np.array(learning_rates, np.float64), [], 0
         for one in self._sets:
             lines = grouped.lines[one.numbers]
-            for rate in np.unique(rates[one.tables]).tolist():
-                some = np.flatnonzero(rates[one.tables] == rate)
-                calls += one.calls(some, lines[some], rate, crew)
+            own_rates = rates[one.tables]
+            for rate in dict.fromkeys(own_rates.tolist()):
+                some = np.flatnonzero(own_rates == rate)
+                calls += one.calls(some, lines if len(some) == len(lines) else lines[some], rate, crew)
             total += int(one.sizes(lines).sum())
         crew.run(calls, size=total)
         # In the order of the tables, by one thread: a rule in Python may keep something.
@@ -277,6 +278,9 @@ class _RuleSet:
     def calls(self, some: np.ndarray, lines: np.ndarray, learning_rate: float, crew: Crew) -> list[partial[None]]:
         """For the threads of a crew."""
         rule = self.optimizer.table_rule(learning_rate)
+        if crew.num_threads == 1:
+            matrices = self.matrices if len(some) == len(self.matrices) else self.matrices[some]
+            return [partial(rule, self.dim, matrices, lines)]
         calls = []
         for items, firsts, stops in cut_into_runs(lines[:, NUM_ROWS], self.sizes(lines), crew.num_threads):
             own = lines[items]
