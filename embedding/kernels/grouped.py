@@ -11,7 +11,7 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import plain
 from podembed.embedding.kernels.ids import HASH, bad_local_row
-from podembed.embedding.kernels.row_vectors import jit, prefetch_item
+from podembed.embedding.kernels.row_vectors import inlined, jit, prefetch_item
 
 FLOATS_PER_ENTRY = 64
 """What grouping an entry takes, as floats that pooling reads in the same time."""
@@ -68,9 +68,13 @@ def scratch_bytes(num_entries: float, num_rows: float) -> float:
     return 4 * num_rows
 
 
-def num_slots(num_entries: int) -> int:
+@inlined
+def num_slots(num_entries):
     """Of the hash table of so many entries: a power of two."""
-    return max(16, 1 << (4 * num_entries // 3).bit_length())
+    count = 16
+    while count <= 4 * num_entries // 3:
+        count *= 2
+    return count
 
 
 def _is_hashed(num_entries: float, num_rows: float) -> bool:
@@ -112,7 +116,7 @@ def _numbered(rows: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray, np.ndarr
     count = len(rows)
     unique, starts, numbers = np.empty(count + 1, np.int64), np.zeros(count + 2, np.int32), np.empty(count, np.int32)
     if _is_hashed(count, len(marks)):
-        slots = np.zeros(num_slots(count), np.int64)
+        slots = np.zeros(num_slots.py_func(count), np.int64)
         num_unique = number_by_hash(rows, len(marks), slots, unique, starts, numbers)
     else:
         num_unique = number_by_marks(rows, marks, unique, starts, numbers)

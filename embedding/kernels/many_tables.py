@@ -1,9 +1,10 @@
 """Kernels that work on the features of many tables in one call.
 
 A kernel for one feature takes microseconds to call from Python, and as long to prepare. With hundreds of tables of a
-few thousand ids each, that is a quarter of a step. Here arrays travel as numbers: their addresses and lengths, one line
-of an int64 matrix a feature. The work itself is that of `pool` and `grouped`, so the bits are the same. Whoever makes
-the lines answers for them: nothing is checked here but row numbers, and all memory must live during the call.
+few thousand ids each, that is a quarter of what a host computes. Here arrays travel as numbers: their addresses and
+lengths, one line of an int64 matrix a feature. The work itself is that of `pool` and `grouped`, so the bits are the
+same. Whoever makes the lines answers for them: nothing is checked here but row numbers, and all memory must live during
+the call.
 """
 
 from __future__ import annotations
@@ -268,9 +269,7 @@ def _plan(lists, firsts, num_rows, marks, most_hashed, rows_per_hashed, rows_per
             way = _COUNTED
             most[1] = max(most[1], held)
         elif count <= most_hashed and held > rows_per_hashed * count:
-            way, num_slots = _HASHED, np.int64(16)
-            while num_slots <= 4 * count // 3:
-                num_slots *= 2
+            way, num_slots = _HASHED, np.int64(grouped.num_slots(count))
             most[2] = max(most[2], num_slots)
         most[0] = max(most[0], count)
         lines[at, 0], lines[at, 1], lines[at, 2] = firsts[at], firsts[at + 1], count

@@ -196,10 +196,6 @@ class FeatureTables:
             weighted = tuple(scaled.where[scaled.is_weighted].T)
             lists[*weighted, SPLITS] = numbers.ctypes.data
             lists[*weighted, NUM_BAGS] = bags[*weighted, NUM_IDS]
-            # The splits are read during this call only.
-            grouped = self._grouped(lists, crew)
-            del numbers
-            return grouped, scaled
         return self._grouped(lists, crew), scaled
 
     def _grouped(self, lists: np.ndarray, crew: Crew) -> GroupedTables:

@@ -30,9 +30,6 @@ from podembed.embedding.row_optimizers.table_rules import (
 )
 from podembed.embedding.table.table import NO_ROWS, GroupedRows, Table
 
-# Few, since each has some 50 microseconds of Python, of which one thread runs at a time.
-_RUNS_PER_THREAD = 1
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pooling:
@@ -161,7 +158,8 @@ def _runs(sizes: Sequence[int], num_threads: int) -> tuple[list[tuple[int, int]]
     num_parts = [_num_parts(size, total, num_threads) for size in sizes]
     shared = {number: count for number, count in enumerate(num_parts) if count > 1}
     is_shared = num_threads > 1 and is_worth_sharing(FLOATS_PER_ENTRY * total)
-    wanted = total / (_RUNS_PER_THREAD * num_threads) if is_shared else total
+    # One run a thread: more of them only add Python, of which one thread runs at a time.
+    wanted = total / num_threads if is_shared else total
     runs, first, held = [], 0, 0
     for number, size in enumerate([*sizes, 0]):
         if number == len(sizes) or number in shared or (held and held + size > wanted):
@@ -208,14 +206,16 @@ class TableUpdates:
     def __init__(self, tables: Sequence[Table], held: Sequence[int]) -> None:
         self._tables, self.held = tables, tuple(held)
         self._sets: list[_RuleSet] = []
-        self._alone: list[int] = []
+        alone: set[int] = set()
         of_rule: dict[tuple[Optimizer, int], list[int]] = {}
         for number, at in enumerate(held):
             spec = tables[at].spec
             if spec.optimizer is not None and spec.optimizer.updates_together:
                 of_rule.setdefault((spec.optimizer, spec.dim), []).append(number)
             else:
-                self._alone.append(at)
+                alone.add(at)
+        # In the order of the tables, since a rule in Python may keep something.
+        self._in_order, self._alone = sorted(held), frozenset(alone)
         for (optimizer, dim), own in of_rule.items():
             stores = [tables[held[number]].store for number in own]
             lines = [[matrix_of(array) for array in store.arrays.values()] for store in stores]
@@ -240,10 +240,10 @@ class TableUpdates:
                 "order. Group the tables that are updated."
             )
         if any(self._tables[at].updates_alone for at in self.held):
-            for at in sorted(grouped):
+            for at in self._in_order:
                 self._tables[at].update_grouped(grouped[at], learning_rates[at])
             return
-        for at in sorted(grouped):
+        for at in self._in_order:
             if self._tables[at].is_watched or at in self._alone:
                 self._tables[at].begin_update(grouped[at])
         rates, calls, total = np.array(learning_rates, np.float64), [], 0
@@ -255,10 +255,10 @@ class TableUpdates:
                 calls += one.calls(some, lines if len(some) == len(lines) else lines[some], rate, crew)
             total += int(one.sizes(lines).sum())
         crew.run(calls, size=total)
-        # In the order of the tables, by one thread: a rule in Python may keep something.
-        for at in sorted(self._alone):
-            own = grouped[at]
-            self._tables[at].update_run(own.touched, own.addresses, learning_rates[at], 0, len(own.rows))
+        for at in self._in_order:
+            if at in self._alone:
+                own = grouped[at]
+                self._tables[at].update_run(own.touched, own.addresses, learning_rates[at], 0, len(own.rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
