@@ -346,6 +346,7 @@ def measure(group: Any, arguments: argparse.Namespace, batch_size: int) -> dict[
     step = WARM_UP_STEPS
     meter = measuring.Meter(os.getpid())
     phases: dict[str, list[float]] = {}
+    computed: dict[str, list[float]] = {}
     window = WARM_UP_STEPS // 2
     sent = num_steps = 0
     started = time.perf_counter()
@@ -359,13 +360,15 @@ def measure(group: Any, arguments: argparse.Namespace, batch_size: int) -> dict[
         step, num_steps = step + window, num_steps + window
         sent += sum(host.bytes_sent for host in hosts)
         device_s.append(devices[0].seconds / window)
-        for phase, seconds in hosts[0].phase_s.items():
-            phases.setdefault(phase, []).append(seconds / window)
+        for found, spent in ((phases, hosts[0].phase_s), (computed, hosts[0].phase_cpu_s)):
+            for phase, seconds in spent.items():
+                found.setdefault(phase, []).append(seconds / window)
         window = max(4, int(WINDOW_S / meter.seconds_of_last * window))
     return {
         **meter.summary(),
         "step_ms": round(1e3 * batch_size / meter.summary()["samples_per_s"], 2),
-        "phase_ms": {phase: round(1e3 * statistics.median(found), 2) for phase, found in phases.items()},
+        "phase_ms": _medians_ms(phases),
+        "phase_cpu_ms": _medians_ms(computed),
         "cpu_ms_per_step": meter.cpu_ms(batch_size),
         "device_ms": round(1e3 * statistics.median(device_s), 2),
         "wire_mb_per_step": round(sent / num_steps / 1e6, 3),
@@ -374,6 +377,10 @@ def measure(group: Any, arguments: argparse.Namespace, batch_size: int) -> dict[
         "losses": [round(loss, 4) for loss in losses[:8]],
         "loss_31_40": round(statistics.fmean(losses[at] for at in CHECKED_STEPS), 5),
     }
+
+
+def _medians_ms(phases: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {phase: round(1e3 * statistics.median(found), 3) for phase, found in phases.items()}
 
 
 def add_workload(parser: argparse.ArgumentParser, *, names: Sequence[str] = ("A", "B", "tiny")) -> None:

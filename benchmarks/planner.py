@@ -4,10 +4,11 @@
     python benchmarks/planner.py --constants constants.json --bench tiny small-C small-C2 --hosts 2
 
 The constants are measured first, if the file is not there. Each workload is predicted from two of its batches, and then
-trained with the processes of real training, as `benchmarks/dlrm.py` does it. Phases are those of host 0. Relative
-errors are predicted over measured, less 1. The aims: phases within 25 %, the step within 15 %. Phases of less than 3 %
-of a step are judged together, as "other". On a busy machine compare `cpu_ms`, processor milliseconds of all hosts and
-devices in a step, since other programs change them little.
+trained with the processes of real training, as `benchmarks/dlrm.py` does it. Phases are those of host 0: what its
+working thread computes in each, and what it waits for. Relative errors are predicted over measured, less 1. The aims:
+phases within 25 %, the step within 15 %. Those of less than 3 % of a step are judged together, as "other". On a busy
+machine compare `cpu_ms`, processor milliseconds of all hosts and devices in a step, since other programs change them
+little.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ import numpy as np  # noqa: E402
 from benchmarks import dlrm, workloads  # noqa: E402
 from podembed.jobs.cli.calibrating import Calibrate, calibrate  # noqa: E402
 from podembed.orchestrator.api.result import Prediction  # noqa: E402
-from podembed.orchestrator.planning.of_run import with_rest  # noqa: E402
 from podembed.orchestrator.prediction.dense_half import children_environment, dense_halves  # noqa: E402
 from podembed.orchestrator.prediction.forecast import setting_of  # noqa: E402
 from podembed.orchestrator.prediction.placed import placed_demands  # noqa: E402
@@ -44,6 +44,7 @@ from podembed.workers.input.profile import measure_profile  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
 from podembed.workers.job.reference import JobReference  # noqa: E402
 from podembed.workers.job.tables import choose_buckets  # noqa: E402
+from podembed.workers.liveness.step_parts import parts_of_step  # noqa: E402
 
 LEAST_SHARE = 0.03
 OTHER = "other"
@@ -68,16 +69,16 @@ def predicted(
 def errors(step: PredictedStep, measured: dict[str, Any]) -> dict[str, Any]:
     """What the line says of one workload."""
     total_ms = measured["step_ms"]
-    found_ms = with_rest({str(name): value for name, value in measured["phase_ms"].items()}, total_ms)
+    found_ms = parts_of_step(measured["phase_ms"], measured["phase_cpu_ms"], total_ms)
     found_ms = {name: round(value, 2) for name, value in found_ms.items()}
-    expected_ms = {str(phase): 1e3 * seconds for phase, seconds in step.phase_s.items()}
+    expected_ms = {part: 1e3 * seconds for part, seconds in step.parts_s.items()}
     large = [
         name
         for name in dict.fromkeys((*expected_ms, *found_ms))
         if max(expected_ms.get(name, 0.0), found_ms.get(name, 0.0)) >= LEAST_SHARE * total_ms
     ]
-    for phases in (expected_ms, found_ms):
-        phases[OTHER] = round(sum(spent for name, spent in phases.items() if name not in large), 3)
+    for parts in (expected_ms, found_ms):
+        parts[OTHER] = round(sum(spent for name, spent in parts.items() if name not in large), 3)
     large.append(OTHER)
     off = {name: _off(expected_ms.get(name, 0.0), found_ms.get(name, 0.0)) for name in large}
     cpu_ms = measured["cpu_ms_per_step"]
@@ -105,15 +106,15 @@ def _off(expected: float, found: float) -> float:
     return round(expected / found - 1, 3) if found else float(np.inf)
 
 
-def in_made_up_run(reference: JobReference, arguments: argparse.Namespace) -> dict[str, list[float]]:
-    """By phase, milliseconds of a step on host 0 in the processes of a calibration, and processor milliseconds."""
+def in_made_up_run(reference: JobReference, arguments: argparse.Namespace) -> dict[str, float]:
+    """By part, milliseconds of a step on host 0 in the processes of a calibration."""
     (steps,) = measure_pods(
         [(reference, arguments.placement == "buckets")],
         num_hosts=arguments.hosts,
         environment=children_environment(arguments.threads),
     )
-    wall, cpu = with_rest(steps.phase_s[0], steps.step_s), steps.phase_cpu_s[0]
-    return {str(name): [round(1e3 * spent, 2), round(1e3 * cpu.get(name, 0.0), 2)] for name, spent in wall.items()}
+    parts = parts_of_step(steps.phase_s[0], steps.phase_cpu_s[0], steps.step_s)
+    return {name: round(1e3 * spent, 2) for name, spent in parts.items()}
 
 
 def run(bench: str, arguments: argparse.Namespace, constants: Calibration) -> dict[str, Any]:
@@ -135,11 +136,14 @@ def run(bench: str, arguments: argparse.Namespace, constants: Calibration) -> di
                 group.stop()
     compared = Prediction(
         step_s=step.step_s,
-        phase_s={str(phase): seconds for phase, seconds in step.phase_s.items()},
+        phase_s=step.parts_s,
         measured_step_s=measured["step_ms"] / 1e3,
-        measured_phase_s=with_rest(
-            {name: value / 1e3 for name, value in measured["phase_ms"].items()}, measured["step_ms"] / 1e3
-        ),
+        measured_phase_s={
+            part: spent / 1e3
+            for part, spent in parts_of_step(
+                measured["phase_ms"], measured["phase_cpu_ms"], measured["step_ms"]
+            ).items()
+        },
     )
     print(f"{bench}\n{render_comparison(compared)}", file=sys.stderr)
     return {"bench": bench, "placement": arguments.placement, **errors(step, measured), "made_up_ms": made_up}

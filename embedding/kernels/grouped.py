@@ -7,6 +7,8 @@ sweep and can ask for them ahead.
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 import numpy as np
 
 from podembed.embedding.kernels.arrays import plain
@@ -61,11 +63,19 @@ def _select_part(local_rows, addresses, part, mask, out_rows, out_addresses):
     return found
 
 
-def scratch_bytes(num_entries: float, num_rows: float) -> float:
-    """Memory in which grouping looks something up for every entry of a table of which so many rows are held here."""
-    if _is_hashed(num_entries, num_rows):
-        return 8 * _SLOTS_PER_ENTRY * num_entries
-    return 4 * num_rows
+class Grouping(Enum):
+    """How entries are grouped by row: by a count of every row, by marks of rows, or with a hash table."""
+
+    COUNTED = auto()
+    MARKED = auto()
+    HASHED = auto()
+
+
+def grouping_of(num_entries: float, num_rows: float) -> Grouping:
+    """The way of so many entries of a table of which so many rows are held here. As `many_tables` chooses it."""
+    if num_rows <= ROWS_PER_COUNTED * num_entries:
+        return Grouping.COUNTED
+    return Grouping.HASHED if _is_hashed(num_entries, num_rows) else Grouping.MARKED
 
 
 @inlined

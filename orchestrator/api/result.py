@@ -165,11 +165,14 @@ class MeasuredTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The steps of a run as they were predicted and as they were measured. Phases are those of host 0.
+    """The steps of a run as they were predicted and as they were measured, on host 0.
+
+    A part is what the host's working thread computes in a phase, or what it waits for. So where hosts and devices share
+    processors, a phase does not get longer because another process had the processor.
 
     Attributes:
       step_s: predicted seconds of a step.
-      phase_s: predicted seconds of each phase in a step.
+      phase_s: predicted seconds of each part of a step.
       measured_step_s: of the median window of steps.
       measured_phase_s: means over all steps.
     """
@@ -186,7 +189,7 @@ class Prediction:
 
     @property
     def phases_off(self) -> Mapping[str, float]:
-        """The same of each phase that took time."""
+        """The same of each part that took time."""
         found = {name: (self.phase_s.get(name, 0.0), spent) for name, spent in self.measured_phase_s.items()}
         return {name: expected / spent - 1 for name, (expected, spent) in found.items() if spent > 0}
 
@@ -208,6 +211,7 @@ class Result:
       losses: global loss of each step since this call began or last recovered to, by step number.
       changes: planned changes of hosts.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
+      phase_cpu_s: of these, processor seconds of its working thread, and those between phases.
       commit: name of the newest commit, which is of `step`; also where this call was stopped before its first step, or
         between a recovery and the next step. None only where the run has none: `step` is 0, and nothing is lost.
       stopped_by: None when all steps are done, else the reason.
@@ -237,6 +241,7 @@ class Result:
     trained_s: float = 0.0
     median_samples_per_s: float = 0.0
     num_windows: int = 0
+    phase_cpu_s: Mapping[str, float] = field(default_factory=dict)
     prediction: Prediction | None = None
     tables: tuple[MeasuredTable, ...] = ()
 

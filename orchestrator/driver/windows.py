@@ -107,6 +107,7 @@ class Windows:
             losses=devices[0].losses,
             num_samples=sum(host.num_samples for host in hosts),
             phase_s=hosts[0].phase_s,
+            phase_cpu_s=hosts[0].phase_cpu_s,
             began_s=began_s,
             ended_s=ended_s,
         )

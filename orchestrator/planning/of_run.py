@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from podembed.orchestrator.prediction.step import predict
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.calibration.record import read_calibration, this_machine
 from podembed.workers.input.profile import profiles_at_hand
-from podembed.workers.liveness.progress import Phase
+from podembed.workers.liveness.step_parts import parts_of_step
 
 
 def with_prediction(run: OpenRun, result: Result, scaling: ScalingConfig, *, emit: Callable[[Event], None]) -> Result:
@@ -84,15 +84,13 @@ def prediction_of(
     )
     step = predict(demands(job, found, profiles.tables), setting, calibration=calibration, dense=dense)
     num_steps, step_s = result.num_samples / job.batch_size, job.batch_size / result.median_samples_per_s
-    measured = {str(phase): seconds / num_steps for phase, seconds in result.phase_s.items()}
+    measured, computed = (
+        {phase: seconds / num_steps for phase, seconds in phases.items()}
+        for phases in (result.phase_s, result.phase_cpu_s)
+    )
     return Prediction(
         step_s=step.step_s,
-        phase_s={str(phase): seconds for phase, seconds in step.phase_s.items()},
+        phase_s=step.parts_s,
         measured_step_s=step_s,
-        measured_phase_s=with_rest(measured, step_s),
+        measured_phase_s=parts_of_step(measured, computed, step_s),
     )
-
-
-def with_rest(phase_s: Mapping[str, float], step_s: float) -> Mapping[str, float]:
-    """The phases of a step, and what passes between them."""
-    return {**phase_s, str(Phase.BETWEEN): max(0.0, step_s - sum(phase_s.values()))}

@@ -108,10 +108,9 @@ class Planner:
         self._record = self._planning()
         if self._record is None and step == 0:
             self._record = self._prepared()
-        if self._record is None:
-            return None
         store, tables = self._run.store, self.tables(num_hosts)
-        if self._plan(num_hosts=num_hosts, step=step) is None:
+        # A plan that is recorded is followed also where the constants are of another version.
+        if self._record is not None and self._plan(num_hosts=num_hosts, step=step) is None:
             found = candidates(tables, self._record.calibration, [one.profile for one in self._record.profiles])
             best = fastest(found, least_gain=FIRST_GAIN)
             write_plan(store, self._recorded(best, other_s=found[0].step_s, step=step, num_hosts=num_hosts))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from podembed.embedding.costs.profile import TableProfile
 from podembed.embedding.lookup.placement import Chosen
-from podembed.workers.calibration.record import Calibration
+from podembed.workers.calibration.record import Calibration, has_another_format
 from podembed.workers.storage.errors import NameNotFound
-from podembed.workers.storage.records import decode, encode, read_document
+from podembed.workers.storage.records import decode, encode, from_document, read_document
 from podembed.workers.storage.store import Store
-from podembed.workers.storage.strict_json import DocumentRefused
+from podembed.workers.storage.strict_json import DocumentRefused, unseal
 
 PLANNING_FILE = "PLANNING.json"
 FOLDER = "plans"
@@ -117,7 +117,7 @@ class PlanRecord:
 
 
 def read_planning(store: Store) -> PlanningRecord | None:
-    """None where a run has none: it was begun without constants, or by an older program.
+    """None where a run has none: it was begun without constants, or by another version.
 
     Raises:
       DocumentRefused: it is damaged.
@@ -126,7 +126,11 @@ def read_planning(store: Store) -> PlanningRecord | None:
         data = read_document(store, PLANNING_FILE, max_bytes=_MAX_BYTES)
     except NameNotFound:
         return None
-    return decode(PlanningRecord, PLANNING_FILE, data, max_bytes=_MAX_BYTES)
+    document = unseal(PLANNING_FILE, data, max_bytes=_MAX_BYTES)
+    # Another version's constants mean other things. Plans that were made with them are recorded and stay.
+    if has_another_format(document.get("calibration")):
+        return None
+    return from_document(PlanningRecord, PLANNING_FILE, document)
 
 
 def write_planning(store: Store, record: PlanningRecord) -> None:

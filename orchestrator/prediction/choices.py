@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from podembed.embedding.costs.constants import Kernels
-from podembed.embedding.costs.work import TableTraffic, TableWay, footprint_bytes, table_work
+from podembed.embedding.costs.work import TableTraffic, TableWay, Touched, table_work
 from podembed.embedding.lookup.placement import Chosen
 from podembed.embedding.lookup.pooling_choice import why_not_pooled
 from podembed.orchestrator.prediction.demand import Setting, TableDemand, traffic_of
@@ -121,14 +121,14 @@ def table_choices(
     """
     kernels = calibration.kernels_for(setting.share_a_machine)
     traffic = traffic_of(tables, setting)
-    footprint = footprint_bytes(traffic, setting.num_hosts)
+    touched = Touched.of(traffic, setting.num_hosts)
     return tuple(
         TableChoice(
             name=table.spec.name,
             way=table.way,
             why=why,
             costs=tuple(
-                (way, _cost(replace(asked, way=way), setting, footprint, kernels, calibration))
+                (way, _cost(replace(asked, way=way), setting, touched, kernels, calibration))
                 for way in _ways(table, setting)
             ),
             is_on_devices=table.is_on_devices,
@@ -144,10 +144,10 @@ def _ways(table: TableDemand, setting: Setting) -> list[TableWay]:
 
 
 def _cost(
-    asked: TableTraffic, setting: Setting, footprint: float, kernels: Kernels, calibration: Calibration
+    asked: TableTraffic, setting: Setting, touched: Touched, kernels: Kernels, calibration: Calibration
 ) -> WayCost:
     hosts = setting.num_hosts
-    work = table_work(asked, num_hosts=hosts, footprint=footprint, memory=kernels.memory)
+    work = table_work(asked, num_hosts=hosts, touched=touched, caches=kernels.caches)
     every, owner = (
         sum(kernels.seconds(key, counts) for key, counts in part.counts.items())
         for part in (work.every_host, work.owner)

@@ -6,6 +6,8 @@ from podembed.embedding.costs.constants import KINDS, Kernels
 from podembed.orchestrator.api.text import columns, format_bytes, plural, printable
 from podembed.workers.calibration.record import Calibration, PodCorrections
 
+_LEAST_NS = 0.005
+
 
 def rendered(found: Calibration) -> str:
     """The table of `podembed calibrate`."""
@@ -46,7 +48,7 @@ def _corrections(pod: PodCorrections) -> str:
     waiting = pod.waiting
     return columns(rows) + (
         f"\nan exchange takes {1e6 * waiting.meeting_s:.0f} µs and {waiting.spread:.0%} of the work before it, "
-        f"a device {1e6 * waiting.device_s:.0f} µs, without a processor"
+        f"a batch {1e6 * waiting.input_s:.0f} µs, a device {1e6 * waiting.device_s:.0f} µs, without a processor"
         f"\nwhere processors are short, a device does {waiting.turn:.0%} of its step before its host goes on, then "
         f"gets {waiting.device_weight:.2f} times a host's share; "
         f"steps are off by {waiting.error:.0%}"
@@ -59,14 +61,21 @@ def _rate(seconds: float) -> str:
 
 
 def _memory(kernels: Kernels) -> str:
-    memory = kernels.memory
+    memory, caches = kernels.memory, kernels.caches
     sizes = tuple(format_bytes(size) for size in memory.size_bytes)
-    return columns([("in", *sizes), ("ns", *(f"{value:.1f}" for value in memory.row_ns))])
+    found = columns([("in", *sizes), ("ns", *(f"{value:.1f}" for value in memory.row_ns))])
+    held = f"caches: L2 {format_bytes(caches.l2_bytes)}, L3 {format_bytes(caches.l3_bytes)}"
+    return f"{found}\n{held}"
 
 
 def _factors(kernels: Kernels) -> str:
-    rows = [("phase", *(kind.replace("_", " ") for kind in KINDS), "fit off by")]
+    """Most kinds cost nothing in most phases, so a phase has those that do."""
+    rows = [("phase", "fit off by", "")]
     for key, factors in sorted(kernels.factors_ns.items()):
-        cells = (f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value else "-" for value in factors)
-        rows.append((key, *cells, f"{kernels.errors[key]:.0%}"))
+        named = [
+            f"{kind.replace('_', ' ')} {value:,.0f}" if value >= 100 else f"{kind.replace('_', ' ')} {value:.2f}"
+            for kind, value in zip(KINDS, factors, strict=True)
+            if value >= _LEAST_NS
+        ]
+        rows.append((key, f"{kernels.errors[key]:.0%}", ", ".join(named)))
     return columns(rows)

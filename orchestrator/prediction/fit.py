@@ -6,16 +6,19 @@ which followed steps come nearest to the measured ones.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from podembed.embedding.costs.constants import fitted_columns
 from podembed.orchestrator.prediction.sharing import Followed
-from podembed.orchestrator.prediction.timeline import Timeline, family
+from podembed.orchestrator.prediction.timeline import Timeline
 from podembed.workers.calibration.pod import PodSteps
 from podembed.workers.calibration.record import Correction, PodCorrections, Waiting
 from podembed.workers.liveness.progress import Phase
+from podembed.workers.liveness.step_parts import FOR_INPUT, WAITS, parts_of_step
 
 _LEAST_S = 2e-5
 _LEAST_OF_ALONE = 0.1
@@ -59,14 +62,18 @@ def _samples(pod: MeasuredPod) -> dict[str, list[Sample]]:
     names = dict.fromkeys(name for host in steps.phase_cpu_s for name in host)
     for name in names:
         pieces = [piece for piece in timeline.pieces if str(piece.phase) == name]
+        families = list(dict.fromkeys(piece.family for piece in pieces))
+        # Where a phase did several things, what each of them took was not measured.
+        if len(families) != 1 or name == Phase.DEVICE:
+            continue
         for host, phases in enumerate(steps.phase_cpu_s):
             spent = phases.get(name, 0.0)
             alone_s = sum(float(piece.alone.seconds[host]) + piece.wire_s for piece in pieces)
             calls = sum(float(piece.alone.calls[host]) for piece in pieces)
             floats = sum(float(piece.alone.floats[host]) for piece in pieces)
             # A phase that takes place on no host, though it might have, says nothing of what it takes.
-            if pieces and name != Phase.DEVICE and max(of.get(name, 0.0) for of in steps.phase_cpu_s) > 0:
-                found.setdefault(family(Phase(name)), []).append((alone_s, calls, floats, spent))
+            if max(of.get(name, 0.0) for of in steps.phase_cpu_s) > 0:
+                found.setdefault(families[0], []).append((alone_s, calls, floats, spent))
     known = (timeline.device_alone_s, timeline.device_calls, timeline.device_floats)
     found[str(Phase.DEVICE)] = [(*known, spent) for spent in steps.device_cpu_s]
     return found
@@ -74,17 +81,12 @@ def _samples(pod: MeasuredPod) -> dict[str, list[Sample]]:
 
 def fitted(samples: Sequence[Sample]) -> Correction:
     """Factors and a constant that bring what is known to the measured seconds. Relative errors count."""
-    from scipy.optimize import nnls  # late: whoever only predicts needs no scipy
-
     # What took a small part of what it takes alone did not take place, and would decide the fit.
     samples = [sample for sample in samples if sample[3] >= _LEAST_OF_ALONE * sample[0]] or samples
     measured = np.array([spent for *_, spent in samples])
-    weights = 1 / np.maximum(measured, _LEAST_S)
-    columns = np.array([(alone_s, 1.0, calls, floats) for alone_s, calls, floats, _ in samples]) * weights[:, None]
-    scale = np.maximum(columns.max(axis=0), 1e-30)
-    scaled, _ = nnls(columns / scale, measured * weights)
-    errors = np.abs(columns / scale @ scaled - measured * weights)
-    factor, constant_s, call_s, float_s = (float(value) for value in scaled / scale)
+    columns = np.array([(alone_s, 1.0, calls, floats) for alone_s, calls, floats, _ in samples])
+    found, errors = fitted_columns(columns, measured, least=_LEAST_S)
+    factor, constant_s, call_s, float_s = (float(value) for value in found)
     return Correction(
         factor=factor, constant_s=constant_s, call_s=call_s, float_s=float_s, error=float(np.median(errors))
     )
@@ -97,9 +99,10 @@ def waiting(pods: Sequence[MeasuredPod], found: PodCorrections) -> Waiting:
     from scipy.optimize import minimize
 
     measured = [(pod.timeline(found), pod.steps) for pod in pods]
+    input_s = statistics.median(_input_s(pod.steps) for pod in pods)
 
     def errors(values: Sequence[float]) -> list[float]:
-        tried = _waiting(values)
+        tried = _waiting(values, input_s)
         return [
             error
             for timeline, steps in measured
@@ -112,15 +115,26 @@ def waiting(pods: Sequence[MeasuredPod], found: PodCorrections) -> Waiting:
         method="Nelder-Mead",
         options={"maxfev": _MOST_TRIES, "initial_simplex": np.vstack([np.zeros(len(_FIRST)), np.eye(len(_FIRST))])},
     )
-    return replace(_waiting(best.x), error=float(np.median(errors(best.x))))
+    return replace(_waiting(best.x, input_s), error=float(np.median(errors(best.x))))
 
 
-def _waiting(values: Sequence[float]) -> Waiting:
+def _input_s(steps: PodSteps) -> float:
+    """That a host waits for a batch which lies in memory, in the mean of the hosts: handing it over takes a while."""
+    waits = [
+        parts_of_step(wall, cpu, steps.step_s)[FOR_INPUT]
+        for wall, cpu in zip(steps.phase_s, steps.phase_cpu_s, strict=True)
+    ]
+    return statistics.fmean(waits)
+
+
+def _waiting(values: Sequence[float], input_s: float) -> Waiting:
     """From logarithms of what the search begins with, so that none gets negative."""
     meeting_s, spread, device_s, turn, weight = (
         first * float(np.exp(np.clip(value, -5, 5))) for first, value in zip(_FIRST, values, strict=True)
     )
-    return Waiting(meeting_s=meeting_s, spread=spread, device_s=device_s, turn=turn, device_weight=weight)
+    return Waiting(
+        meeting_s=meeting_s, spread=spread, device_s=device_s, input_s=input_s, turn=turn, device_weight=weight
+    )
 
 
 def followed(timeline: Timeline, steps: PodSteps, found: PodCorrections) -> Followed:
@@ -141,12 +155,14 @@ def followed(timeline: Timeline, steps: PodSteps, found: PodCorrections) -> Foll
 
 
 def _errors(found: Followed, steps: PodSteps) -> list[float]:
-    """Relative errors of the phases of all hosts, and of the step, which counts as much as five phases."""
+    """Relative errors of what all hosts wait for, and of the step, which counts as much as five of these."""
     errors = [abs(found.step_s / steps.step_s - 1)] * 5
-    for predicted, measured in zip(found.phase_s, steps.phase_s, strict=True):
-        for name, spent in measured.items():
-            least_s = _LEAST_SHARE * steps.step_s
-            expected = {str(phase): seconds for phase, seconds in predicted.items()}.get(name, 0.0)
-            if max(spent, expected) > least_s:
-                errors.append(abs(expected - spent) / max(spent, least_s))
+    least_s = _LEAST_SHARE * steps.step_s
+    for predicted, measured, cpu_s in zip(found.phase_s, steps.phase_s, steps.phase_cpu_s, strict=True):
+        texts = {str(phase): seconds for phase, seconds in predicted.items()}
+        expected = parts_of_step(texts, cpu_s, found.step_s)
+        spent = parts_of_step(measured, cpu_s, steps.step_s)
+        for name in WAITS:
+            if max(spent[name], expected[name]) > least_s:
+                errors.append(abs(expected[name] - spent[name]) / max(spent[name], least_s))
     return errors

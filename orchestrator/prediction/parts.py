@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.embedding.costs.constants import Counts, Kernels
-from podembed.embedding.costs.work import TableTraffic, TableWay, Work, footprint_bytes, table_work
+from podembed.embedding.costs.work import TableTraffic, TableWay, Touched, Work, table_work
 from podembed.embedding.lookup.prefetch import MIN_PREFETCH_SHARE
 from podembed.orchestrator.prediction.demand import Setting, TableDemand
 from podembed.workers.calibration.record import Calibration
@@ -60,7 +60,7 @@ class HostSeconds:
         self._num_hosts = num_hosts = setting.num_hosts
         self._at: dict[str, Alone] = {}
         self._early_s: dict[str, np.ndarray] = {}
-        footprint = footprint_bytes(traffic, num_hosts)
+        touched = Touched.of(traffic, num_hosts)
         self.num_features = sum(table.features for table in traffic)
         self.width = sum(table.features * table.dim for table in traffic)
         self.prefetches_rows = _is_worthwhile(traffic, setting, of_rows=True)
@@ -68,7 +68,7 @@ class HostSeconds:
         for table, asked in zip(tables, traffic, strict=True):
             if table.is_on_devices:
                 continue
-            work = table_work(asked, num_hosts=num_hosts, footprint=footprint, memory=kernels.memory)
+            work = table_work(asked, num_hosts=num_hosts, touched=touched, caches=kernels.caches)
             self._add(work.every_host, asked, None, kernels)
             self._add(work.owner, asked, table.owner, kernels)
         for key, alone in self._at.items():

@@ -21,10 +21,10 @@ _MOST_LINES = 40
 def render_forecast(found: Forecast) -> str:
     """What `podembed plan` says of time and memory."""
     step = found.step
-    rows = [("phase of a step, host 0", "predicted ms", "share")]
-    for phase, seconds in step.phase_s.items():
+    rows = [("part of a step, host 0", "predicted ms", "share")]
+    for part, seconds in step.parts_s.items():
         if seconds >= _LEAST_SHARE * step.step_s:
-            rows.append((str(phase), f"{1e3 * seconds:.2f}", f"{seconds / step.step_s:.0%}"))
+            rows.append((part, f"{1e3 * seconds:.2f}", f"{seconds / step.step_s:.0%}"))
     rows.append(("all", f"{1e3 * step.step_s:.2f}", ""))
     memory = found.memory
     held = [
@@ -123,9 +123,9 @@ def render_profiles(names: Sequence[str], profiles: Sequence[TableProfile], *, m
 
 
 def render_comparison(found: Prediction) -> str:
-    """Predicted and measured side by side, by phase."""
+    """Predicted and measured side by side, by part of a step."""
     longest_s = max(found.step_s, found.measured_step_s)
-    rows = [("phase of a step", "predicted ms", "measured ms", "off by")]
+    rows = [("part of a step", "predicted ms", "measured ms", "off by")]
     for name in dict.fromkeys((*found.phase_s, *found.measured_phase_s)):
         expected, spent = found.phase_s.get(name, 0.0), found.measured_phase_s.get(name, 0.0)
         if max(expected, spent) >= _LEAST_COMPARED * longest_s:

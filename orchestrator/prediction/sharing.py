@@ -67,6 +67,14 @@ class HostParts:
     device_weight: float = 1.0
     reading_s: float = 0.0
 
+    @property
+    def phase_cpu_s(self) -> dict[Phase, float]:
+        """Processor seconds of its working thread in each phase."""
+        found: dict[Phase, float] = {}
+        for part in (*self.beside, *self.after):
+            found[part.phase] = found.get(part.phase, 0.0) + part.cpu_s / max(1.0, part.threads)
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:

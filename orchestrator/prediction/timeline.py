@@ -19,18 +19,18 @@ from podembed.orchestrator.prediction.parts import POOLED, Alone, HostSeconds, W
 from podembed.orchestrator.prediction.sharing import Followed, HostParts, Part, follow
 from podembed.workers.calibration.record import Calibration, Correction, PodCorrections, Waiting
 from podembed.workers.liveness.progress import Phase
+from podembed.workers.liveness.step_parts import parts_of_step
 
 THREADED = frozenset(
     (Phase.GROUP, Phase.PREFETCH_POOL, Phase.POOL_FOR_OTHERS, Phase.POOL, Phase.GRADIENT_SUM, Phase.UPDATE)
 )
 """Phases whose kernels use all threads of a host."""
 
-_FAMILIES = {Phase.PREFETCH_POOL: Phase.POOL, Phase.POOL_FOR_OTHERS: Phase.POOL, Phase.PREFETCH_GATHER: Phase.GATHER}
-
-
-def family(phase: Phase) -> str:
-    """Under which name the processor seconds of a phase are corrected: several that do the same have one."""
-    return str(_FAMILIES.get(phase, phase))
+_FAMILIES = {Phase.POOL_FOR_OTHERS: Phase.POOL, Phase.PREFETCH_GATHER: Phase.GATHER}
+_REST_OF_POOL = "rest of pool"
+"""Pooling what was not pooled ahead of the update."""
+_POOL_OF_ROWS = "pool of rows"
+"""Pooling rows that came and adding up partial sums: a phase of pooling, but other code."""
 
 
 PLAIN = PodCorrections(hosts=1, phases={}, device=Correction(), waiting=Waiting(), reading=1.0)
@@ -43,6 +43,7 @@ class PredictedStep:
 
     Attributes:
       phase_s: on host 0, in the order of a step.
+      phase_cpu_s: processor seconds of its working thread in each.
       step_s: of all; the same on every host.
       device_s: what the device works, also where its host does not wait for it.
       cpu_s: processor seconds of the hosts and their devices, in the mean.
@@ -51,14 +52,24 @@ class PredictedStep:
 
     setting: Setting
     phase_s: Mapping[Phase, float]
+    phase_cpu_s: Mapping[Phase, float]
     step_s: float
     device_s: float
     cpu_s: float
     sent_bytes: float
 
     @property
+    def parts_s(self) -> Mapping[str, float]:
+        """Of a step on host 0, as `parts_of_step`."""
+        return parts_of_step(_texts(self.phase_s), _texts(self.phase_cpu_s), self.step_s)
+
+    @property
     def samples_per_s(self) -> float:
         return self.setting.batch_size / self.step_s if self.step_s else 0.0
+
+
+def _texts(phases: Mapping[Phase, float]) -> dict[str, float]:
+    return {str(phase): seconds for phase, seconds in phases.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +80,7 @@ class Piece:
       alone: what its kernels take alone.
       wire_s: what its messages take, on each host.
       share: of the phase's constant that falls to this piece.
+      kind: where it does something else than a phase of that name does otherwise.
       is_after: whether the device is done by then.
     """
 
@@ -76,9 +88,15 @@ class Piece:
     alone: Alone
     wire_s: float = 0.0
     share: float = 1.0
+    kind: str | None = None
     posts: str | None = None
     awaits: str | None = None
     is_after: bool = False
+
+    @property
+    def family(self) -> str:
+        """Under which name its processor seconds are corrected: several that do the same have one."""
+        return self.kind or str(_FAMILIES.get(self.phase, self.phase))
 
 
 class Timeline:
@@ -106,7 +124,8 @@ class Timeline:
         of, wire, seconds = self._seconds.of, self._wire, self._seconds
         found = of("dedup/pooled", "dedup/partial", "dedup/rows")
         # Between the phases something is done for each feature, too.
-        self.pieces.append(Piece(Phase.BETWEEN, Alone(0 * found.seconds, found.calls, 0 * found.floats)))
+        floats = seconds.of(POOLED).floats
+        self.pieces.append(Piece(Phase.BETWEEN, Alone(0 * found.seconds, found.calls, floats)))
         self.pieces.append(Piece(Phase.READ, self._nothing))
         self._work(Phase.DEDUP, found)
         own = of("id exchange/pooled", "id exchange/rows")
@@ -129,7 +148,8 @@ class Timeline:
     def _after(self) -> None:
         of, wire = self._seconds.of, self._wire
         self._work(Phase.GRADIENT_SUM, of("gradient sum/rows"), is_after=True)
-        self._exchange(Phase.GRADIENT_EXCHANGE, wire.vector_bytes + wire.row_bytes, name="gradients", is_after=True)
+        num_bytes = wire.vector_bytes + wire.row_bytes
+        self._exchange(Phase.GRADIENT_EXCHANGE, num_bytes, name="gradients", own=self._calls(), is_after=True)
         self._work(Phase.UPDATE, of("update/pooled", "update/rows"), is_after=True)
 
     def _forward(self, *, rest: bool, is_after: bool) -> None:
@@ -146,21 +166,31 @@ class Timeline:
             row_bytes = wire.split(row_bytes, of_rows=True, is_early=False)
         if rest and seconds.prefetches_pooled:
             vector_bytes = wire.split(vector_bytes, of_rows=False, is_early=False)
+        kind = _REST_OF_POOL if rest and seconds.prefetches_pooled else None
         self._work(Phase.GATHER, rows, is_after=is_after)
         if others:
-            self._work(Phase.POOL_FOR_OTHERS, pooled * others, is_after=is_after)
+            self._work(Phase.POOL_FOR_OTHERS, pooled * others, is_after=is_after, kind=kind)
         # Vectors are on their way while a host pools its own.
         self._exchange(Phase.ACTIVATION_EXCHANGE, 0.0, name="vectors", is_after=is_after, awaits=False)
         if others < 1:
-            self._work(Phase.POOL, pooled * (1 - others), is_after=is_after)
+            self._work(Phase.POOL, pooled * (1 - others), is_after=is_after, kind=kind)
         num_bytes = row_bytes + vector_bytes
-        self._exchange(Phase.ACTIVATION_EXCHANGE, num_bytes, name="vectors", is_after=is_after, posts=False)
+        self._exchange(
+            Phase.ACTIVATION_EXCHANGE, num_bytes, name="vectors", own=self._calls(), is_after=is_after, posts=False
+        )
         if (more := seconds.of("pool/rows", "sums/partial")).seconds.any():
-            self._work(Phase.POOL, more, is_after=is_after)
+            self._work(Phase.POOL, more, is_after=is_after, kind=_POOL_OF_ROWS)
 
-    def _work(self, phase: Phase, alone: Alone, *, is_after: bool = False) -> None:
+    def _calls(self) -> Alone:
+        """Something is done for each feature that is pooled, and takes no time in a kernel. What was in the caches is
+        gone the more, the more another process wrote.
+        """
+        pooled = self._seconds.of(POOLED)
+        return Alone(0 * pooled.seconds, pooled.calls, pooled.floats)
+
+    def _work(self, phase: Phase, alone: Alone, *, is_after: bool = False, kind: str | None = None) -> None:
         if alone.seconds.any():
-            self.pieces.append(Piece(phase, alone, share=self._share_of(phase), is_after=is_after))
+            self.pieces.append(Piece(phase, alone, share=self._share_of(phase), is_after=is_after, kind=kind))
 
     def _exchange(
         self,
@@ -180,11 +210,11 @@ class Timeline:
                 self.pieces.append(Piece(phase, own, share=self._share_of(phase), is_after=is_after))
             return
         wire_s = self._wire.exchange(num_bytes)
+        # Half of the constant falls to either end of an exchange.
+        share = 0.5 * self._share_of(phase) if posts else 0.5
         if posts:
-            share = 0.5 * self._share_of(phase)
             self.pieces.append(Piece(phase, self._nothing, wire_s / 2, share, posts=name, is_after=is_after))
         if awaits:
-            share = 0.5 * self._share_of(phase) if posts else 0.5
             self.pieces.append(Piece(phase, own, wire_s / 2, share, awaits=name, is_after=is_after))
 
     def _share_of(self, phase: Phase) -> float:
@@ -201,7 +231,7 @@ class Timeline:
 
     def cpu_s(self, piece: Piece) -> np.ndarray:
         """Processor seconds of a piece on every host in a run."""
-        fix = self._fix.phases.get(family(piece.phase), Correction())
+        fix = self._fix.phases.get(piece.family, Correction())
         alone = piece.alone
         variable = fix.factor * (alone.seconds + piece.wire_s) + fix.call_s * alone.calls + fix.float_s * alone.floats
         return variable + piece.share * fix.constant_s
@@ -211,13 +241,13 @@ class Timeline:
         cpus = self._calibration.machine.cpus
         cpu_s = [self.cpu_s(piece) for piece in self.pieces]
         chosen, processors = self._looked_at(np.sum(cpu_s, axis=0), cpus)
-        found = self.followed(
-            [self.host_parts(host, [float(spent[host]) for spent in cpu_s]) for host in chosen], processors
-        )
+        hosts = [self.host_parts(host, [float(spent[host]) for spent in cpu_s]) for host in chosen]
+        found = self.followed(hosts, processors)
         device_cpu_s = self.device_cpu_s
         return PredictedStep(
             setting=setting,
             phase_s={phase: spent for phase, spent in found.phase_s[0].items() if spent > 0},
+            phase_cpu_s=hosts[0].phase_cpu_s,
             step_s=found.step_s,
             device_s=found.device_s[0],
             cpu_s=float(np.mean(np.sum(cpu_s, axis=0))) + device_cpu_s + self._reading_s(),
@@ -255,6 +285,8 @@ class Timeline:
             if piece.awaits is not None:
                 delay_s = waiting.meeting_s + waiting.spread * since_s
                 since_s = 0.0
+            elif piece.phase is Phase.READ:
+                delay_s = waiting.input_s
             since_s += spent
             first, *more = self._threaded(piece, spent)
             parts[piece.is_after] += [replace(first, delay_s=delay_s, turn_s=turn_s), *more]
@@ -274,7 +306,7 @@ class Timeline:
         """A piece as parts: what Python does is done by one thread, kernels by all."""
         if self._setting.threads == 1 or piece.phase not in THREADED:
             return [Part(phase=piece.phase, cpu_s=cpu_s, posts=piece.posts, awaits=piece.awaits)]
-        fix = self._fix.phases.get(family(piece.phase), Correction())
+        fix = self._fix.phases.get(piece.family, Correction())
         alone_s = min(cpu_s, piece.share * fix.constant_s + fix.call_s * float(np.mean(piece.alone.calls)))
         threads = float(self._setting.threads)
         return [Part(phase=piece.phase, cpu_s=alone_s), Part(phase=piece.phase, cpu_s=cpu_s - alone_s, threads=threads)]

@@ -50,12 +50,14 @@ class History:
     Attributes:
       losses: of each step.
       windows: in the order of their steps, without those that were lost.
-      phase_s: seconds of each phase on host 0, over all windows.
+      phase_s, phase_cpu_s: seconds of each phase on host 0, and processor seconds of its working thread, over all
+        windows.
     """
 
     losses: dict[int, float] = field(default_factory=dict)
     windows: list[Window] = field(default_factory=list)
     phase_s: dict[str, float] = field(default_factory=dict)
+    phase_cpu_s: dict[str, float] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
     recoveries: list[Recovery] = field(default_factory=list)
     failed_saves: int = 0
@@ -76,6 +78,7 @@ class History:
         losses: Sequence[float],
         num_samples: int,
         phase_s: Mapping[Phase, float],
+        phase_cpu_s: Mapping[Phase, float],
         began_s: float,
         ended_s: float,
     ) -> Window:
@@ -103,8 +106,9 @@ class History:
         )
         self.windows.append(done)
         self.losses.update(enumerate(losses, first_step))
-        for phase, spent_s in phase_s.items():
-            self.phase_s[phase.value] = self.phase_s.get(phase.value, 0.0) + spent_s
+        for sums, window in ((self.phase_s, phase_s), (self.phase_cpu_s, phase_cpu_s)):
+            for phase, spent_s in window.items():
+                sums[phase.value] = sums.get(phase.value, 0.0) + spent_s
         return done
 
     def evaluation(self, evaluation: Evaluation, *, seconds: float) -> None:

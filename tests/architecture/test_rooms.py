@@ -40,7 +40,7 @@ ARROWS = {
     "workers/control": "declared_types",
     "workers/job": "control data declared_types formats model storage",
     "workers/mesh": "descriptors faults tracing",
-    "workers/calibration": "data device host input job liveness mesh storage",
+    "workers/calibration": "data device host input job mesh storage",
     "workers/checkpoint": "liveness storage tracing",
     "workers/device": "checkpoint crew declared_types descriptors faults job liveness model storage tracing",
     "workers/host": "checkpoint crew data device faults input job liveness mesh storage tracing",

@@ -1,8 +1,8 @@
 """Measures the phases of lookups on one host: the real code, on tables made up for it.
 
 The other hosts of a probe are numbers, and nothing is sent. Each asks of the real host what the real host asks of
-itself in another batch. Probes differ in way, width, size of the table, ids a bag, bags, features and hosts. So a fit
-can tell what a phase takes for each.
+itself in another batch. Probes differ in way, width, size of the table, ids a bag, bags, features and hosts. They also
+differ in how often the same ids come. So a fit can tell what a phase takes for each.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from podembed.embedding.config import TableConfig
-from podembed.embedding.costs.constants import Counts, Kernels, MemoryCurve, fitted
-from podembed.embedding.costs.work import TableTraffic, TableWay, Work, footprint_bytes, table_work
+from podembed.embedding.costs.constants import Caches, Counts, Kernels, MemoryCurve, fitted
+from podembed.embedding.costs.work import TableTraffic, TableWay, Touched, Work, table_work
 from podembed.embedding.initializers import Constant
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup.activation_layout import Blocks
@@ -36,6 +37,12 @@ _READS = 1 << 15
 _NUM_BATCHES = 4
 _WARM_UP_STEPS = 2
 _STEPS = 8
+_NUM_PROBES = {TableWay.WHOLE: 72, TableWay.PARTIAL: 32, TableWay.ROWS: 32}
+_LEAST_IDS, _MOST_IDS = 1_000, 800_000
+_LEAST_ROWS, _MOST_BYTES = 16, 1 << 29
+_OF_L2, _OF_L3 = 0.1, 0.8
+_SCATTER = 2_654_435_761
+"""A prime by which frequent ids are multiplied, so that they do not lie side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,8 @@ class Probe:
       table_bytes: rows of a table on the real host.
       features: each with a table of its own.
       bags: of a feature on a host.
+      ids_per_bag: of each bag, or the mean where lengths are drawn (Poisson).
+      skew: exponent of the law by which ids repeat (Zipf); with 0 all come equally often.
       combiner: of all features.
       is_wide: whether the optimizer's state is as wide as the rows.
     """
@@ -57,29 +66,42 @@ class Probe:
     bags: int
     features: int = 2
     num_hosts: int = 1
+    skew: float = 0.0
+    is_ragged: bool = False
     combiner: str = "sum"
     is_wide: bool = False
 
+    @property
+    def num_ids(self) -> int:
+        """That the real host works on, of all hosts."""
+        return self.ids_per_bag * self.bags * self.features * self.num_hosts
+
 
 def probes() -> list[Probe]:
-    """What is measured: every way in caches and out of them, narrow and wide, short bags and long ones."""
-    found = []
-    near, far = 1 << 16, 1 << 27
-    for way in TableWay:
-        hosts = 1 if way is TableWay.WHOLE else 2
-        for dim in (8, 32, 128):
-            for size in (near, far):
-                found.append(Probe(way=way, dim=dim, table_bytes=size, ids_per_bag=10, bags=1024, num_hosts=hosts))
-        for dim, size in ((16, far), (64, near)):
-            found.append(Probe(way=way, dim=dim, table_bytes=size, ids_per_bag=1, bags=4096, num_hosts=hosts))
-        # Many small features, and many hosts, show what a call costs.
-        found.append(Probe(way=way, dim=16, table_bytes=near, ids_per_bag=1, bags=64, features=32, num_hosts=hosts))
-        found.append(Probe(way=way, dim=16, table_bytes=near, ids_per_bag=2, bags=64, features=4, num_hosts=16))
-        found.append(
-            Probe(way=way, dim=64, table_bytes=1 << 24, ids_per_bag=4, bags=2048, num_hosts=2, combiner="mean")
+    """What is measured. Steps are drawn, always the same: a few that are chosen by hand miss what most jobs do."""
+    rng = np.random.default_rng(5)
+    return [_drawn(way, rng) for way, count in _NUM_PROBES.items() for _ in range(count)]
+
+
+def _drawn(way: TableWay, rng: np.random.Generator) -> Probe:
+    hosts = (1, 1, 2, 16) if way is TableWay.WHOLE else (2, 2, 4, 16)
+    while True:
+        found = Probe(
+            way=way,
+            dim=int(rng.choice((8, 16, 32, 64, 128))),
+            table_bytes=1 << int(rng.integers(13, 30)),
+            ids_per_bag=int(rng.choice((1, 2, 4, 10, 20))),
+            bags=int(rng.choice((64, 256, 1024, 2048, 4096))),
+            features=int(rng.choice((1, 2, 4, 8, 26, 64))),
+            num_hosts=int(rng.choice(hosts)),
+            skew=float(rng.choice((0.0, 0.0, 0.8, 1.05, 1.3))),
+            is_ragged=bool(rng.random() < 0.4),
+            combiner="mean" if rng.random() < 0.25 else "sum",
+            is_wide=bool(rng.random() < 0.25),
         )
-        found.append(Probe(way=way, dim=64, table_bytes=far, ids_per_bag=4, bags=1024, num_hosts=2, is_wide=True))
-    return found
+        fits = found.features * found.table_bytes * found.num_hosts <= _MOST_BYTES
+        if fits and _LEAST_IDS <= found.num_ids <= _MOST_IDS and found.table_bytes >= _LEAST_ROWS * 4 * found.dim:
+            return found
 
 
 def measure_memory() -> MemoryCurve:
@@ -100,6 +122,31 @@ def measure_memory() -> MemoryCurve:
     # A curve that dips is noise of the clock.
     rising = np.maximum.accumulate(found)
     return MemoryCurve(size_bytes=MEMORY_BYTES, row_ns=tuple(float(value) for value in rising))
+
+
+def caches_of_machine(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> Caches | None:
+    """The sizes that the kernel knows; None where it does not say them, as in some virtual machines."""
+    found: dict[str, int] = {}
+    for index in sorted(Path(folder).glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K") and size[:-1].isdigit():
+            found[level] = int(size[:-1]) << 10
+    return Caches(l2_bytes=found["2"], l3_bytes=found.get("3", found["2"])) if "2" in found else None
+
+
+def caches_of(memory: MemoryCurve) -> Caches:
+    """Sizes that fit to a measured curve. Up to the first one, random rows take little more than the nearest ones. From
+    the second one on they take nearly as much as the farthest ones.
+    """
+    nearest, farthest = memory.row_ns[0], memory.row_ns[-1]
+    shares = [(value - nearest) / max(1e-9, farthest - nearest) for value in memory.row_ns]
+    sizes = memory.size_bytes
+    l2 = max((size for size, share in zip(sizes, shares, strict=True) if share <= _OF_L2), default=sizes[0])
+    l3 = max((size for size, share in zip(sizes, shares, strict=True) if share <= _OF_L3), default=sizes[0])
+    return Caches(l2_bytes=l2, l3_bytes=l3)
 
 
 class _Others(Alone):
@@ -192,21 +239,23 @@ class _Setup:
             for array in table.store.arrays.values():
                 array.fill(0.1)
         rng = np.random.default_rng(1)
-        self.batches = [
-            {
-                feature.name: Ragged.of_dense(rng.integers(0, self.num_rows, (probe.bags, probe.ids_per_bag)))
-                for feature in features
-            }
-            for _ in range(_NUM_BATCHES)
-        ]
+        self.batches = [{feature.name: self._bags(rng) for feature in features} for _ in range(_NUM_BATCHES)]
+
+    def _bags(self, rng: np.random.Generator) -> Ragged:
+        """Of one feature in one batch."""
+        probe = self.probe
+        lengths = np.full(probe.bags, probe.ids_per_bag)
+        if probe.is_ragged:
+            lengths = rng.poisson(probe.ids_per_bag, probe.bags)
+        splits = np.concatenate([[0], np.cumsum(lengths)])
+        return Ragged.of(skewed(rng, self.num_rows, int(splits[-1]), probe.skew), splits)
 
     def traffic(self) -> TableTraffic:
         """Of each of the probe's tables."""
         probe = self.probe
         widths = self.specs[0].widths
-        own = [set(map(int, batch["f00"].values)) for batch in self.batches]
+        own = [batch["f00"].values for batch in self.batches]
         hosts = min(probe.num_hosts, len(own))
-        together = float(len(set().union(*own[:hosts])))
         bags = float(probe.bags)
         return TableTraffic(
             dim=probe.dim,
@@ -215,10 +264,10 @@ class _Setup:
             way=probe.way,
             features=1,
             bags=bags,
-            ids=bags * probe.ids_per_bag,
+            ids=float(np.mean([len(ids) for ids in own])),
             divided_bags=0.0 if probe.combiner == "sum" else bags,
-            host_rows=float(np.mean([len(rows) for rows in own])),
-            all_rows=together,
+            host_rows=float(np.mean([len(np.unique(ids)) for ids in own])),
+            all_rows=float(len(np.unique(np.concatenate(own[:hosts])))),
         )
 
     def steps(self) -> dict[str, float]:
@@ -261,11 +310,25 @@ class _Setup:
         step.request.splits = [None] * self.probe.num_hosts
 
 
-def work_of(traffic: TableTraffic, *, features: int, num_hosts: int, memory: MemoryCurve) -> Work:
+def skewed(rng: np.random.Generator, num_rows: int, count: int, skew: float) -> np.ndarray:
+    """Ids whose frequencies follow Zipf's law with this exponent, int64 `[count]`. With 0 all come equally often."""
+    if not skew:
+        return rng.integers(0, num_rows, count)
+    # The inverse of the law's distribution, taken as continuous.
+    most = float(num_rows) ** (1 - skew)
+    ranks = (rng.random(count) * (most - 1) + 1) ** (1 / (1 - skew))
+    return np.minimum(ranks.astype(np.int64), num_rows - 1) * _SCATTER % num_rows
+
+
+def work_of(traffic: TableTraffic, *, features: int, num_hosts: int, caches: Caches) -> Work:
     """What the real host of a probe does in a step."""
     found = Work()
-    footprint = footprint_bytes([traffic] * features, num_hosts)
-    of_table = table_work(traffic, num_hosts=num_hosts, footprint=footprint, memory=memory)
+    touched = Touched.of([traffic] * features, num_hosts)
+    if traffic.way is TableWay.WHOLE:
+        # The real host owns all tables, and no other host owns any.
+        owned = replace(traffic, bags=traffic.bags * num_hosts, ids=traffic.ids * num_hosts)
+        touched = Touched.of([owned] * features, 1)
+    of_table = table_work(traffic, num_hosts=num_hosts, touched=touched, caches=caches)
     found.merge(of_table.every_host, times=features)
     found.merge(of_table.owner, times=features)
     return found
@@ -274,17 +337,19 @@ def work_of(traffic: TableTraffic, *, features: int, num_hosts: int, memory: Mem
 def measure_lookups(*, num_processes: int, chosen: Sequence[Probe] | None = None) -> Kernels:
     """Runs all probes and fits the constants of every phase."""
     memory = measure_memory()
+    caches = caches_of_machine() or caches_of(memory)
     samples: dict[str, list[tuple[Counts, float]]] = {}
     for probe in probes() if chosen is None else chosen:
         setup = _Setup(probe)
         spent = setup.steps()
-        work = work_of(setup.traffic(), features=probe.features, num_hosts=probe.num_hosts, memory=memory)
+        work = work_of(setup.traffic(), features=probe.features, num_hosts=probe.num_hosts, caches=caches)
         for key, counts in work.of_host(probe.num_hosts).items():
             samples.setdefault(key, []).append((counts, seconds_of(key, spent)))
     fits = {key: fitted(found) for key, found in samples.items()}
     return Kernels(
         num_processes=num_processes,
         memory=memory,
+        caches=caches,
         factors_ns={key: factors for key, (factors, _) in fits.items()},
         errors={key: error for key, (_, error) in fits.items()},
     )

@@ -19,7 +19,6 @@ from typing import Any
 
 from podembed.workers.calibration.measure import MeasuringFailed
 from podembed.workers.job.reference import JobReference
-from podembed.workers.liveness.progress import Phase
 
 _WARM_UP_STEPS = 8
 
@@ -31,7 +30,8 @@ class PodSteps:
     Attributes:
       step_s: of a step, from the quickest windows of them.
       phase_s: by host, seconds of each phase in a step.
-      phase_cpu_s: by host, processor seconds of each phase, and of what is between them.
+      phase_cpu_s: by host, processor seconds of its working thread in each phase, and between them.
+      host_cpu_s: by host, of all its threads.
       device_s: by device.
       device_cpu_s: by device, processor seconds of all its threads.
       gradient_bytes: of the parameters' gradients.
@@ -40,6 +40,7 @@ class PodSteps:
     step_s: float
     phase_s: tuple[Mapping[str, float], ...]
     phase_cpu_s: tuple[Mapping[str, float], ...]
+    host_cpu_s: tuple[float, ...]
     device_s: tuple[float, ...]
     device_cpu_s: tuple[float, ...]
     gradient_bytes: float
@@ -170,6 +171,7 @@ def _steps(
         step_s=statistics.fmean(one.step_s for one in quickest),
         phase_s=tuple(_mean([one.phase_s[at] for one in quickest]) for at in ranks),
         phase_cpu_s=tuple(_mean([one.phase_cpu_s[at] for one in quickest]) for at in ranks),
+        host_cpu_s=tuple(statistics.fmean(one.host_cpu_s[at] for one in quickest) for at in ranks),
         device_s=tuple(statistics.fmean(one.device_s[at][0] for one in quickest) for at in ranks),
         device_cpu_s=tuple(statistics.fmean(one.device_s[at][1] for one in quickest) for at in ranks),
         gradient_bytes=gradient_bytes,
@@ -183,18 +185,17 @@ class _Window:
     step_s: float
     phase_s: list[dict[str, float]]
     phase_cpu_s: list[dict[str, float]]
+    host_cpu_s: list[float]
     device_s: list[list[float]]
 
     @staticmethod
     def of(answers: Sequence[Mapping[str, Any]], served: Sequence[Sequence[float]], *, count: int) -> _Window:
         """From what the processes answered for so many steps."""
-        cpu_s = [_each(answer["phase_cpu_s"], count) for answer in answers]
-        for spent, answer in zip(cpu_s, answers, strict=True):
-            spent[Phase.BETWEEN] = max(0.0, answer["cpu_s"] / count - sum(spent.values()))
         return _Window(
             step_s=max(answer["seconds"] for answer in answers) / count,
             phase_s=[_each(answer["phase_s"], count) for answer in answers],
-            phase_cpu_s=cpu_s,
+            phase_cpu_s=[_each(answer["phase_cpu_s"], count) for answer in answers],
+            host_cpu_s=[answer["cpu_s"] / count for answer in answers],
             device_s=[[spent / count for spent in both] for both in served],
         )
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from podembed.workers.calibration.cpu_tracker import CpuTracker
 from podembed.workers.calibration.pod_specs import TIMEOUT_S, document_of, invitation_of, spec_of
 from podembed.workers.host.host import HostWorker
 from podembed.workers.job.reference import JobReference
@@ -23,8 +22,7 @@ class PodHost:
     """A host as a run has it, in one generation after another. Mutated: its tables."""
 
     def __init__(self) -> None:
-        self._tracker = CpuTracker()
-        self._worker = HostWorker(self._tracker)
+        self._worker = HostWorker()
 
     def begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """As `HostWorker.start`, after the end of what was there before."""
@@ -42,15 +40,16 @@ class PodHost:
         self._worker.restore(None)
 
     def train(self, first_step: int, last_step: int) -> dict[str, Any]:
-        """The seconds of a window and of each phase in it, and the processor seconds of both."""
-        self._tracker.take_phase_cpu_s()
+        """The seconds of a window and of each phase in it; processor seconds of each and between them, and of all
+        threads together.
+        """
         began, cpu_began = time.perf_counter(), time.process_time()
         window = self._worker.train(first_step, last_step, True)
         return {
             "seconds": time.perf_counter() - began,
             "cpu_s": time.process_time() - cpu_began,
             "phase_s": {str(phase): spent for phase, spent in window.phase_s.items()},
-            "phase_cpu_s": {str(phase): spent for phase, spent in self._tracker.take_phase_cpu_s().items()},
+            "phase_cpu_s": {str(phase): spent for phase, spent in window.phase_cpu_s.items()},
         }
 
 

@@ -10,13 +10,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from podembed.embedding.costs.constants import KINDS, Kernels
 from podembed.workers.storage.finished_folder import write_durably
-from podembed.workers.storage.records import decode, encode
-from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused
+from podembed.workers.storage.records import encode, from_document
+from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused, unseal
 
-FORMAT = 4
+FORMAT = 5
 
 
 class CalibrationError(ValueError):
@@ -110,6 +111,7 @@ class Waiting:
     Attributes:
       meeting_s: of an exchange, until a host that waited works again.
       spread: of an exchange, the share of the work before it by which hosts that have equal work differ.
+      input_s: until a host has a batch that lies in memory.
       device_s: of a step of a device: waking up, and the sum over all devices.
       turn: of a device's processor seconds, what it does before its host gets a processor back, where they are short.
         A host that wakes its device, or that has waited for another host, is set aside for so long.
@@ -119,6 +121,7 @@ class Waiting:
 
     meeting_s: float = 0.0
     spread: float = 0.0
+    input_s: float = 0.0
     device_s: float = 0.0
     turn: float = 0.0
     device_weight: float = 1.0
@@ -215,20 +218,31 @@ def read_calibration(path: Path, machine: Machine) -> Calibration | None:
         return None
     remedy = "Measure again with podembed calibrate."
     try:
-        found = decode(Calibration, str(path), data)
+        document = unseal(str(path), data)
+        if has_another_format(document):
+            raise CalibrationRefused(
+                f"Found format {document['format']} of {path}, of another version. Expected {FORMAT}. {remedy}"
+            )
+        found = from_document(Calibration, str(path), document)
     except DocumentRefused as error:
         raise CalibrationRefused(
             f"Found {error.found} in the constants of {path}. Expected {error.expected}. {remedy}"
         ) from error
     odd = [kernels for kernels in found.kernels if any(len(of) != len(KINDS) for of in kernels.factors_ns.values())]
-    if found.format != FORMAT or odd or not found.kernels or not found.dense:
-        raise CalibrationRefused(f"Found format {found.format} of {path}. Expected {FORMAT}, complete. {remedy}")
+    if odd or not found.kernels or not found.dense:
+        raise CalibrationRefused(f"Found constants in {path} that are not complete. Expected all of them. {remedy}")
     if found.machine != machine:
         raise CalibrationRefused(
             f"Found constants of another machine in {path}: {found.machine.describe()}. Expected "
             f"{machine.describe()}. {remedy}"
         )
     return found
+
+
+def has_another_format(document: Any) -> bool:
+    """Whether plain values are those of a calibration that another version wrote."""
+    found = document.get("format") if isinstance(document, dict) else None
+    return type(found) is int and found != FORMAT
 
 
 def this_machine() -> Machine:

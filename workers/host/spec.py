@@ -107,6 +107,7 @@ class HostWindow:
     Attributes:
       num_samples: samples trained, without padding.
       phase_s: seconds of each phase.
+      phase_cpu_s: processor seconds of the working thread in each, and between them.
       bytes_sent: payload on the mesh.
       rows_asked: per table, rows that all hosts asked of this one.
       peak_rss_bytes: of the process, since its start.
@@ -125,6 +126,7 @@ class HostWindow:
     phase_s: Mapping[Phase, float]
     bytes_sent: int
     peak_rss_bytes: int
+    phase_cpu_s: Mapping[Phase, float] = field(default_factory=dict)
     bad_rows: tuple[BadRow, ...] = ()
     rows_asked: tuple[int, ...] = ()
     altered_ids: tuple[int, ...] = ()

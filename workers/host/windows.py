@@ -65,6 +65,7 @@ class Windows:
         is_looked_at = is_sampled and steps.looks.is_due()
         steps.take_rows_asked()
         self._tracker.take_phase_s()
+        self._tracker.take_phase_cpu_s()
         looks_ahead = is_followed and staleness > 0
 
         def announce(step: Step) -> None:
@@ -98,6 +99,7 @@ class Windows:
         return HostWindow(
             num_samples=num_samples,
             phase_s=self._tracker.take_phase_s(),
+            phase_cpu_s=self._tracker.take_phase_cpu_s(),
             bytes_sent=self._mesh.statistics.bytes_sent - sent_before,
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             rows_asked=steps.take_rows_asked(),

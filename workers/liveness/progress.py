@@ -136,12 +136,21 @@ def machine_identity() -> str:
 class Tracker:
     """Phase timers of one worker, written by its working thread only; `mark_saved` by its saving thread only.
 
+    Args:
+      monotonic_s: clock of the phases; None for that of this machine.
+      cpu_s: processor seconds so far, by default of the thread that calls. Waiting takes none, nor does sharing a
+        processor.
+
     Attributes:
       faults: where a plan injects faults, the points of this process; each phase is one, its `fault_point`.
       trace: takes phases and steps while a trace is on.
+      phase_s, phase_cpu_s: seconds and processor seconds of each phase. Those of a phase within another one count there
+        alone.
     """
 
-    def __init__(self, monotonic_s: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, monotonic_s: Callable[[], float] | None = None, cpu_s: Callable[[], float] = time.thread_time
+    ) -> None:
         self.faults: FaultPoints | None = None
         # Looked up at each call: simulated time takes the module's place.
         self._monotonic_s = monotonic_s or (lambda: time.perf_counter())
@@ -156,6 +165,10 @@ class Tracker:
         self._around: Phase | None = None
         self._nested_s = 0.0
         self.phase_s: dict[Phase, float] = {}
+        self._cpu_s = cpu_s
+        self._nested_cpu_s = 0.0
+        self._taken_cpu_s = 0.0
+        self.phase_cpu_s: dict[Phase, float] = {}
 
     @property
     def now_s(self) -> float:
@@ -176,9 +189,10 @@ class Tracker:
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
         """Counts the time inside towards `phase`; that of a phase within it towards that one alone."""
-        around, nested_before_s = self._around, self._nested_s
+        around, nested_before_s, nested_before_cpu_s = self._around, self._nested_s, self._nested_cpu_s
         self._around = phase
-        self._nested_s = 0.0
+        self._nested_s = self._nested_cpu_s = 0.0
+        began_cpu_s = self._cpu_s()
         started = self._monotonic_s()
         self._phase = (phase, started)
         try:
@@ -193,7 +207,10 @@ class Tracker:
             if self.trace.is_on:
                 self.trace.add(WORK, phase.value, started, ended_s, step=self._step)
             self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent_s - self._nested_s
+            cpu_s = self._cpu_s() - began_cpu_s
+            self.phase_cpu_s[phase] = self.phase_cpu_s.get(phase, 0.0) + cpu_s - self._nested_cpu_s
             self._around, self._nested_s = around, nested_before_s + spent_s
+            self._nested_cpu_s = nested_before_cpu_s + cpu_s
 
     def point(self, name: str) -> None:
         """A fault point outside the phases."""
@@ -226,6 +243,16 @@ class Tracker:
     def take_phase_s(self) -> dict[Phase, float]:
         """The timers since the last call, which start again at 0."""
         taken, self.phase_s = self.phase_s, {}
+        return taken
+
+    def take_phase_cpu_s(self) -> dict[Phase, float]:
+        """The processor seconds since the last call, which start again at 0, and those between phases. For the thread
+        whose phases these are.
+        """
+        taken, self.phase_cpu_s = self.phase_cpu_s, {}
+        now_s = self._cpu_s()
+        taken[Phase.BETWEEN] = max(0.0, now_s - self._taken_cpu_s - sum(taken.values()))
+        self._taken_cpu_s = now_s
         return taken
 
 

@@ -17,6 +17,7 @@ from podembed.orchestrator.planning.planner import Planner
 from podembed.orchestrator.planning.records import (
     PLANNING_FILE,
     plan_file,
+    plan_steps,
     read_plan,
     read_planning,
     write_plan,
@@ -26,6 +27,7 @@ from podembed.orchestrator.run.opening import create_run
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.calibration.record import this_machine, write_calibration
 from podembed.workers.job.reference import JobReference
+from podembed.workers.storage.strict_json import seal
 from tests.workers.calibration.constants import CALIBRATION, KEYS
 
 TWO = ScalingConfig(num_hosts=2)
@@ -91,6 +93,26 @@ def test_a_plan_follows_from_the_threads_of_the_first_start(run: OpenRun, tmp_pa
     assert later.tables(2).threads == 8
     assert later.begin(num_hosts=2, step=10) == chosen
     assert later.tables(2).threads == 1
+
+
+def test_a_plan_of_another_version_is_followed_and_its_constants_are_not_used(run: OpenRun, tmp_path: Path) -> None:
+    """What was planned decides in which order numbers are added, so it stays. Nothing new is planned."""
+    calibrate(tmp_path, dedup_rows=SLOW_ROWS)
+    chosen = Planner(run, TWO, emit=lambda event: None).begin(num_hosts=2, step=0)
+    assert chosen is not None
+    planning = read_planning(run.store)
+    assert planning is not None
+    profiles = [one.profile for one in planning.profiles]
+    path = tmp_path / "run" / PLANNING_FILE
+    older = {"calibration": {"format": 4, "kernels": [{"far_rows": 1.0}]}, "threads": 1, "profiles": []}
+    path.write_bytes(seal(older))
+    assert read_planning(run.store) is None
+    assert list(record_findings(run.store)) == []
+    later = Planner(run, TWO, emit=lambda event: None)
+    assert later.begin(num_hosts=2, step=10) == chosen
+    assert later.leaves(10, profiles) is None
+    assert later.begin(num_hosts=3, step=10) is None
+    assert plan_steps(run.store, num_hosts=3) == []
 
 
 def test_records_of_another_run_are_refused(run: OpenRun, tmp_path: Path) -> None:

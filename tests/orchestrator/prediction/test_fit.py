@@ -43,6 +43,7 @@ def made_up(timeline: Timeline) -> PodSteps:
         step_s=found.step_s,
         phase_s=({str(phase): spent for phase, spent in found.phase_s.items()},) * hosts,
         phase_cpu_s=(cpu_s,) * hosts,
+        host_cpu_s=(sum(cpu_s.values()),) * hosts,
         device_s=(found.device_s,) * hosts,
         device_cpu_s=(timeline.device_cpu_s,) * hosts,
         gradient_bytes=0.0,

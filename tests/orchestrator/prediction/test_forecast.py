@@ -167,7 +167,7 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
     lines = {line.split("  ")[1]: line for line in render_comparison(found).splitlines()}
     assert lines["update"].endswith("-50%")
     assert lines["device"].endswith("-")
-    assert set(lines) == {"phase of a step", "update", "device", "read", "all"}
+    assert set(lines) == {"part of a step", "update", "device", "read", "all"}
     assert lines["all"].split() == ["all", "3.00", "4.00", "-25%"]
     assert found.off == pytest.approx(-0.25)
     assert found.phases_off == {"update": pytest.approx(-0.5), "read": -1.0}

@@ -17,6 +17,7 @@ def trained(history: History, first: int, steps: int, *, seconds: float, at_s: f
         losses=[0.5] * steps,
         num_samples=100 * steps,
         phase_s={Phase.DEVICE: seconds},
+        phase_cpu_s={Phase.BETWEEN: seconds / 4},
         began_s=at_s,
         ended_s=at_s + seconds,
     )

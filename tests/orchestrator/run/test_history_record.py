@@ -32,6 +32,7 @@ def train(history: History, generation: int, *bounds: int, evaluate: bool = True
             losses=[generation + first / 1000] * (last - first),
             num_samples=10 * (last - first),
             phase_s={},
+            phase_cpu_s={},
             began_s=float(first),
             ended_s=float(last),
         )

@@ -24,8 +24,10 @@ MEMORY = MemoryCurve(size_bytes=(1 << 16, 1 << 28), row_ns=(2.0, 10.0))
 
 
 def kernels(num_processes: int, slower: float = 1.0) -> Kernels:
-    """10 µs a call, 10 ns an id and a bag, 20 ns a row out of the caches."""
-    factors = (Counts(calls=10_000.0, ids=10.0, bags=10.0, far_rows=20.0) * slower).values
+    """10 µs a call, 10 ns an id and a bag, 20 ns a row that no cache has, and a line of one that is updated."""
+    grouped = Counts(hashed_ids=10.0, marked_ids=10.0, counted_ids=10.0)
+    others = Counts(calls=10_000.0, ids=10.0, bags=10.0, rows_from_memory=20.0, row_lines=20.0)
+    factors = ((grouped + others) * slower).values
     return Kernels(
         num_processes=num_processes,
         memory=MEMORY,

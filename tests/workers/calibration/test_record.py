@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from podembed.workers.calibration.record import (
+    FORMAT,
     CalibrationRefused,
     Machine,
     read_calibration,
     this_machine,
     write_calibration,
 )
+from podembed.workers.storage.strict_json import seal
 from tests.workers.calibration.constants import CALIBRATION, CORRECTIONS, MACHINE
 
 
@@ -48,7 +50,18 @@ def test_constants_of_another_machine_or_format_are_refused(tmp_path: Path) -> N
     with pytest.raises(CalibrationRefused, match="another machine.*2 x testing"):
         read_calibration(path, Machine(processor="testing", cpus=3))
     write_calibration(path, replace(CALIBRATION, format=0))
-    with pytest.raises(CalibrationRefused, match="format 0"):
+    with pytest.raises(CalibrationRefused, match="Found format 0 of .*, of another version"):
+        read_calibration(path, MACHINE)
+
+
+def test_an_older_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    """Its members are not those of today, so it cannot be read as a whole."""
+    path = tmp_path / "calibration.json"
+    path.write_bytes(seal({"format": 4, "kernels": []}))
+    with pytest.raises(CalibrationRefused, match="Found format 4 .* Measure again with podembed calibrate"):
+        read_calibration(path, MACHINE)
+    path.write_bytes(seal({"format": FORMAT, "kernels": []}))
+    with pytest.raises(CalibrationRefused, match="missing or unknown members"):
         read_calibration(path, MACHINE)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from podembed.workers.faults.plan import POINTS
@@ -54,6 +56,35 @@ def test_every_phase_is_a_fault_point_by_its_name() -> None:
     not_begun = (Phase.IDLE, Phase.BETWEEN, Phase.WAIT_FOR_HOST, Phase.USER_FUNCTION)
     begun = {phase.fault_point for phase in Phase if phase not in not_begun}
     assert begun <= POINTS.keys()
+
+
+def test_processor_seconds_are_those_of_the_phase_that_used_them() -> None:
+    """Those of a phase within another one count there alone. The rest of a window is between phases."""
+    clock, cpu = FakeClock(), FakeClock()
+    tracker = Tracker(clock.monotonic_s, cpu_s=cpu.monotonic_s)
+    tracker.take_phase_cpu_s()
+    cpu.now_s += 0.5
+    with tracker.phase(Phase.GROUP):
+        clock.now_s, cpu.now_s = clock.now_s + 9.0, cpu.now_s + 1.0
+        with tracker.phase(Phase.DEVICE):
+            clock.now_s, cpu.now_s = clock.now_s + 7.0, cpu.now_s + 2.0
+        cpu.now_s += 4.0
+    assert tracker.take_phase_cpu_s() == {Phase.GROUP: 5.0, Phase.DEVICE: 2.0, Phase.BETWEEN: 0.5}
+    assert tracker.take_phase_s() == {Phase.GROUP: 9.0, Phase.DEVICE: 7.0}
+    assert tracker.take_phase_cpu_s() == {Phase.BETWEEN: 0.0}
+
+
+def test_a_phase_that_waits_uses_no_processor() -> None:
+    tracker = Tracker()
+    tracker.take_phase_cpu_s()
+    with tracker.phase(Phase.DEVICE):
+        time.sleep(0.2)
+    with tracker.phase(Phase.GROUP):
+        began = time.thread_time()
+        while time.thread_time() - began < 0.05:
+            pass
+    found = tracker.take_phase_cpu_s()
+    assert found[Phase.DEVICE] < 0.02 < 0.05 <= found[Phase.GROUP]
 
 
 def test_laps_follow_each_other_and_those_of_one_name_are_summed() -> None:
