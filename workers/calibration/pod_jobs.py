@@ -75,6 +75,10 @@ PROBES: Mapping[str, PodProbe] = {
     "large": PodProbe(tables=12, num_rows=200_000, dims=(64,), lengths=(10,), batch_size=2048),
     "far": PodProbe(tables=2, num_rows=800_000, dims=(64,), lengths=(30,), batch_size=2048),
     "dense": PodProbe(tables=16, num_rows=10_000, dims=(32,), lengths=(1,), batch_size=2048, layers=(512, 256)),
+    # Activations that no cache holds.
+    "wide": PodProbe(
+        tables=26, num_rows=40_000, dims=(128,), lengths=(1, 10), batch_size=4096, is_skewed=True, layers=(32,)
+    ),
     "cut": PodProbe(tables=4, num_rows=100_000, dims=(32,), lengths=(20,), batch_size=512, is_cut=True),
     "cut few": PodProbe(tables=3, num_rows=50_000, dims=(16,), lengths=(10,), batch_size=256, is_cut=True),
     "cut large": PodProbe(tables=2, num_rows=400_000, dims=(32,), lengths=(40,), batch_size=2048, is_cut=True),
