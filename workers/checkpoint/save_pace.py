@@ -25,7 +25,7 @@ from podembed.workers.liveness.progress import Tracker
 
 # Of the machine's processors, at most: two hosts on one machine then take a fifth of it.
 SHARE_OF_PROCESSORS = 0.1
-LEAST_SHARE = 0.05
+LEAST_SHARE = 0.025
 # Between the two a save gets as much as it needs to last so long.
 WANTED_S = 15.0
 # Between two windows of steps the working thread rests for less.
