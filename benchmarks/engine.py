@@ -2,10 +2,12 @@
 
     python benchmarks/engine.py --bench A --emb-opt rowwise
     python benchmarks/engine.py --bench C --emb-opt rowwise
+    python benchmarks/engine.py --bench C --constants constants.json
 
 One host holds all tables of the workload. `request` finds rows, `group` sorts the batch by row, `pool` writes
 activations, and `update` sums gradients and applies the optimizer. Times are medians over the batches, which take
-turns. With one thread the rate is that of its CPU time, with several that of wall time.
+turns. With one thread the rate is that of its CPU time, with several that of wall time. With `--constants` the line
+also has what constants of `podembed calibrate --out FILE` predict for the same tables and batches.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +38,7 @@ from benchmarks.workloads import (  # noqa: E402
     write_mixed,
 )
 from podembed.embedding.config import TableConfig  # noqa: E402
+from podembed.embedding.costs.work import TableTraffic, TableWay, Touched, Work, table_work  # noqa: E402
 from podembed.embedding.kernels.arrays import aligned_empty  # noqa: E402
 from podembed.embedding.lookup.activation_layout import ActivationLayout  # noqa: E402
 from podembed.embedding.lookup.owner_pooled import PooledLookup  # noqa: E402
@@ -42,12 +47,30 @@ from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
+from podembed.workers.calibration.record import read_calibration, this_machine  # noqa: E402
 from podembed.workers.crew import ThreadCrew  # noqa: E402
 
 NUM_BATCHES = 8
 
 
-def build(shape: Workload, emb_opt: str, threads: int) -> tuple[PooledLookup, ActivationLayout]:
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One host that owns all tables."""
+
+    tables: Sequence[Table]
+    features: Sequence[FeatureBinding]
+    layout: ActivationLayout
+    lookup: PooledLookup
+
+    @staticmethod
+    def of(
+        tables: Sequence[Table], features: Sequence[FeatureBinding], layout: ActivationLayout, *, threads: int
+    ) -> Engine:
+        lookup = PooledLookup(tables, features, layout, host=0, num_hosts=1, crew=ThreadCrew(threads))
+        return Engine(tables=tables, features=features, layout=layout, lookup=lookup)
+
+
+def build(shape: Workload, emb_opt: str, threads: int) -> Engine:
     """All tables on one host, with the workload's first values in the order of the ids."""
     rate, epsilon = shape.learning_rate, shape.epsilon
     rule = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
@@ -63,10 +86,10 @@ def build(shape: Workload, emb_opt: str, threads: int) -> tuple[PooledLookup, Ac
     layout = ActivationLayout(
         num_samples=shape.batch_size, widths=(shape.dim,) * len(tables), owners=(0,) * len(tables)
     )
-    return PooledLookup(tables, features, layout, host=0, num_hosts=1, crew=ThreadCrew(threads)), layout
+    return Engine.of(tables, features, layout, threads=threads)
 
 
-def build_mixed(shape: MixedWorkload, emb_opt: str, threads: int) -> tuple[PooledLookup, ActivationLayout]:
+def build_mixed(shape: MixedWorkload, emb_opt: str, threads: int) -> Engine:
     """As `build`, of tables that differ."""
     rate, epsilon = shape.learning_rate, shape.epsilon
     rule = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
@@ -82,7 +105,7 @@ def build_mixed(shape: MixedWorkload, emb_opt: str, threads: int) -> tuple[Poole
         for at, table in enumerate(shape.table_of)
     ]
     layout = ActivationLayout(num_samples=shape.batch_size, widths=shape.widths, owners=(0,) * len(features))
-    return PooledLookup(tables, features, layout, host=0, num_hosts=1, crew=ThreadCrew(threads)), layout
+    return Engine.of(tables, features, layout, threads=threads)
 
 
 def mixed_steps(shape: MixedWorkload) -> list[dict[str, Ragged]]:
@@ -94,18 +117,58 @@ def mixed_steps(shape: MixedWorkload) -> list[dict[str, Ragged]]:
     return [{shape.feature(at): Ragged.of(*bag) for at, bag in enumerate(batch.bags)} for batch in batches]
 
 
+def predicted_ms(engine: Engine, steps: Sequence[Mapping[str, Ragged]], constants: Path) -> dict[str, float]:
+    """Of `group`, `pool` and `update`, as kernels alone take them."""
+    found = read_calibration(constants, this_machine())
+    if found is None:
+        raise SystemExit(f"Found no constants in {constants}. Expected a file of podembed calibrate --out.")
+    kernels = found.kernels_for(1)
+    traffic = [_traffic(engine, at, steps) for at in range(len(engine.tables))]
+    touched, work = Touched.of(traffic, 1), Work()
+    for table in traffic:
+        work.merge(table_work(table, num_hosts=1, touched=touched, caches=kernels.caches).owner)
+    counts = work.of_host(1)
+    return {
+        part: round(1e3 * kernels.seconds(f"{part}/pooled", counts[f"{part}/pooled"]), 2)
+        for part in ("group", "pool", "update")
+    }
+
+
+def _traffic(engine: Engine, at: int, steps: Sequence[Mapping[str, Ragged]]) -> TableTraffic:
+    """What a step asks of a table, in the mean of all batches."""
+    spec = engine.tables[at].spec
+    features = [feature for feature in engine.features if feature.table == at]
+    bags = [[step[feature.name] for feature in features] for step in steps]
+    ids = [np.concatenate([ragged.values for ragged in of_step]) for of_step in bags]
+    rows = float(np.mean([len(np.unique(values)) for values in ids]))
+    num_bags = float(sum(ragged.num_samples for ragged in bags[0]))
+    return TableTraffic(
+        dim=spec.dim,
+        slot_floats=sum(spec.widths.values()) - spec.dim,
+        num_rows=spec.num_rows,
+        way=TableWay.WHOLE,
+        features=len(features),
+        bags=num_bags,
+        ids=float(np.mean([len(values) for values in ids])),
+        divided_bags=num_bags / len(features) * sum(feature.combiner != "sum" for feature in features),
+        host_rows=rows,
+        all_rows=rows,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", default="A", choices=["A", "B", "tiny", *NAMES])
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--constants", type=Path, help="what podembed calibrate wrote, for a prediction")
     arguments = parser.parse_args()
     measuring.tune_allocator()
     if arguments.bench in NAMES:
         shape = mixed_workload(arguments.bench)
         steps = mixed_steps(shape)
-        lookup, layout = build_mixed(shape, arguments.emb_opt, arguments.threads)
+        engine = build_mixed(shape, arguments.emb_opt, arguments.threads)
     else:
         shape = workload(arguments.bench)
         batches = make_batches(shape, NUM_BATCHES)
@@ -113,7 +176,8 @@ def main() -> None:
             {f"f{at:02d}": Ragged.of_dense(ids[step]) for at, ids in enumerate(batches.ids)}
             for step in range(NUM_BATCHES)
         ]
-        lookup, layout = build(shape, arguments.emb_opt, arguments.threads)
+        engine = build(shape, arguments.emb_opt, arguments.threads)
+    lookup, layout = engine.lookup, engine.layout
     activations, gradients = aligned_empty((layout.num_floats,)), aligned_empty((layout.num_floats,))
     gradients[:] = np.random.default_rng(0).standard_normal(layout.num_floats, dtype=np.float32) * 1e-3
     activation_blocks, gradient_blocks = layout.blocks(activations), layout.blocks(gradients)
@@ -148,6 +212,8 @@ def main() -> None:
     rate = round(shape.batch_size / total * 1e3, 0)
     per_cpu = rate if arguments.threads == 1 else round(shape.batch_size * len(parts["pool"]) / cpu_s, 0)
     times = {"ms": round(total, 2), "parts_ms": found, "samples_per_s": rate, "samples_per_cpu_s": per_cpu}
+    if arguments.constants is not None:
+        times["predicted_ms"] = predicted_ms(engine, steps, arguments.constants)
     print(json.dumps({"benchmark": "engine", **line, **times, "load1": os.getloadavg()[0]}))
 
 

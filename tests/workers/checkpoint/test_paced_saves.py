@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from podembed.embedding.optimizers import SGD, Adagrad
-from podembed.workers.checkpoint import background_save
+from podembed.workers.checkpoint import background_save, frozen_rows
 from podembed.workers.checkpoint.save_pace import FILE_AS_BYTES, SavePace
 from podembed.workers.storage import local
 from podembed.workers.storage.direct import DirectWrites
@@ -145,3 +145,33 @@ def test_a_table_that_is_written_asks_no_one(tmp_path: Path, threads: ThreadPool
     holding.result(PATIENCE_S)
     assert save.rows.is_running
     save.rows.end()
+
+
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_a_step_that_waits_does_it_for_several(
+    is_patient: bool, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a quarter of the buffer is free, but not for long: other hosts wait meanwhile."""
+    monkeypatch.setattr(frozen_rows, "MOST_FOR_OTHERS_S", PATIENCE_S if is_patient else 0.2)
+    table = table_of(SGD(1.0), num_rows=20_000)
+    save, _ = saver([table], buffer_bytes=5 << 10)
+    rows = save.rows
+    (room,) = rows._rooms.values()
+    rows.freeze(joins_before=False)
+    # One more than the buffer holds, spread over all rows. So each tenth of the table that is read frees a tenth of it.
+    changed = np.linspace(0, table.num_rows - 1, len(room.free) + 1).astype(np.int64)
+    training = threads.submit(table.update, changed, np.ones((len(changed), 4), np.float32), 0.1)
+    wait_for("training waits for room", lambda: rows.num_waits > 0, seconds=PATIENCE_S)
+    tenth = table.num_rows // 10
+    out = [np.empty((tenth, 4), np.float32)]
+    rows.read(table, 0, out)
+    if is_patient:
+        assert rows.taken > 0.75
+        with pytest.raises(TimeoutError):
+            training.result(timeout=0.3)
+        for at in (1, 2):
+            rows.read(table, at * tenth, out)
+        assert rows.taken <= 0.75
+    training.result(timeout=PATIENCE_S)
+    assert rows.num_waits == 1
+    rows.end()
