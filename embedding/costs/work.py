@@ -18,8 +18,6 @@ _FLOAT_BYTES, _ID_BYTES, _MARK_BYTES = 4, 8, 4
 _LINE_BYTES = 64
 # Two int64 a slot, and twice as many slots as ids, rounded up to a power of two.
 _HASH_BYTES_PER_ID = 48
-_MORE_THAN_ONE = 1.01
-"""Ids a bag from which on most bags are divided by more than 1."""
 
 
 class TableWay(StrEnum):
@@ -124,7 +122,8 @@ class Touched:
 
     @staticmethod
     def of(tables: Sequence[TableTraffic], num_hosts: int) -> Touched:
-        held = sum(_FLOAT_BYTES * table.num_rows * table.dim for table in tables) / num_hosts
+        # No feature of a host looks up in a table on the devices.
+        held = sum(_FLOAT_BYTES * table.num_rows * table.dim for table in tables if table.features) / num_hosts
         return Touched(step_bytes=footprint_bytes(tables, num_hosts), held_bytes=held)
 
 
@@ -156,12 +155,11 @@ def table_work(table: TableTraffic, *, num_hosts: int, touched: Touched, caches:
             ),
         )
     part = 1 / num_hosts if table.way is TableWay.PARTIAL else 1.0
-    is_divided = table.ids > _MORE_THAN_ONE * table.bags
     served = _Served(
         calls=table.features * num_hosts,
         ids=table.ids * num_hosts * part,
         bags=table.bags * num_hosts,
-        divided=table.divided_bags * num_hosts if is_divided else 0.0,
+        divided=table.divided_bags * num_hosts,
         rows=table.all_rows * part,
         held=table.num_rows * part,
     )

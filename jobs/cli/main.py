@@ -218,7 +218,7 @@ class Plan:
     """Show how tables would lie on so many hosts, what each host needs, and why. Starts no training.
 
     With RUN: what `resume` on so many hosts would move. Without: a new run of the job. Where `podembed calibrate` has
-    measured this machine, also how long a step takes, phase by phase, and what would be faster.
+    measured this machine, also how long a step takes, part by part, and what would be faster.
     """
 
     run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None

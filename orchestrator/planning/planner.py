@@ -106,9 +106,12 @@ class Planner:
         if not self._follows or num_hosts == 1:
             return None
         self._record = self._planning()
-        if self._record is None and step == 0:
-            self._record = self._prepared()
         store, tables = self._run.store, self.tables(num_hosts)
+        if self._record is None and store.exists(PLANNING_FILE):
+            if self._plan(num_hosts=num_hosts, step=step) is None:
+                self._emit(NotPlanned(reason=f"{PLANNING_FILE} has constants of another version, and no plan is there"))
+        elif self._record is None and step == 0:
+            self._record = self._prepared()
         # A plan that is recorded is followed also where the constants are of another version.
         if self._record is not None and self._plan(num_hosts=num_hosts, step=step) is None:
             found = candidates(tables, self._record.calibration, [one.profile for one in self._record.profiles])
@@ -180,7 +183,7 @@ class Planner:
           profiles: what the batch before the commit asked of each table; empty where hosts did not look.
         """
         current = self._current
-        if self._record is None or current is None:
+        if current is None:
             return None
         num_hosts = current.num_hosts
         # A driver before this one decided so, and was lost before the commit. Nothing is read here: the storage may be
@@ -188,7 +191,7 @@ class Planner:
         due = max(one for one in self._steps if one <= step)
         if due != current.step:
             return f"the plan of step {due} is recorded"
-        if not profiles:
+        if not profiles or self._record is None:
             return None
         found = candidates(self.tables(num_hosts), self._record.calibration, profiles, current.chosen)
         before, best = found[0], fastest(found, least_gain=LATER_GAIN)

@@ -99,7 +99,8 @@ def _drawn(way: TableWay, rng: np.random.Generator) -> Probe:
             combiner="mean" if rng.random() < 0.25 else "sum",
             is_wide=bool(rng.random() < 0.25),
         )
-        fits = found.features * found.table_bytes * found.num_hosts <= _MOST_BYTES
+        held = found.features * found.table_bytes * (2 if found.is_wide else 1)
+        fits = held * found.num_hosts <= _MOST_BYTES
         if fits and _LEAST_IDS <= found.num_ids <= _MOST_IDS and found.table_bytes >= _LEAST_ROWS * 4 * found.dim:
             return found
 
@@ -134,7 +135,8 @@ def caches_of_machine(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> Cac
             continue
         if kind != "Instruction" and size.endswith("K") and size[:-1].isdigit():
             found[level] = int(size[:-1]) << 10
-    return Caches(l2_bytes=found["2"], l3_bytes=found.get("3", found["2"])) if "2" in found else None
+    second, last = found.get("2", 0), found.get("3", found.get("2", 0))
+    return Caches(l2_bytes=second, l3_bytes=last) if second and last else None
 
 
 def caches_of(memory: MemoryCurve) -> Caches:

@@ -40,7 +40,7 @@ def calibrate(
     now_unix_s: float,
     activity: Callable[[str], None] = lambda what: None,
 ) -> Calibration:
-    """Measures everything; takes about half a minute.
+    """Measures everything; takes a minute or two.
 
     Args:
       environment: of the children, as that of a run's workers.

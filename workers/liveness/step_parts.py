@@ -13,13 +13,16 @@ from podembed.workers.liveness.progress import Phase
 
 FOR_HOSTS = "waiting for other hosts"
 FOR_INPUT = "waiting for input"
+FOR_SAVE = "waiting for a save"
 FOR_DEVICE = "waiting for the device or a processor"
 """A host that shares its processors with devices waits for them in one way or the other."""
-WAITS = (FOR_HOSTS, FOR_INPUT, FOR_DEVICE)
+WAITS = (FOR_HOSTS, FOR_INPUT, FOR_SAVE, FOR_DEVICE)
+
+_OTHERS = {Phase.READ: FOR_INPUT, Phase.WAIT_FOR_SAVE: FOR_SAVE}
 
 
 def parts_of_step(phase_s: Mapping[str, float], cpu_s: Mapping[str, float], step_s: float) -> dict[str, float]:
-    """Seconds of each part; together they are the step.
+    """Seconds of each part; together they are the step, or all phases where these are longer.
 
     Args:
       phase_s: of each phase of a step; what is between them is the rest of the step.
@@ -41,4 +44,4 @@ def _awaited(phase: Phase) -> str:
     """For what a host waits that does not compute in a phase."""
     if phase.waits_for_hosts:
         return FOR_HOSTS
-    return FOR_INPUT if phase is Phase.READ else FOR_DEVICE
+    return _OTHERS.get(phase, FOR_DEVICE)

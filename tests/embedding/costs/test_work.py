@@ -96,7 +96,15 @@ def test_a_footprint_counts_cache_lines() -> None:
     assert footprint_bytes([replace(narrow, num_rows=1000, all_rows=1000.0)], 1) == 1000 * 4 * (8 + 1)
 
 
-def test_sums_of_one_id_are_not_divided() -> None:
+def test_what_is_divided_does_not_depend_on_lengths() -> None:
+    """`FeatureTables` makes divided gradients for every feature that does not sum, also of bags of one id."""
     mean = replace(TABLE, divided_bags=200.0)
-    assert work(mean, 1)[1]["update/pooled"].divided_bags == 200.0
-    assert work(replace(mean, ids=200.0), 1)[1]["update/pooled"].divided_bags == 0.0
+    for ids in (200.0, 201.0, 1000.0):
+        counts = work(replace(mean, ids=ids), 2)[1]
+        assert counts["group/pooled"].divided_bags == counts["update/pooled"].divided_bags == 400.0
+
+
+def test_rows_of_a_table_on_the_devices_are_not_in_the_way() -> None:
+    """However many they are: hosts do not touch them in a step."""
+    beside = replace(TABLE, num_rows=50_000_000, dim=64, features=0, bags=0.0, ids=0.0, host_rows=0.0, all_rows=0.0)
+    assert Touched.of([TABLE, beside], 1) == Touched.of([TABLE], 1)

@@ -33,7 +33,7 @@ def test_a_plan_predicts_the_step_of_a_job(small_data: str, constants: Path) -> 
     assert (code, err) == (0, "")
     for words in (
         "untouched before",
-        "phase of a step, host 0",
+        "part of a step, host 0",
         "dedup",
         "undo log, when full",
         "against the plan",

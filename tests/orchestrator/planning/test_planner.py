@@ -111,7 +111,17 @@ def test_a_plan_of_another_version_is_followed_and_its_constants_are_not_used(ru
     later = Planner(run, TWO, emit=lambda event: None)
     assert later.begin(num_hosts=2, step=10) == chosen
     assert later.leaves(10, profiles) is None
-    assert later.begin(num_hosts=3, step=10) is None
+    # Another driver recorded the next plan, and was lost before its commit.
+    plan = read_plan(run.store, step=0, num_hosts=2)
+    assert plan is not None
+    write_plan(run.store, replace(plan, step=20))
+    assert later.begin(num_hosts=2, step=10) == chosen
+    assert later.leaves(20, profiles) == "the plan of step 20 is recorded"
+    heard: list[Event] = []
+    assert Planner(run, TWO, emit=heard.append).begin(num_hosts=3, step=10) is None
+    (event,) = heard
+    assert isinstance(event, NotPlanned)
+    assert "another version" in event.reason
     assert plan_steps(run.store, num_hosts=3) == []
 
 

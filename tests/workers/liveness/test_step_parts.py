@@ -8,6 +8,7 @@ from podembed.workers.liveness.step_parts import (
     FOR_DEVICE,
     FOR_HOSTS,
     FOR_INPUT,
+    FOR_SAVE,
     parts_of_step,
 )
 
@@ -25,10 +26,16 @@ def test_each_wait_is_told_by_its_phase() -> None:
         "between phases": 1.0,
         FOR_HOSTS: 3.0,
         FOR_INPUT: 2.0,
+        FOR_SAVE: 0.0,
         # 3 in `group`, and 2 of the 3 between phases, besides the device's own.
         FOR_DEVICE: 7.5 + 5.0,
     }
     assert sum(found.values()) == pytest.approx(25.0)
+
+
+def test_a_save_is_not_taken_for_the_device() -> None:
+    found = parts_of_step({"wait for save": 0.4, "update": 0.5}, {"update": 0.5, "between phases": 0.1}, 1.0)
+    assert (found[FOR_SAVE], found[FOR_DEVICE]) == (pytest.approx(0.4), pytest.approx(0.0))
 
 
 def test_no_part_is_negative() -> None:
