@@ -109,7 +109,8 @@ class Planner:
         store, tables = self._run.store, self.tables(num_hosts)
         if self._record is None and store.exists(PLANNING_FILE):
             if self._plan(num_hosts=num_hosts, step=step) is None:
-                self._emit(NotPlanned(reason=f"{PLANNING_FILE} has constants of another version, and no plan is there"))
+                why = f"{PLANNING_FILE} has constants of another version, and no plan for {num_hosts} hosts is recorded"
+                self._emit(NotPlanned(reason=why))
         elif self._record is None and step == 0:
             self._record = self._prepared()
         # A plan that is recorded is followed also where the constants are of another version.

@@ -30,7 +30,7 @@ from podembed.workers.storage.errors import StorageError
 
 PIECE_BYTES = 256 << 10
 NEARLY_FULL = 0.75
-# With half of the buffer, the longest step was twice as long and the others were as long. `benchmarks/saving.py`.
+# With 0.5 the longest step was twice as long, and the others were as long. `benchmarks/saving.py` shows it.
 TAKEN_AFTER_WAIT = 0.75
 # A large buffer on slow storage takes minutes to get there, and other hosts wait with deadlines.
 MOST_FOR_OTHERS_S = 0.5
