@@ -11,6 +11,7 @@ import jax
 from podembed.workers.descriptors import require_for_device
 from podembed.workers.device.gang_errors import GangError, looking_for
 from podembed.workers.device.options import DeviceOptions
+from podembed.workers.device.waiting_threads import calm_waiting, threads
 
 _COORDINATOR_LOOK_S = 0.01
 
@@ -50,12 +51,15 @@ def _join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s:
         cluster_detection_method="deactivate",
         initialization_timeout=timeout_s,
     )
+    before = threads()
     # Accelerators know their peers from their own topology, not from the coordinator. Left alone, each member would sum
     # its gradients alone, and train a model of its own.
-    if jax.process_count() != num_processes:
+    num_found = jax.process_count()
+    calm_waiting(before)
+    if num_found != num_processes:
         mine = jax.local_devices()
         raise GangError(
-            f"Found {jax.process_count()} JAX processes that share devices, as process {process} with {len(mine)} x "
+            f"Found {num_found} JAX processes that share devices, as process {process} with {len(mine)} x "
             f"{mine[0].device_kind} sees it. Expected {num_processes}, one a host. Give each host whole GPUs or whole "
             "machines of one TPU slice, the same for all (--resources, resources_per_host). See whether a device "
             "process fell back to the CPU."

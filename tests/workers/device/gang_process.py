@@ -2,12 +2,13 @@
 feeds several.
 
 Usage: python -m tests.workers.device.gang_process PROCESS COORDINATOR DATA_FOLDER OUT. Trains its host's share of some
-batches, loads its dense arrays, and evaluates the first; what its host gets goes to the file OUT. The second process
-lists its devices in another order than the gang does, which JAX allows.
+batches, loads its dense arrays, and evaluates the first; what its host gets goes to the file OUT, with the number of
+its batch threads. The second process lists its devices in another order than the gang does, which JAX allows.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from jax.experimental import multihost_utils
 
 from podembed.workers.device.gang import join_gang, leave_gang
 from podembed.workers.device.shared_memory import RecordKind
+from podembed.workers.device.waiting_threads import threads
 from tests.small_job import small_job
 from tests.workers.device.test_model_step import Pair, random_batch
 
@@ -37,6 +39,7 @@ def _no_collective(*_: Any, **__: Any) -> NoReturn:
 def main() -> None:
     process, coordinator, folder, out = int(sys.argv[1]), *sys.argv[2:]
     join_gang(coordinator=coordinator, num_processes=NUM_PROCESSES, process=process, timeout_s=600)
+    batch_threads = sum(os.sched_getscheduler(thread) == os.SCHED_BATCH for thread in threads())
     if process == 1:
         own = jax.local_devices()
         jax.local_devices = lambda *_, **__: own[::-1]
@@ -48,7 +51,8 @@ def main() -> None:
     gradients = {f"{step}/{at}": g for step, (found, _) in enumerate(pair.answers) for at, g in enumerate(found)}
     pair.worker.load_dense_arrays({key: values.copy() for key, values in pair.worker.dense_arrays().items()})
     pair.window(batches[:1], RecordKind.EVALUATE)
-    np.savez(out, losses=losses, scores=pair.answers[0][1], **gradients)  # type: ignore[arg-type]
+    found = {"losses": losses, "scores": pair.answers[0][1], "batch_threads": batch_threads, **gradients}
+    np.savez(out, **found)  # type: ignore[arg-type]
     pair.close()
     leave_gang()
 

@@ -55,7 +55,7 @@ def gang(small_data: str, tmp_path: Path) -> list[dict[str, np.ndarray]]:
 
 def test_two_processes_of_two_devices_train_as_one(small_data: str, gang: list[dict[str, np.ndarray]]) -> None:
     """Also: no value that all have anyway crosses the network, and rows come back in their order whatever order JAX
-    lists devices in.
+    lists devices in. The one thread that waits for the other process pushes no other thread off a processor.
     """
     job = small_job(folder=small_data, audit=False)
     plain = Plain(job)
@@ -67,6 +67,7 @@ def test_two_processes_of_two_devices_train_as_one(small_data: str, gang: list[d
             mine = slice(process * NUM_SAMPLES, (process + 1) * NUM_SAMPLES)
             for at, wanted in enumerate(gradients):
                 np.testing.assert_allclose(found[f"{step}/{at}"], wanted[mine], rtol=1e-4, atol=1e-7)
+    assert [int(found["batch_threads"]) for found in gang] == [1] * NUM_PROCESSES
     for process, found in enumerate(gang):
         batch = share(job, 0, process)
         scores = jax.jit(job.model.apply)(plain.params, batch["dense"], batch["activations"])
