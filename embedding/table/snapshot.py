@@ -19,18 +19,19 @@ import numpy as np
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.kernels.snapshots import (
     GROUP_ROWS,
-    claim_rows,
-    keep_rows,
     list_downwards,
     put_back,
     read_frozen,
     release_groups,
 )
+from podembed.embedding.table.kept_rows import KeptRows, Log, line_of
+from podembed.embedding.table.undo_log import UndoLog
 
 __all__ = ["ENTRY_BYTES", "Snapshot", "SnapshotRoom", "share_out"]
 
 # Of the book-keeping of a kept row, beside its values.
 ENTRY_BYTES = 12
+_NO_LINKS = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.empty((0, 1), np.float32))
 
 
 class SnapshotRoom:
@@ -57,6 +58,7 @@ class SnapshotRoom:
         self.following = np.empty(max_rows, np.int32)
         self.offsets = np.empty(max_rows, np.int32)
         self.free = np.empty(max_rows, np.int32)
+        self._addresses = tuple(array.ctypes.data for array in (self.following, self.offsets, self.free))
         self.num_kept = 0
         self.is_in_order = False
         self.put_in_order()
@@ -69,6 +71,10 @@ class SnapshotRoom:
     @property
     def num_free(self) -> int:
         return self._max_rows - self.num_kept
+
+    def line(self) -> tuple[int, ...]:
+        """As `kept_rows.Room`."""
+        return (*self._addresses, self.num_free)
 
     def put_in_order(self) -> None:
         """While the buffer is empty: the entries are taken in the order of their places from here on. Rows that come in
@@ -109,6 +115,8 @@ class Snapshot:
         self._changed = np.zeros(-(-self._num_rows // 8), np.uint8)
         self._changed_before = np.zeros_like(self._changed)
         self._heads = np.full(-(-self._num_rows // GROUP_ROWS), -1, np.int32)
+        self._addresses = (self._changed.ctypes.data, self._heads.ctypes.data)
+        self._log: UndoLog | None = None
         self._released = 0
         self.num_kept = 0
 
@@ -122,11 +130,13 @@ class Snapshot:
         """Whether no frozen value is needed any more."""
         return self._released >= self._num_rows
 
-    def freeze(self, *, joins_before: bool = False) -> None:
+    def freeze(self, *, joins_before: bool = False, log: UndoLog | None = None) -> None:
         """Takes the present values for the frozen ones, and forgets those of an earlier moment, but for which rows
         changed since.
 
         Args:
+          log: of the same arrays, whose newer moment is this one and stays so until all rows are released. What it
+            keeps of it is read there.
           joins_before: `changed` will tell of what changed since the last freeze but one, and so on while this is set:
             since the last freeze without it.
         """
@@ -134,7 +144,11 @@ class Snapshot:
             np.bitwise_or(self._changed_before, self._changed, out=self._changed_before)
         else:
             self._changed, self._changed_before = self._changed_before, self._changed
+        self._addresses = (self._changed.ctypes.data, self._heads.ctypes.data)
         self._forget()
+        self._log = log
+        if log is not None:
+            log.unlink(0, len(self._heads))
 
     def _forget(self) -> None:
         self._release_groups(0, len(self._heads))
@@ -151,25 +165,27 @@ class Snapshot:
           How many rows, from the first, may be changed now: fewer than n when the buffer is full. Call again with the
           rest after `release`.
         """
-        kept, entries, room = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32), self.room
-        done, count = claim_rows(
-            rows,
-            self._released,
-            self._changed,
-            self._heads,
-            room.following,
-            room.offsets,
-            room.free,
-            room.num_free,
-            kept,
-            entries,
-        )
-        self.num_kept += count
-        room.num_kept += count
-        room.is_in_order &= not count
-        for array, buffer in zip(self._arrays, room.buffers, strict=True):
-            keep_rows(array, kept[:count], entries[:count], buffer)
-        return int(done)
+        rows = np.ascontiguousarray(rows, np.int64)
+        at, number = KeptRows([(None, self)]).keep((0,), line_of(rows))
+        return len(rows) if at else number
+
+    def line(self) -> tuple[int, ...]:
+        """As `kept_rows.Snapshot`."""
+        return (*self._addresses, self._released)
+
+    def links_to(self, log: Log | None) -> bool:
+        """As `kept_rows.Snapshot`."""
+        return log is not None and log is self._log
+
+    def matrices(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """As `kept_rows.Snapshot`."""
+        return list(zip(self._arrays, self.room.buffers, strict=True))
+
+    def took(self, num_rows: int) -> None:
+        """As `kept_rows.Snapshot`."""
+        self.num_kept += num_rows
+        self.room.num_kept += num_rows
+        self.room.is_in_order = False
 
     def read(self, start: int, stop: int, out: Sequence[np.ndarray]) -> None:
         """Copies the frozen values of rows `start` to `stop - 1`, which must not have been released.
@@ -183,8 +199,9 @@ class Snapshot:
                 "in rising order."
             )
         room = self.room
-        for array, buffer, values in zip(self._arrays, room.buffers, out, strict=True):
-            read_frozen(array, self._heads, room.following, room.offsets, buffer, start, stop, values)
+        links = [_NO_LINKS] * len(self._arrays) if self._log is None else self._log.links
+        for array, buffer, linked, values in zip(self._arrays, room.buffers, links, out, strict=True):
+            read_frozen(array, self._heads, room.following, room.offsets, buffer, linked, start, stop, values)
 
     def changed(self, start: int, stop: int) -> np.ndarray:
         """Which of the rows `start` to `stop - 1` changed between the last two freezes, as `preserve` heard: int64,
@@ -205,11 +222,14 @@ class Snapshot:
     def _release_groups(self, first: int, last: int) -> None:
         room = self.room
         count = release_groups(first, last, self._heads, room.following, room.free, room.num_free)
+        if self._log is not None:
+            self._log.unlink(first, last)
         self.num_kept -= count
         room.num_kept -= count
 
     def undo(self) -> int:
-        """Gives all rows their frozen values again. The moment stays frozen, and the buffer is empty afterwards.
+        """Gives all rows their frozen values again. The moment stays frozen, and the buffer is empty afterwards. A log
+        that it was frozen with goes back by itself.
 
         Returns:
           How many rows had changed.

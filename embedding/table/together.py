@@ -28,6 +28,7 @@ from podembed.embedding.row_optimizers.table_rules import (
     START_BYTES,
     STARTS,
 )
+from podembed.embedding.table.kept_rows import Keeper
 from podembed.embedding.table.table import NO_ROWS, GroupedRows, Table
 
 
@@ -244,8 +245,9 @@ class TableUpdates:
                 self._tables[at].update_grouped(grouped[at], learning_rates[at])
             return
         for at in self._in_order:
-            if self._tables[at].is_watched or at in self._alone:
+            if at in self._alone:
                 self._tables[at].begin_update(grouped[at])
+        self._announce(grouped)
         rates, calls, total = np.array(learning_rates, np.float64), [], 0
         for one in self._sets:
             lines = grouped.lines[one.numbers]
@@ -259,6 +261,28 @@ class TableUpdates:
             if at in self._alone:
                 own = grouped[at]
                 self._tables[at].update_run(own.touched, own.addresses, learning_rates[at], 0, len(own.rows))
+
+    def _announce(self, grouped: GroupedTables) -> None:
+        """As `Table.announce` for all tables that are not alone. Those that are kept together hear of it at once."""
+        together: dict[Callable[..., None], list[tuple[int, int]]] = {}
+        looked_at = []
+        for number, at in enumerate(self.held):
+            table = self._tables[at]
+            if at in self._alone or not table.is_watched:
+                continue
+            keeper = table.before_change
+            if isinstance(keeper, Keeper):
+                together.setdefault(keeper.keep, []).append((keeper.number, number))
+            elif keeper is not None:
+                keeper(grouped[at].rows)
+            if table.on_change is not None:
+                looked_at.append((table.on_change, at))
+        for keep, pairs in together.items():
+            # In the order of the tables, whatever order they were grouped in.
+            numbers, lines = zip(*sorted(pairs), strict=True)
+            keep(numbers, grouped.lines[list(lines)][:, [ROWS, NUM_ROWS]])
+        for look, at in looked_at:
+            look(grouped[at].rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

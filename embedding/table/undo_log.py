@@ -8,7 +8,8 @@ Pure arrays: what a moment stands for is the caller's business (`workers.checkpo
 time.
 
 A `Snapshot` keeps values, too, but for a reader beside the changes, which lets go of them row by row. Here they are
-kept until the next commit.
+kept until the next commit. One of the same moment as the newer one here finds them here (`links`), and keeps only those
+for which this buffer has no room.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty
-from podembed.embedding.kernels.pool import gather
-from podembed.embedding.kernels.undo import copy_back, note_rows
+from podembed.embedding.kernels.kept_rows import copy_back
+from podembed.embedding.kernels.snapshots import GROUP_ROWS
+from podembed.embedding.table.kept_rows import KeptRows, line_of
 
 __all__ = ["ROW_NUMBER_BYTES", "UndoLog"]
 
 # Of a row in the buffer, beside its values.
-ROW_NUMBER_BYTES = 8
+ROW_NUMBER_BYTES = 12
 
 
 class _Moment:
@@ -32,6 +34,7 @@ class _Moment:
 
     Attributes:
       changed, lost: uint8, a bit a row.
+      addresses: of the two.
       num_entries: of the buffer, taken by rows that changed since.
     """
 
@@ -39,6 +42,7 @@ class _Moment:
         # Zeros that are never written take no memory.
         self.changed = np.zeros(-(-num_rows // 8), np.uint8)
         self.lost = np.zeros_like(self.changed)
+        self.addresses = (self.changed.ctypes.data, self.lost.ctypes.data)
         self.num_entries = 0
         self.num_lost = 0
 
@@ -66,6 +70,10 @@ class UndoLog:
         # Taken page by page, as rows come in.
         self._buffers = tuple(aligned_empty((max_rows, array.shape[1])) for array in self._arrays)
         self._log = np.empty(max_rows, np.int64)
+        # Chains of entries, one a group of rows, for a snapshot that links here.
+        self._heads = np.full(-(-self._num_rows // GROUP_ROWS), -1, np.int32)
+        self._following = np.empty(max_rows, np.int32)
+        self._addresses = (self._log.ctypes.data, self._heads.ctypes.data, self._following.ctypes.data)
         self._first = 0
         self._older, self._newer = _Moment(self._num_rows), _Moment(self._num_rows)
         self._has_newer = False
@@ -73,8 +81,8 @@ class UndoLog:
     @property
     def size_bytes(self) -> int:
         """Memory of a full buffer and its books."""
-        books = (self._log, self._older.changed, self._older.lost, self._newer.changed, self._newer.lost)
-        return sum(array.nbytes for array in (*self._buffers, *books))
+        marks = (self._older.changed, self._older.lost, self._newer.changed, self._newer.lost)
+        return sum(array.nbytes for array in (*self._buffers, *marks, self._log, self._heads, self._following))
 
     @property
     def buffers(self) -> tuple[np.ndarray, ...]:
@@ -121,24 +129,40 @@ class UndoLog:
         self._older, self._newer = self._newer, self._older
         self._has_newer = False
 
+    @property
+    def has_newer(self) -> bool:
+        """Whether there are two moments, so that what is kept now is of the newer one."""
+        return self._has_newer
+
     def preserve(self, rows: np.ndarray) -> None:
         """To be called before rows change (int64 `[n]`, any order, may repeat). Never refuses."""
+        rows = np.ascontiguousarray(rows, np.int64)
+        KeptRows([(self, None)]).keep((0,), line_of(rows))
+
+    def line(self) -> tuple[int, ...]:
+        """As `kept_rows.Log`."""
         moment = self._newer if self._has_newer else self._older
-        count = self.num_kept
-        given, num_lost = note_rows(rows, moment.changed, moment.lost, self._log, self._first, count)
-        if given:
-            self._write_down(count, given)
-        moment.num_entries += given
+        log, heads, following = self._addresses
+        return (*moment.addresses, log, len(self._log), self._first, self.num_kept, heads, following)
+
+    def matrices(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """As `kept_rows.Log`."""
+        return list(zip(self._arrays, self._buffers, strict=True))
+
+    def took(self, num_logged: int, num_lost: int) -> None:
+        """As `kept_rows.Log`."""
+        moment = self._newer if self._has_newer else self._older
+        moment.num_entries += num_logged
         moment.num_lost += num_lost
 
-    def _write_down(self, start: int, count: int) -> None:
-        """Copies the rows of `count` entries into the buffers, from the entry `start` on, counted from the oldest."""
-        size = len(self._log)
-        begin = (self._first + start) % size
-        # The ring goes on at its beginning.
-        for part in (slice(begin, min(begin + count, size)), slice(0, max(0, begin + count - size))):
-            for array, buffer in zip(self._arrays, self._buffers, strict=True):
-                gather(array, self._log[part], buffer[part])
+    @property
+    def links(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """Of each array, what `kernels.snapshots.read_frozen` takes."""
+        return [(self._heads, self._following, self._log, buffer) for buffer in self._buffers]
+
+    def unlink(self, first: int, last: int) -> None:
+        """Forgets the links of groups `first` to `last - 1`. What they lead to stays, for undo."""
+        self._heads[first:last] = -1
 
     def undo(self, *, to_newer: bool = False) -> np.ndarray:
         """Gives all rows the values that they had at a moment, but for those that are lost. Only `begin` may follow.

@@ -1,8 +1,9 @@
 """`FrozenRows`: the rows of a host at one moment, kept for a save while training goes on changing them.
 
-Each row is copied once. Either the saving thread reads it first, or the working thread puts it into the snapshot before
-it changes it. The saving thread then reads it from there. After a fault, the moment is that of the commit, and threads
-that compare rows with it read them in the same way (`workers.host.survivors.verification`).
+Each row is copied once. Either the saving thread reads it first, or the working thread keeps it before it changes it.
+It is kept in the undo log, or in the snapshot where that is full. The saving thread then reads it from there. After a
+fault, the moment is that of the commit, and threads that compare rows with it read them in the same way
+(`workers.host.survivors.verification`).
 
 Threads: the working thread alone changes rows, and freezes the moment between two steps. The saving thread reads, or
 those that compare do. The lock `turn` guards what both sides touch: the books of the snapshots, and rows that neither
@@ -22,8 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from podembed.embedding.table.kept_rows import Keeper, KeptRows
 from podembed.embedding.table.snapshot import ENTRY_BYTES, Snapshot, SnapshotRoom, share_out
 from podembed.embedding.table.table import Table
+from podembed.embedding.table.undo_log import UndoLog
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.storage.errors import StorageError
@@ -81,6 +84,10 @@ class FrozenRows:
         self._undo = undo
         self._rooms = _rooms(tables, buffer_bytes)
         self._snapshots = {table.spec.name: table.store.freeze(room=self._rooms[_widths(table)]) for table in tables}
+        self._logs = {} if undo is None else {table.spec.name: undo.log_of(table) for table in tables}
+        self._in_order = [*self._snapshots.values()]
+        self._kept = KeptRows([(self._logs.get(name), snapshot) for name, snapshot in self._snapshots.items()])
+        self._keepers = [Keeper(self._keep, number) for number in range(len(tables))]
         self.turn: Any = threading.Condition()
         self.num_waits = 0
         self.is_running = False
@@ -127,9 +134,11 @@ class FrozenRows:
         """
         self._given_up = None
         with self.turn:
-            for table in self._tables:
-                self._snapshots[table.spec.name].freeze(joins_before=joins_before)
-                table.before_change = self._guard(table)
+            for table, keeper in zip(self._tables, self._keepers, strict=True):
+                name = table.spec.name
+                # Undo took up the same moment just now.
+                self._snapshots[name].freeze(joins_before=joins_before, log=self._logs.get(name))
+                table.before_change = keeper
             self.is_running = self._is_for_save = True
             self.turn.notify_all()
 
@@ -142,34 +151,35 @@ class FrozenRows:
         """
         self._given_up = None
         with self.turn:
-            for table in self._tables:
+            for table, keeper in zip(self._tables, self._keepers, strict=True):
                 snapshot = self._snapshots[table.spec.name]
                 if self._tracks_changes or is_read:
                     snapshot.freeze()
                 if not is_read:
                     snapshot.release(table.num_rows)
-                table.before_change = self._guard(table)
+                table.before_change = keeper
             self.is_running = is_read
 
-    def _guard(self, table: Table) -> Callable[[np.ndarray], None]:
-        snapshot = self._snapshots[table.spec.name]
-        write_down = None if self._undo is None else self._undo.preserve_of(table)
+    def _keep(self, numbers: Sequence[int], touched: np.ndarray) -> None:
+        """Keeps what undo and a save will need of rows that are about to change; as `KeptRows.keep`."""
+        logs = self._undo is not None and self._undo.is_keeping()
+        # Only this thread begins a save; one that ends meanwhile is seen under the lock.
+        if not self._must_freeze(numbers):
+            if logs:
+                self._kept.keep(numbers, touched, freezes=False)
+            return
+        at = (0, 0)
+        with self.turn:
+            while at[0] < len(numbers):
+                freezes = self.is_running or self._tracks_changes
+                at = self._kept.keep(numbers, touched, at, logs=logs, freezes=freezes)
+                if at[0] < len(numbers):
+                    self._wait_for_room(self._rooms[_widths(self._tables[numbers[at[0]]])])
 
-        def preserve(rows: np.ndarray) -> None:
-            if write_down is not None:
-                write_down(rows)
-            # Only this thread begins a save; one that ends meanwhile is seen under the lock.
-            if not self._tracks_changes and (snapshot.is_released or not self.is_running):
-                return
-            done = 0
-            with self.turn:
-                while self.is_running or self._tracks_changes:
-                    done += snapshot.preserve(rows[done:])
-                    if done == len(rows):
-                        return
-                    self._wait_for_room(snapshot.room)
-
-        return preserve
+    def _must_freeze(self, numbers: Sequence[int]) -> bool:
+        """Whether the snapshots of some tables must hear of changes. Without the lock, as `taken`."""
+        is_read = self.is_running and not all(self._in_order[number].is_released for number in numbers)
+        return self._tracks_changes or is_read
 
     def _wait_for_room(self, room: SnapshotRoom) -> None:
         """Waits until the saving thread has copied something, which may have been what is in the way, and some more; or
@@ -276,12 +286,16 @@ class FrozenRows:
 
     def _compile(self) -> None:
         """Runs the kernels on nothing, so that the first save does not wait for a compiler."""
-        for table in self._tables[:1]:
-            empty = [np.empty((0, width), np.float32) for width in table.spec.widths.values()]
-            snapshot = Snapshot(empty, room=SnapshotRoom([*table.spec.widths.values()], max_rows=0, num_rows=0))
-            snapshot.preserve(np.empty(0, np.int64))
-            snapshot.read(0, 0, empty)
-            snapshot.release(0)
+        for widths in dict.fromkeys(_widths(table) for table in self._tables):
+            arrays = [np.zeros((1, width), np.float32) for width in widths]
+            log = UndoLog(arrays, max_rows=1)
+            snapshot = Snapshot(arrays, room=SnapshotRoom(widths, max_rows=1, num_rows=1))
+            snapshot.freeze(log=log)
+            snapshot.preserve(np.zeros(1, np.int64))
+            log.preserve(np.zeros(1, np.int64))
+            snapshot.read(0, 1, [array.copy() for array in arrays])
+            snapshot.release(1)
+            log.undo()
 
 
 def _rooms(tables: Sequence[Table], buffer_bytes: int) -> dict[tuple[int, ...], SnapshotRoom]:

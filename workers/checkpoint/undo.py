@@ -11,7 +11,7 @@ of the commit before. A name that comes late costs memory for a while and nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from podembed.embedding.table.undo_log import ROW_NUMBER_BYTES, UndoLog
 
 # The logs of a small shard may take this much in any case.
 MIN_LOG_BYTES = 4 << 20
-
-Preserve = Callable[[np.ndarray], None]
 
 
 class Undo:
@@ -50,7 +48,6 @@ class Undo:
         self._older: str | None = None
         self._newer: str | None = None
         self._acknowledged: str | None = None
-        self._compile()
 
     @property
     def size_bytes(self) -> int:
@@ -102,18 +99,14 @@ class Undo:
                 log.advance()
             self._older, self._newer = self._newer, None
 
-    def preserve_of(self, table: Table) -> Preserve | None:
-        """What is to be called with the rows of a table that are about to change; None where nothing is kept of it."""
-        log = self._logs.get(table.spec.name)
-        if log is None:
-            return None
+    def log_of(self, table: Table) -> UndoLog | None:
+        """None where nothing is kept of a table."""
+        return self._logs.get(table.spec.name)
 
-        def preserve(rows: np.ndarray) -> None:
-            self._settle()
-            if self._older is not None:
-                log.preserve(rows)
-
-        return preserve
+    def is_keeping(self) -> bool:
+        """Whether the logs must hear of rows that are about to change. By the working thread, before it tells them."""
+        self._settle()
+        return self._older is not None
 
     def back_to(self, commit: str) -> list[np.ndarray] | None:
         """Gives the rows the values that they had at a commit, as far as those are known. Everything else is forgotten.
@@ -136,13 +129,6 @@ class Undo:
             known.append(is_known)
         self._older = self._newer = None
         return known
-
-    def _compile(self) -> None:
-        """Runs the kernels once for each number of arrays, so that the first step does not wait for a compiler."""
-        for count in sorted({len(table.spec.widths) for table in self._tables}):
-            log = UndoLog([np.zeros((1, 1), np.float32)] * count, max_rows=1)
-            log.preserve(np.zeros(1, np.int64))
-            log.undo()
 
 
 def log_bytes(size_bytes: int, *, share: float) -> int:
