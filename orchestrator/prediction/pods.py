@@ -25,7 +25,7 @@ from podembed.workers.input.profile import measure_input, measure_profile
 from podembed.workers.job.job import JobConfig
 
 _READING = ("files", "memory")
-_READING_COSTS = (0.5, 2.0)
+_READING_COSTS = (0.5, 3.0)
 
 
 def with_pods(

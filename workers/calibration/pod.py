@@ -28,10 +28,10 @@ class PodSteps:
     """What the steps of a pod took.
 
     Attributes:
-      step_s: of a step, from the quickest windows of them.
+      step_s: of a step, in the middle half of the windows.
       phase_s: by host, seconds of each phase in a step.
       phase_cpu_s: by host, processor seconds of its working thread in each phase, and between them.
-      host_cpu_s: by host, of all its threads.
+      host_cpu_s: by host, of all its threads in all windows and between them, since a reader reads ahead.
       device_s: by device.
       device_cpu_s: by device, processor seconds of all its threads.
       gradient_bytes: of the parameters' gradients.
@@ -164,16 +164,16 @@ def _steps(
         if window:
             measured.append(found)
         step, count = step + count, max(4, int(window_s / found.step_s))
-    # Other programs only make windows slower.
-    quickest = sorted(measured, key=lambda one: one.step_s)[: max(1, windows // 4)]
+    # A run has good and bad moments. The middle half of the windows is what most of them are like.
+    usual = sorted(measured, key=lambda one: one.step_s)[windows // 4 :][: max(1, windows // 2)]
     ranks = range(len(hosts))
     return PodSteps(
-        step_s=statistics.fmean(one.step_s for one in quickest),
-        phase_s=tuple(_mean([one.phase_s[at] for one in quickest]) for at in ranks),
-        phase_cpu_s=tuple(_mean([one.phase_cpu_s[at] for one in quickest]) for at in ranks),
-        host_cpu_s=tuple(statistics.fmean(one.host_cpu_s[at] for one in quickest) for at in ranks),
-        device_s=tuple(statistics.fmean(one.device_s[at][0] for one in quickest) for at in ranks),
-        device_cpu_s=tuple(statistics.fmean(one.device_s[at][1] for one in quickest) for at in ranks),
+        step_s=statistics.fmean(one.step_s for one in usual),
+        phase_s=tuple(_mean([one.phase_s[at] for one in usual]) for at in ranks),
+        phase_cpu_s=tuple(_mean([one.phase_cpu_s[at] for one in usual]) for at in ranks),
+        host_cpu_s=tuple(statistics.fmean(one.host_cpu_s[at] for one in measured) for at in ranks),
+        device_s=tuple(statistics.fmean(one.device_s[at][0] for one in usual) for at in ranks),
+        device_cpu_s=tuple(statistics.fmean(one.device_s[at][1] for one in usual) for at in ranks),
         gradient_bytes=gradient_bytes,
     )
 

@@ -19,10 +19,13 @@ from podembed.workers.job.reference import JobReference
 
 
 class PodHost:
-    """A host as a run has it, in one generation after another. Mutated: its tables."""
+    """A host as a run has it, in one generation after another. Mutated: its tables, and `_cpu_s`, the processor seconds
+    that it had used at the end of the last window.
+    """
 
     def __init__(self) -> None:
         self._worker = HostWorker()
+        self._cpu_s = 0.0
 
     def begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """As `HostWorker.start`, after the end of what was there before."""
@@ -40,14 +43,15 @@ class PodHost:
         self._worker.restore(None)
 
     def train(self, first_step: int, last_step: int) -> dict[str, Any]:
-        """The seconds of a window and of each phase in it; processor seconds of each and between them, and of all
-        threads together.
+        """The seconds of a window and of each phase in it, and processor seconds of each and between them. `cpu_s` are
+        those of all threads since the window before.
         """
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began, cpu_before = time.perf_counter(), self._cpu_s
         window = self._worker.train(first_step, last_step, True)
+        seconds, self._cpu_s = time.perf_counter() - began, time.process_time()
         return {
-            "seconds": time.perf_counter() - began,
-            "cpu_s": time.process_time() - cpu_began,
+            "seconds": seconds,
+            "cpu_s": self._cpu_s - cpu_before,
             "phase_s": {str(phase): spent for phase, spent in window.phase_s.items()},
             "phase_cpu_s": {str(phase): spent for phase, spent in window.phase_cpu_s.items()},
         }
