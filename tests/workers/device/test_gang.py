@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from podembed.workers.device import waiting_threads
 from podembed.workers.device.gang import join_gang
 from podembed.workers.device.gang_errors import GangError
 from podembed.workers.device.model_step import DeviceWorker
@@ -92,3 +95,40 @@ def test_hosts_with_different_numbers_of_devices_are_refused(small_data: str, mo
         GangError, match=r"Found 1 devices here and 1 in all 2 JAX processes\. Expected as many in each"
     ):
         DeviceWorker(job=small_job(folder=small_data), num_samples=8).build()
+
+
+def test_of_new_threads_those_that_wait_for_sockets_become_batch_threads() -> None:
+    reader, writer = os.pipe()
+    ends, goes_on = threading.Event(), threading.Event()
+
+    def wait_for_sockets() -> None:
+        with select.epoll() as poll:
+            poll.register(reader, select.EPOLLIN)
+            goes_on.set()
+            poll.poll(PATIENCE_S)
+
+    before = waiting_threads.threads()
+    others = [threading.Thread(target=wait_for_sockets), threading.Thread(target=ends.wait)]
+    for thread in others:
+        thread.start()
+    try:
+        assert goes_on.wait(PATIENCE_S)
+        changed: tuple[int, ...] = ()
+        while not changed:
+            changed = waiting_threads.calm_waiting(before)
+        assert changed == (others[0].native_id,)
+        policies = [os.sched_getscheduler(thread.native_id or 0) for thread in others]
+        assert policies == [os.SCHED_BATCH, os.SCHED_OTHER]
+        assert waiting_threads.calm_waiting(waiting_threads.threads()) == ()
+    finally:
+        os.write(writer, b"x")
+        ends.set()
+        for thread in others:
+            thread.join(PATIENCE_S)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_where_threads_are_not_listed_none_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(waiting_threads, "_OWN_THREADS", tmp_path / "none")
+    assert waiting_threads.calm_waiting(waiting_threads.threads()) == ()
