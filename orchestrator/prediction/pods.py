@@ -96,6 +96,6 @@ def _timeline(
 
 def _reading(pods: Mapping[str, PodSteps], job: JobConfig, hosts: int) -> float:
     """Processor seconds of decoding in a run for each that it takes alone. Noise makes it neither nothing nor large."""
-    files, memory = (pods[name].host_cpu_s[0] for name in _READING)
+    files, memory = (float(np.mean(pods[name].host_cpu_s)) for name in _READING)
     read_s = measure_input(job, index_of(job))[1] * job.batch_size / hosts
     return float(np.clip((files - memory) / read_s, *_READING_COSTS))
