@@ -101,7 +101,7 @@ def line_of(rows: np.ndarray) -> np.ndarray:
 
 
 class KeptRows:
-    """The undo log and the snapshot of each table; either may be None.
+    """The undo log and the snapshot of each table; either may be None. For one thread at a time.
 
     Mutated: what of the tables is kept where; the tables themselves are not.
     """
@@ -148,10 +148,11 @@ class KeptRows:
         at, number = claim_rows(
             tables, rooms, touched, *begin, came, self._rows[0], self._entries[0], self._rows[1], self._entries[1]
         )
-        self._take(numbers, came.tolist())
         begins = np.cumsum(counts) - counts
         self._of_logs.run(numbers, begins, came[:, NUM_LOGGED], self._rows[0], self._entries[0])
         self._of_rooms.run(numbers, begins, came[:, NUM_ROOMED], self._rows[1], self._entries[1])
+        # Only what has been copied counts.
+        self._take(numbers, came.tolist())
         return int(at), int(number)
 
     def _line(self, number: int, *, logs: bool, freezes: bool) -> tuple[int, ...]:

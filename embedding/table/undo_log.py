@@ -129,11 +129,6 @@ class UndoLog:
         self._older, self._newer = self._newer, self._older
         self._has_newer = False
 
-    @property
-    def has_newer(self) -> bool:
-        """Whether there are two moments, so that what is kept now is of the newer one."""
-        return self._has_newer
-
     def preserve(self, rows: np.ndarray) -> None:
         """To be called before rows change (int64 `[n]`, any order, may repeat). Never refuses."""
         rows = np.ascontiguousarray(rows, np.int64)

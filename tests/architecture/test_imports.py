@@ -94,6 +94,7 @@ READS_CLOCK = {
     "workers/device/model_step.py",
     "workers/device/process.py",
     "workers/device/shared_memory.py",
+    "workers/device/waiting_threads.py",
     "workers/host/survivors/moves.py",
     "workers/host/survivors/surviving_shard.py",
     "workers/host/survivors/verification.py",

@@ -51,7 +51,15 @@ def answer(request: Mapping[str, Any]) -> Any:
 
 def _swap(address: tuple[str, int]) -> list[tuple[str, int]]:
     _print(list(address))
-    return [(str(host), int(port)) for host, port in json.loads(sys.stdin.readline())]
+    return [(str(host), int(port)) for host, port in _read()]
+
+
+def _read() -> Any:
+    """The next line of the program that measures. Without one that program has ended, and so does this process."""
+    line = sys.stdin.readline()
+    if not line:
+        raise SystemExit(1)
+    return json.loads(line)
 
 
 def _print(value: Any) -> None:
@@ -59,7 +67,7 @@ def _print(value: Any) -> None:
 
 
 def main() -> None:
-    _print(answer(json.loads(sys.stdin.readline())))
+    _print(answer(_read()))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from podembed.embedding.table.kept_rows import Keeper, KeptRows
 from podembed.embedding.table.snapshot import ENTRY_BYTES, Snapshot, SnapshotRoom, share_out
 from podembed.embedding.table.table import Table
 from podembed.embedding.table.undo_log import UndoLog
-from podembed.workers.checkpoint.undo import Undo
+from podembed.workers.checkpoint.undo import MOST_ENTRIES, Undo
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.storage.errors import StorageError
 
@@ -38,7 +38,6 @@ TAKEN_AFTER_WAIT = 0.75
 # A large buffer on slow storage takes minutes to get there, and other hosts wait with deadlines.
 MOST_FOR_OTHERS_S = 0.5
 _LOOK_S = 0.1
-_MOST_ENTRIES = 2**31 - 2
 
 
 class SaveStalled(StorageError):
@@ -310,8 +309,7 @@ def _rooms(tables: Sequence[Table], buffer_bytes: int) -> dict[tuple[int, ...], 
         max_rows, num_rows = found.get(_widths(table), (0, 0))
         found[_widths(table)] = max_rows + share, num_rows + table.num_rows
     return {
-        # Entries have numbers of 32 bits.
-        widths: SnapshotRoom(widths, max_rows=min(max_rows, _MOST_ENTRIES), num_rows=num_rows)
+        widths: SnapshotRoom(widths, max_rows=min(max_rows, MOST_ENTRIES), num_rows=num_rows)
         for widths, (max_rows, num_rows) in found.items()
     }
 

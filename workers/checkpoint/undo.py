@@ -21,6 +21,8 @@ from podembed.embedding.table.undo_log import ROW_NUMBER_BYTES, UndoLog
 
 # The logs of a small shard may take this much in any case.
 MIN_LOG_BYTES = 4 << 20
+# Entries have numbers of 32 bits.
+MOST_ENTRIES = 2**31 - 2
 
 
 class Undo:
@@ -42,7 +44,7 @@ class Undo:
             budget_bytes=log_bytes(sum(table.size_bytes for table in tables), share=share),
         )
         self._logs = {
-            table.spec.name: table.store.undo_log(max_rows=max_rows)
+            table.spec.name: table.store.undo_log(max_rows=min(max_rows, MOST_ENTRIES))
             for table, max_rows in zip(logged, entries, strict=True)
         }
         self._older: str | None = None

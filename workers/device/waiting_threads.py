@@ -10,9 +10,11 @@ is worth.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 _OWN_THREADS = Path("/proc/self/task")
+_LOOK_S = 1e-3
 _IN_EPOLL = ("epoll", "ep_poll")
 """Kernel functions that a thread sleeps in while it waits for events of sockets."""
 
@@ -25,17 +27,24 @@ def threads() -> frozenset[int]:
         return frozenset()
 
 
-def calm_waiting(before: frozenset[int]) -> tuple[int, ...]:
+def calm_waiting(before: frozenset[int], *, looks: int = 100) -> tuple[int, ...]:
     """Makes batch threads of those that wait for sockets and were not there before. Where that cannot be done, steps
     are slower and nothing else.
 
     Args:
       before: the threads of this process at an earlier time.
+      looks: so often it looks while none waits, a millisecond apart. A new thread may not have come that far.
 
     Returns:
       Those that were changed.
     """
-    return tuple(thread for thread in sorted(threads() - before) if _waits(thread) and _made_batch(thread))
+    for look in range(looks):
+        if look:
+            time.sleep(_LOOK_S)
+        found = tuple(thread for thread in sorted(threads() - before) if _waits(thread) and _made_batch(thread))
+        if found:
+            return found
+    return ()
 
 
 def _waits(thread: int) -> bool:

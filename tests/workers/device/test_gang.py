@@ -113,13 +113,11 @@ def test_of_new_threads_those_that_wait_for_sockets_become_batch_threads() -> No
         thread.start()
     try:
         assert goes_on.wait(PATIENCE_S)
-        changed: tuple[int, ...] = ()
-        while not changed:
-            changed = waiting_threads.calm_waiting(before)
+        changed = waiting_threads.calm_waiting(before, looks=10_000)
         assert changed == (others[0].native_id,)
         policies = [os.sched_getscheduler(thread.native_id or 0) for thread in others]
         assert policies == [os.SCHED_BATCH, os.SCHED_OTHER]
-        assert waiting_threads.calm_waiting(waiting_threads.threads()) == ()
+        assert waiting_threads.calm_waiting(waiting_threads.threads(), looks=1) == ()
     finally:
         os.write(writer, b"x")
         ends.set()
