@@ -135,10 +135,10 @@ class Snapshot:
         changed since.
 
         Args:
-          log: of the same arrays, whose newer moment is this one and stays so until all rows are released. What it
-            keeps of it is read there.
           joins_before: `changed` will tell of what changed since the last freeze but one, and so on while this is set:
             since the last freeze without it.
+          log: of the same arrays, whose newer moment is this one and stays so until all rows are released. What it
+            keeps of it is read there.
         """
         if joins_before:
             np.bitwise_or(self._changed_before, self._changed, out=self._changed_before)
