@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from podembed.embedding.table.kept_rows import KeptRows
 from podembed.embedding.table.snapshot import Snapshot
 from podembed.orchestrator.commit import checkpoint, claiming, keep, lease, lease_files
 from podembed.orchestrator.commit.lease_protocol import DriverState, Phase, after, propose
@@ -54,7 +55,12 @@ def acknowledge_before_check() -> Iterator[None]:
 @contextmanager
 def no_snapshot() -> Iterator[None]:
     """Rows change while they are being saved, and nothing is kept of what they were."""
-    with patch.object(Snapshot, "preserve", lambda self, rows: len(rows)):
+    real = KeptRows.keep
+
+    def keep(self: KeptRows, *told: Any, **options: Any) -> tuple[int, int]:
+        return real(self, *told, **(options | {"freezes": False}))
+
+    with patch.object(KeptRows, "keep", keep):
         yield
 
 
