@@ -55,7 +55,9 @@ def _join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s:
     # Accelerators know their peers from their own topology, not from the coordinator. Left alone, each member would sum
     # its gradients alone, and train a model of its own.
     num_found = jax.process_count()
-    calm_waiting(before)
+    if jax.default_backend() == "cpu":
+        # With accelerators there is no such thread, and to look for it in vain takes a while.
+        calm_waiting(before)
     if num_found != num_processes:
         mine = jax.local_devices()
         raise GangError(
