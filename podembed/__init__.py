@@ -30,7 +30,15 @@ if TYPE_CHECKING:
         WarmStart,
     )
     from podembed.orchestrator.api.errors import CrashLoop, DataFailed, JobFailed, TooFewHosts
-    from podembed.orchestrator.api.result import Evaluation, HostsChange, MeasuredTable, Prediction, Recovery, Result
+    from podembed.orchestrator.api.result import (
+        Evaluation,
+        HostsChange,
+        MeasuredTable,
+        Prediction,
+        Recovery,
+        Result,
+        UndisturbedSteps,
+    )
     from podembed.orchestrator.commit.holder import RunIsHeld
     from podembed.orchestrator.commit.lease import Fenced
     from podembed.orchestrator.commit.run_record import RunMismatch
@@ -145,6 +153,7 @@ _WHERE = {
     "Task": "workers.job.tasks",
     "TooFewHosts": "orchestrator.api.errors",
     "Trainer": "orchestrator.trainer",
+    "UndisturbedSteps": "orchestrator.api.result",
     "VectorColumn": "workers.data.extra_columns",
     "WarmStart": "orchestrator.api.config",
     "WindowReport": "orchestrator.events.progress",
@@ -235,6 +244,7 @@ __all__ = [
     "Task",
     "TooFewHosts",
     "Trainer",
+    "UndisturbedSteps",
     "VectorColumn",
     "WarmStart",
     "WindowReport",

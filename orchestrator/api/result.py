@@ -173,14 +173,18 @@ class Prediction:
     Attributes:
       step_s: predicted seconds of a step.
       phase_s: predicted seconds of each part of a step.
-      measured_step_s: of the median window of steps.
-      measured_phase_s: means over all steps.
+      measured_step_s, measured_phase_s: of the steps beside which host 0 saved nothing, as `UndisturbedSteps`; of all
+        steps where there was no such step.
+      saving_step_s: seconds of a step beside a save, in the mean; None where no step was.
+      saving_share: of all steps, those beside a save.
     """
 
     step_s: float
     phase_s: Mapping[str, float]
     measured_step_s: float
     measured_phase_s: Mapping[str, float]
+    saving_step_s: float | None = None
+    saving_share: float = 0.0
 
     @property
     def off(self) -> float:
@@ -192,6 +196,27 @@ class Prediction:
         """The same of each part that took time."""
         found = {name: (self.phase_s.get(name, 0.0), spent) for name, spent in self.measured_phase_s.items()}
         return {name: expected / spent - 1 for name, (expected, spent) in found.items() if spent > 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndisturbedSteps:
+    """What a step of host 0 took where no save was under way there, beside one where there was.
+
+    The first window of a generation is left out, and so are the quickest and the slowest quarter of the others.
+
+    Attributes:
+      step_s: seconds of a step; None where a save was under way all the time.
+      phase_s: of each phase in it.
+      phase_cpu_s: of these, processor seconds of its working thread, and those between phases.
+      saving_step_s: of a step beside a save, in the mean of all of them; None where there was none.
+      saving_share: of the steps of these windows, those beside a save.
+    """
+
+    step_s: float | None = None
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+    phase_cpu_s: Mapping[str, float] = field(default_factory=dict)
+    saving_step_s: float | None = None
+    saving_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +237,7 @@ class Result:
       changes: planned changes of hosts.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
       phase_cpu_s: of these, processor seconds of its working thread, and those between phases.
+      undisturbed: steps beside which nothing was saved, and those of the others.
       commit: name of the newest commit, which is of `step`; also where this call was stopped before its first step, or
         between a recovery and the next step. None only where the run has none: `step` is 0, and nothing is lost.
       stopped_by: None when all steps are done, else the reason.
@@ -242,6 +268,7 @@ class Result:
     median_samples_per_s: float = 0.0
     num_windows: int = 0
     phase_cpu_s: Mapping[str, float] = field(default_factory=dict)
+    undisturbed: UndisturbedSteps = UndisturbedSteps()
     prediction: Prediction | None = None
     tables: tuple[MeasuredTable, ...] = ()
 

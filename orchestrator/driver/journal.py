@@ -119,6 +119,7 @@ class Journal:
             recoveries=tuple(history.recoveries),
             phase_s=dict(history.phase_s),
             phase_cpu_s=dict(history.phase_cpu_s),
+            undisturbed=history.undisturbed,
             commit=commit,
             stopped_by=stopped_by if step < total_steps and not self.early_stop.is_due else None,
             stopped_early=self.early_stop.reason,

@@ -108,6 +108,7 @@ class Windows:
             num_samples=sum(host.num_samples for host in hosts),
             phase_s=hosts[0].phase_s,
             phase_cpu_s=hosts[0].phase_cpu_s,
+            steps=hosts[0].steps,
             began_s=began_s,
             ended_s=ended_s,
         )
@@ -136,10 +137,7 @@ class Windows:
                 norms=devices[0].norms,
                 tables=table_figures([host.tables for host in hosts], began_anew=shared.run.record.warm_start is None),
                 rates={table: rate for table, rate in zip(names, hosts[0].rates, strict=False) if rate},
-                hosts=tuple(
-                    _measures(number, host, device, names)
-                    for number, (host, device) in enumerate(zip(hosts, devices, strict=True))
-                ),
+                hosts=_measures(hosts, devices, names),
             )
         )
         return done.seconds / num_steps
@@ -199,17 +197,24 @@ class Windows:
                 shared.emit(StoppedEarly(step=step, total_steps=shared.saves.schedule.total_steps, reason=reason))
 
 
-def _measures(number: int, host: HostWindow, device: DeviceWindow, tables: Sequence[str]) -> HostMeasures:
-    by_process = {usage.process: usage for usage in (host.usage, device.usage) if usage is not None}
-    return HostMeasures(
-        host=number,
-        num_samples=host.num_samples,
-        phase_s=host.phase_s,
-        bytes_sent=host.bytes_sent,
-        rows_asked=dict(zip(tables, host.rows_asked, strict=False)),
-        usage=tuple(by_process.values()),
-        data=host.data,
-    )
+def _measures(
+    hosts: Sequence[HostWindow], devices: Sequence[DeviceWindow], tables: Sequence[str]
+) -> tuple[HostMeasures, ...]:
+    found = []
+    for number, (host, device) in enumerate(zip(hosts, devices, strict=True)):
+        by_process = {usage.process: usage for usage in (host.usage, device.usage) if usage is not None}
+        found.append(
+            HostMeasures(
+                host=number,
+                num_samples=host.num_samples,
+                phase_s=host.phase_s,
+                bytes_sent=host.bytes_sent,
+                rows_asked=dict(zip(tables, host.rows_asked, strict=False)),
+                usage=tuple(by_process.values()),
+                data=host.data,
+            )
+        )
+    return tuple(found)
 
 
 def _require_finite(first: int, losses: Sequence[float]) -> None:

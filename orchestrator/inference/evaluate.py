@@ -87,7 +87,7 @@ def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: i
     for number, found in enumerate(looked_up(all_of(*opened), rows)):
         parts.add(found.batch, forward.scores(found, number=number), number=number)
     bad_rows = log.take()
-    evaluation = evaluation_of(job, [parts.joined(bad_rows)], step=model.state.manifest.step)
+    evaluation = evaluation_of(job, [replace(parts.joined(), bad_rows=bad_rows)], step=model.state.manifest.step)
     return Evaluated(
         commit=model.state.manifest.name, paths=tuple(declared.paths), evaluation=evaluation, bad_rows=bad_rows
     )

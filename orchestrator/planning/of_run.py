@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from podembed.orchestrator.api.config import ScalingConfig
-from podembed.orchestrator.api.result import Prediction, Result
+from podembed.orchestrator.api.result import Prediction, Result, UndisturbedSteps
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import NotPredicted
 from podembed.orchestrator.planning.planner import Planner
@@ -83,14 +83,26 @@ def prediction_of(
         lengths=ids_per_bag(job, profiles.tables),
     )
     step = predict(demands(job, found, profiles.tables), setting, calibration=calibration, dense=dense)
-    num_steps, step_s = result.num_samples / job.batch_size, job.batch_size / result.median_samples_per_s
-    measured, computed = (
-        {phase: seconds / num_steps for phase, seconds in phases.items()}
-        for phases in (result.phase_s, result.phase_cpu_s)
-    )
+    steps = _measured(result, batch_size=job.batch_size)
+    assert steps.step_s is not None
     return Prediction(
         step_s=step.step_s,
         phase_s=step.parts_s,
-        measured_step_s=step_s,
-        measured_phase_s=parts_of_step(measured, computed, step_s),
+        measured_step_s=steps.step_s,
+        measured_phase_s=parts_of_step(steps.phase_s, steps.phase_cpu_s, steps.step_s),
+        saving_step_s=steps.saving_step_s,
+        saving_share=steps.saving_share,
     )
+
+
+def _measured(result: Result, *, batch_size: int) -> UndisturbedSteps:
+    """The steps without a save; all of them where there are none, since saves followed each other."""
+    if result.undisturbed.step_s is not None:
+        return result.undisturbed
+    num_steps = result.num_samples / batch_size
+    phase_s, phase_cpu_s = (
+        {phase: seconds / num_steps for phase, seconds in phases.items()}
+        for phases in (result.phase_s, result.phase_cpu_s)
+    )
+    step_s = batch_size / result.median_samples_per_s
+    return replace(result.undisturbed, step_s=step_s, phase_s=phase_s, phase_cpu_s=phase_cpu_s)

@@ -41,9 +41,11 @@ def rendered(found: Calibration) -> str:
 
 
 def _corrections(pod: PodCorrections) -> str:
-    rows = [("processor seconds of", "times what it takes alone", "µs more", "µs a call", "ns a float", "fit off by")]
+    heads = ("times what it takes alone", "µs more", "µs if cold", "µs a call", "ns a float", "fit off by")
+    rows: list[tuple[str, ...]] = [("processor seconds of", *heads)]
     for name, fit in [*pod.phases.items(), ("device", pod.device)]:
-        more = (f"{1e6 * fit.constant_s:.0f}", f"{1e6 * fit.call_s:.1f}", f"{1e9 * fit.float_s:.2f}")
+        once = (f"{1e6 * fit.constant_s:.0f}", f"{1e6 * fit.cold_s:.0f}")
+        more = (*once, f"{1e6 * fit.call_s:.1f}", f"{1e9 * fit.float_s:.2f}")
         rows.append((name, f"{fit.factor:.2f}", *more, f"{fit.error:.0%}"))
     waiting = pod.waiting
     return columns(rows) + (

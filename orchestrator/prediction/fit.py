@@ -27,8 +27,8 @@ _LEAST_SHARE = 0.03
 _MOST_TRIES = 80
 _FIRST = (1e-4, 0.05, 1e-3, 0.1, 1.0)
 
-Sample = tuple[float, float, float, float]
-"""Seconds alone, calls, floats, and measured processor seconds."""
+Sample = tuple[float, float, float, float, float]
+"""Seconds alone, how cold the caches are, calls, floats, and measured processor seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ def _samples(pod: MeasuredPod) -> dict[str, list[Sample]]:
             floats = sum(float(piece.alone.floats[host]) for piece in pieces)
             # A phase that takes place on no host, though it might have, says nothing of what it takes.
             if max(of.get(name, 0.0) for of in steps.phase_cpu_s) > 0:
-                found.setdefault(families[0], []).append((alone_s, calls, floats, spent))
-    known = (timeline.device_alone_s, timeline.device_calls, timeline.device_floats)
+                found.setdefault(families[0], []).append((alone_s, timeline.cold, calls, floats, spent))
+    known = (timeline.device_alone_s, timeline.cold, timeline.device_calls, timeline.device_floats)
     found[str(Phase.DEVICE)] = [(*known, spent) for spent in steps.device_cpu_s]
     return found
 
@@ -82,13 +82,18 @@ def _samples(pod: MeasuredPod) -> dict[str, list[Sample]]:
 def fitted(samples: Sequence[Sample]) -> Correction:
     """Factors and a constant that bring what is known to the measured seconds. Relative errors count."""
     # What took a small part of what it takes alone did not take place, and would decide the fit.
-    samples = [sample for sample in samples if sample[3] >= _LEAST_OF_ALONE * sample[0]] or samples
+    samples = [sample for sample in samples if sample[-1] >= _LEAST_OF_ALONE * sample[0]] or samples
     measured = np.array([spent for *_, spent in samples])
-    columns = np.array([(alone_s, 1.0, calls, floats) for alone_s, calls, floats, _ in samples])
+    columns = np.array([(alone_s, 1.0, *others) for alone_s, *others, _ in samples])
     found, errors = fitted_columns(columns, measured, least=_LEAST_S)
-    factor, constant_s, call_s, float_s = (float(value) for value in found)
+    factor, constant_s, cold_s, call_s, float_s = (float(value) for value in found)
     return Correction(
-        factor=factor, constant_s=constant_s, call_s=call_s, float_s=float_s, error=float(np.median(errors))
+        factor=factor,
+        constant_s=constant_s,
+        cold_s=cold_s,
+        call_s=call_s,
+        float_s=float_s,
+        error=float(np.median(errors)),
     )
 
 

@@ -51,6 +51,7 @@ class HostSeconds:
 
     Attributes:
       num_features, width: of all tables; floats of a sample's vectors.
+      touched: in a step, by all tables together.
       prefetches_rows, prefetches_pooled: whether hosts send what the step before does not touch ahead of its update.
     """
 
@@ -60,7 +61,7 @@ class HostSeconds:
         self._num_hosts = num_hosts = setting.num_hosts
         self._at: dict[str, Alone] = {}
         self._early_s: dict[str, np.ndarray] = {}
-        touched = Touched.of(traffic, num_hosts)
+        self.touched = touched = Touched.of(traffic, num_hosts)
         self.num_features = sum(table.features for table in traffic)
         self.width = sum(table.features * table.dim for table in traffic)
         self.prefetches_rows = _is_worthwhile(traffic, setting, of_rows=True)

@@ -131,7 +131,17 @@ def render_comparison(found: Prediction) -> str:
         if max(expected, spent) >= _LEAST_COMPARED * longest_s:
             rows.append(_pair(name, expected, spent))
     rows.append(_pair("all", found.step_s, found.measured_step_s))
-    return printable(columns(rows))
+    return printable(columns(rows) + _beside_saves(found))
+
+
+def _beside_saves(found: Prediction) -> str:
+    """What steps beside a save took. They are not in the table, since nothing predicts them."""
+    if found.saving_step_s is None:
+        return ""
+    share, step_ms = f"{found.saving_share:.0%} of the steps", f"{1e3 * found.saving_step_s:.2f} ms"
+    if found.saving_share == 1:
+        return f"\na save was under way beside all steps: {step_ms} each"
+    return f"\nwithout saves; beside one, {share} took {step_ms} each"
 
 
 def _pair(name: str, predicted_s: float, measured_s: float) -> tuple[str, str, str, str]:

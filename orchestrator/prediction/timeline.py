@@ -27,6 +27,7 @@ THREADED = frozenset(
 """Phases whose kernels use all threads of a host."""
 
 _FAMILIES = {Phase.POOL_FOR_OTHERS: Phase.POOL, Phase.PREFETCH_GATHER: Phase.GATHER}
+_FLOAT_BYTES = 4
 _REST_OF_POOL = "rest of pool"
 """Pooling what was not pooled ahead of the update."""
 _POOL_OF_ROWS = "pool of rows"
@@ -234,7 +235,7 @@ class Timeline:
         fix = self._fix.phases.get(piece.family, Correction())
         alone = piece.alone
         variable = fix.factor * (alone.seconds + piece.wire_s) + fix.call_s * alone.calls + fix.float_s * alone.floats
-        return variable + piece.share * fix.constant_s
+        return variable + piece.share * fix.once_s(self.cold)
 
     def step(self) -> PredictedStep:
         setting = self._setting
@@ -307,7 +308,7 @@ class Timeline:
         if self._setting.threads == 1 or piece.phase not in THREADED:
             return [Part(phase=piece.phase, cpu_s=cpu_s, posts=piece.posts, awaits=piece.awaits)]
         fix = self._fix.phases.get(piece.family, Correction())
-        alone_s = min(cpu_s, piece.share * fix.constant_s + fix.call_s * float(np.mean(piece.alone.calls)))
+        alone_s = min(cpu_s, piece.share * fix.once_s(self.cold) + fix.call_s * float(np.mean(piece.alone.calls)))
         threads = float(self._setting.threads)
         return [Part(phase=piece.phase, cpu_s=alone_s), Part(phase=piece.phase, cpu_s=cpu_s - alone_s, threads=threads)]
 
@@ -324,7 +325,16 @@ class Timeline:
     @property
     def device_cpu_s(self) -> float:
         """Processor seconds of a device's step in a run."""
-        return self._fix.device.seconds(self.device_alone_s, calls=self.device_calls, floats=self.device_floats)
+        return self._fix.device.seconds(
+            self.device_alone_s, cold=self.cold, calls=self.device_calls, floats=self.device_floats
+        )
+
+    @property
+    def cold(self) -> float:
+        """What the caches lose between two steps, by what a host and its device touch in one."""
+        vectors = 2 * _FLOAT_BYTES * self.device_floats
+        step_bytes = self._seconds.touched.step_bytes + vectors + self._dense.gradient_bytes
+        return self._calibration.kernels_for(self._setting.share_a_machine).caches.cold_share(step_bytes)
 
     def _reading_s(self) -> float:
         """Processor seconds of the thread that decodes input for one step, alone."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from podembed.orchestrator.api.result import Evaluation, Recovery
+from podembed.orchestrator.api.result import Evaluation, Recovery, UndisturbedSteps
 from podembed.workers.liveness.progress import Phase
+from podembed.workers.liveness.undisturbed import StepTimes
 
 PACE_WINDOWS = 20
 """Windows by which the time that is left is guessed."""
+COMPARED_WINDOWS = 512
+"""The last ones, whose steps without a save are what a prediction is compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,8 @@ class History:
     _pace_generation: int = -1
     # Steps and seconds of the last windows of that generation, without its first one.
     _pace: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_WINDOWS))
+    # What steps took in the last windows, none of which is the first one of its generation.
+    _compared: deque[tuple[Window, StepTimes]] = field(default_factory=lambda: deque(maxlen=COMPARED_WINDOWS))
 
     def window(
         self,
@@ -81,11 +86,13 @@ class History:
         phase_cpu_s: Mapping[Phase, float],
         began_s: float,
         ended_s: float,
+        steps: StepTimes,
     ) -> Window:
         """A window was trained.
 
         Args:
           losses: of its steps.
+          steps: what they took on host 0.
           began_s, ended_s: the clock's readings.
         """
         if self._began_s is None:
@@ -94,7 +101,7 @@ class History:
             # With what came in between, but for evaluations.
             spent_s = ended_s - self._ended_s - (self._evaluated_s - self._evaluated_before_end_s)
             self._take_pace(generation, len(losses), spent_s)
-        self._generation = generation
+        is_first, self._generation = generation != self._generation, generation
         self._ended_s, self._evaluated_before_end_s = ended_s, self._evaluated_s
         done = Window(
             generation=generation,
@@ -105,6 +112,8 @@ class History:
             seconds=ended_s - began_s,
         )
         self.windows.append(done)
+        if not is_first:
+            self._compared.append((done, steps))
         self.losses.update(enumerate(losses, first_step))
         for sums, window in ((self.phase_s, phase_s), (self.phase_cpu_s, phase_cpu_s)):
             for phase, spent_s in window.items():
@@ -121,6 +130,8 @@ class History:
         """Forgets what was done after `step` steps; the time that it took was spent all the same."""
         self.losses = {at: loss for at, loss in self.losses.items() if at < step}
         self.windows = [window for window in self.windows if window.step <= step]
+        kept = [(window, steps) for window, steps in self._compared if window.step <= step]
+        self._compared = deque(kept, maxlen=COMPARED_WINDOWS)
         self.evaluations = [evaluation for evaluation in self.evaluations if evaluation.step <= step]
 
     @property
@@ -164,3 +175,33 @@ class History:
             if passed_s >= half_s:
                 return window.samples_per_s
         return 0.0
+
+    @property
+    def undisturbed(self) -> UndisturbedSteps:
+        """What steps took without a save, and what they took beside one."""
+        windows = [steps for _, steps in self._compared]
+        saving_steps = sum(steps.saving_steps for steps in windows)
+        all_steps = saving_steps + sum(steps.num_steps for steps in windows)
+        found = UndisturbedSteps(
+            saving_step_s=sum(steps.saving_s for steps in windows) / saving_steps if saving_steps else None,
+            saving_share=saving_steps / all_steps if all_steps else 0.0,
+        )
+        free = [steps for steps in windows if steps.num_steps]
+        if not free:
+            return found
+        # As made-up runs are measured: a run has good and bad moments, and this is what most of them are like.
+        free.sort(key=lambda steps: steps.seconds / steps.num_steps)
+        usual = free[len(free) // 4 :][: max(1, len(free) // 2)]
+        count = sum(steps.num_steps for steps in usual)
+        return replace(
+            found,
+            step_s=sum(steps.seconds for steps in usual) / count,
+            phase_s=_means([steps.phase_s for steps in usual], count),
+            phase_cpu_s=_means([steps.phase_cpu_s for steps in usual], count),
+        )
+
+
+def _means(windows: Sequence[Mapping[Phase, float]], count: int) -> dict[str, float]:
+    """Seconds of a step in each phase, from those of whole windows with so many steps together."""
+    names = dict.fromkeys(phase for window in windows for phase in window)
+    return {phase.value: sum(window.get(phase, 0.0) for window in windows) / count for phase in names}

@@ -65,12 +65,22 @@ def _files(reads_files: bool) -> PodProbe:
 PROBES: Mapping[str, PodProbe] = {
     "few": PodProbe(tables=4, num_rows=20_000, dims=(32,), lengths=(4,), batch_size=256),
     "many": PodProbe(tables=40, num_rows=2_000, dims=(16,), lengths=(1,), batch_size=512),
-    "hundred": PodProbe(tables=120, num_rows=1_000, dims=(32,), lengths=(3,), batch_size=256),
+    "hundred": PodProbe(tables=120, num_rows=1_000, dims=(32,), lengths=(3,), batch_size=256, takes_means=True),
     "mixed": PodProbe(
         tables=60, num_rows=5_000, dims=(8, 16, 64, 128), lengths=(1, 3, 40), batch_size=512, takes_means=True
     ),
     "skewed": PodProbe(
-        tables=16, num_rows=100_000, dims=(64,), lengths=(1, 8), batch_size=1024, is_skewed=True, layers=(256, 128)
+        tables=16,
+        num_rows=100_000,
+        dims=(64,),
+        lengths=(1, 8),
+        batch_size=1024,
+        is_skewed=True,
+        takes_means=True,
+        layers=(256, 128),
+    ),
+    "means": PodProbe(
+        tables=26, num_rows=2_000, dims=(16,), lengths=(3, 4), batch_size=1024, is_skewed=True, takes_means=True
     ),
     "large": PodProbe(tables=12, num_rows=200_000, dims=(64,), lengths=(10,), batch_size=2048),
     "far": PodProbe(tables=2, num_rows=800_000, dims=(64,), lengths=(30,), batch_size=2048),

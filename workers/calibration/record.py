@@ -17,7 +17,7 @@ from podembed.workers.storage.finished_folder import write_durably
 from podembed.workers.storage.records import encode, from_document
 from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused, unseal
 
-FORMAT = 5
+FORMAT = 6
 
 
 class CalibrationError(ValueError):
@@ -89,6 +89,7 @@ class Correction:
     Attributes:
       factor: of what they take alone. Caches are cold in a run, and others use the memory.
       constant_s: beside it, once a step.
+      cold_s: once a step, where all of its code and books have left the caches since the step before.
       call_s: for each call of a kernel, of what Python does around it.
       float_s: for each float that another process wrote or will read.
       error: how far the fit was off in the middle of the measured runs; 0.1 is a tenth.
@@ -96,12 +97,21 @@ class Correction:
 
     factor: float = 1.0
     constant_s: float = 0.0
+    cold_s: float = 0.0
     call_s: float = 0.0
     float_s: float = 0.0
     error: float = 0.0
 
-    def seconds(self, alone_s: float, *, calls: float = 0.0, floats: float = 0.0) -> float:
-        return self.factor * alone_s + self.call_s * calls + self.float_s * floats + self.constant_s
+    def once_s(self, cold: float) -> float:
+        """Once a step.
+
+        Args:
+          cold: as `Caches.cold_share`.
+        """
+        return self.constant_s + self.cold_s * cold
+
+    def seconds(self, alone_s: float, *, cold: float, calls: float = 0.0, floats: float = 0.0) -> float:
+        return self.factor * alone_s + self.call_s * calls + self.float_s * floats + self.once_s(cold)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

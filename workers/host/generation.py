@@ -159,6 +159,8 @@ class Generation:
                 tracker=self._tracker,
             ),
         )
+        # Not by way of `self`, which would be a cycle that keeps a generation's memory when it is left.
+        frozen = self.shard.save.rows
         self._windows = Windows(
             self._job,
             batches=self._input,
@@ -167,6 +169,7 @@ class Generation:
             tracker=self._tracker,
             host=self.spec.host,
             give_rows=rows.give,
+            is_saving=lambda: frozen.is_running,
         )
         return tuple(f"host {self.spec.host} refused {refused}" for refused in self.mesh.describe_refusals())
 

@@ -21,6 +21,7 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
+from podembed.workers.liveness.undisturbed import StepTimes
 from podembed.workers.mesh.options import Route
 
 
@@ -108,6 +109,7 @@ class HostWindow:
       num_samples: samples trained, without padding.
       phase_s: seconds of each phase.
       phase_cpu_s: processor seconds of the working thread in each, and between them.
+      steps: the same of the steps beside which the host saved nothing, and how long the others took.
       bytes_sent: payload on the mesh.
       rows_asked: per table, rows that all hosts asked of this one.
       peak_rss_bytes: of the process, since its start.
@@ -127,6 +129,7 @@ class HostWindow:
     bytes_sent: int
     peak_rss_bytes: int
     phase_cpu_s: Mapping[Phase, float] = field(default_factory=dict)
+    steps: StepTimes = field(default_factory=StepTimes)
     bad_rows: tuple[BadRow, ...] = ()
     rows_asked: tuple[int, ...] = ()
     altered_ids: tuple[int, ...] = ()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import RecordKind
 from podembed.workers.host.input import HostInput
@@ -24,6 +24,7 @@ from podembed.workers.job.quality import cross_entropies
 from podembed.workers.job.tasks import total_losses
 from podembed.workers.liveness.process_statistics import own_usage
 from podembed.workers.liveness.progress import Tracker
+from podembed.workers.liveness.undisturbed import UndisturbedTimer
 from podembed.workers.mesh.mesh import Mesh
 
 MOST_PROFILED = 8
@@ -35,6 +36,7 @@ class Windows:
 
     Args:
       give_rows: brings the rows of tables on devices there, the first time that it is called.
+      is_saving: whether a save, or what else reads all rows, is under way.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class Windows:
         tracker: Tracker,
         host: int,
         give_rows: Callable[[], None],
+        is_saving: Callable[[], bool],
     ) -> None:
-        self._give_rows = give_rows
+        self._give_rows, self._is_saving = give_rows, is_saving
         self._job, self._input, self.steps, self._mesh, self._tracker = job, batches, steps, mesh, tracker
         self._host = host
         self._looked_up: Step | None = None
@@ -66,6 +69,7 @@ class Windows:
         steps.take_rows_asked()
         self._tracker.take_phase_s()
         self._tracker.take_phase_cpu_s()
+        timer = UndisturbedTimer(self._tracker, is_saving=self._is_saving)
         looks_ahead = is_followed and staleness > 0
 
         def announce(step: Step) -> None:
@@ -77,6 +81,7 @@ class Windows:
         for number in range(first_step, last_step):
             step, is_last = upcoming, number + 1 == last_step
             self._tracker.begin_step(number)
+            timer.begin_step()
             if not is_last or looks_ahead:
                 # Ids of the next step need no updated row, so they travel while the device works.
                 upcoming = steps.prepare(reader, number + 1)
@@ -98,6 +103,7 @@ class Windows:
         is_profiled = is_profiled and self._host < MOST_PROFILED
         return HostWindow(
             num_samples=num_samples,
+            steps=timer.take(),
             phase_s=self._tracker.take_phase_s(),
             phase_cpu_s=self._tracker.take_phase_cpu_s(),
             bytes_sent=self._mesh.statistics.bytes_sent - sent_before,
@@ -153,7 +159,7 @@ class Windows:
                 parts.add(step.batch, self.steps.await_device(step)["scores"], number=number)
                 self._tracker.mark()
         self.steps.end_window(0)
-        return parts.joined(self._input.take_bad_rows(), self.steps.take_altered_ids())
+        return replace(parts.joined(), bad_rows=self._input.take_bad_rows(), altered_ids=self.steps.take_altered_ids())
 
 
 class ScoredParts:
@@ -209,7 +215,7 @@ class ScoredParts:
             found[found] = self._source.rows_of(bags.values) >= 0
         return found
 
-    def joined(self, bad_rows: tuple[BadRow, ...] = (), altered_ids: tuple[int, ...] = ()) -> ScoredSamples:
+    def joined(self) -> ScoredSamples:
         """All samples in the order in which they came."""
         columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
         scores, labels, weights, losses, *groups = columns
@@ -219,8 +225,6 @@ class ScoredParts:
             weights=weights,
             losses=losses,
             groups=dict(zip(self._groups, groups, strict=True)),
-            bad_rows=bad_rows,
-            altered_ids=altered_ids,
             ranks=Ranks.concatenate(self._ranks) if self._ranks else None,
         )
 

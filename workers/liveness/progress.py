@@ -133,6 +133,20 @@ def machine_identity() -> str:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a tracker's timers say at one moment.
+
+    Attributes:
+      now_s: of its clock.
+      phase_s, phase_cpu_s: as `Tracker.take_phase_s` and `Tracker.take_phase_cpu_s` would give them.
+    """
+
+    now_s: float
+    phase_s: Mapping[Phase, float]
+    phase_cpu_s: Mapping[Phase, float]
+
+
 class Tracker:
     """Phase timers of one worker, written by its working thread only; `mark_saved` by its saving thread only.
 
@@ -249,11 +263,20 @@ class Tracker:
         """The processor seconds since the last call, which start again at 0, and those between phases. For the thread
         whose phases these are.
         """
-        taken, self.phase_cpu_s = self.phase_cpu_s, {}
         now_s = self._cpu_s()
-        taken[Phase.BETWEEN] = max(0.0, now_s - self._taken_cpu_s - sum(taken.values()))
-        self._taken_cpu_s = now_s
+        taken = self._with_between(now_s)
+        self.phase_cpu_s, self._taken_cpu_s = {}, now_s
         return taken
+
+    def spent(self) -> Spent:
+        """The timers, which go on. For the thread whose phases these are."""
+        return Spent(
+            now_s=self._monotonic_s(), phase_s=dict(self.phase_s), phase_cpu_s=self._with_between(self._cpu_s())
+        )
+
+    def _with_between(self, cpu_s: float) -> dict[Phase, float]:
+        between_s = max(0.0, cpu_s - self._taken_cpu_s - sum(self.phase_cpu_s.values()))
+        return self.phase_cpu_s | {Phase.BETWEEN: between_s}
 
 
 class Laps:

@@ -71,3 +71,9 @@ def test_no_constant_is_negative() -> None:
     samples = [(Counts(ids=1e6, bags=1e6), 1e-3), (Counts(ids=1e6), 2e-3), (Counts(ids=2e6, bags=1e6), 3e-3)]
     factors, _ = fitted(samples)
     assert min(factors) >= 0.0
+
+
+def test_the_more_a_step_touches_the_less_of_its_code_is_in_the_caches_next_time() -> None:
+    assert CACHES.cold_share(0.0) == 0.0
+    assert CACHES.cold_share(4 * CACHES.l2_bytes) == pytest.approx(0.5)
+    assert CACHES.cold_share(400 * CACHES.l2_bytes) == pytest.approx(1.0, abs=0.02)

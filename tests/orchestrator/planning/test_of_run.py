@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
-from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.api.result import Result, UndisturbedSteps
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import NotPredicted
 from podembed.orchestrator.planning.of_run import prediction_of, with_prediction
@@ -61,6 +61,22 @@ def test_phases_stand_beside_those_that_were_predicted(run: OpenRun, result: Res
     assert found.phase_s["update"] > 0
     assert found.step_s >= found.phase_s["update"]
     assert found.phases_off["update"] == pytest.approx(found.phase_s["update"] / 0.015 - 1)
+
+
+def test_steps_without_a_save_are_compared_where_there_are_some(run: OpenRun, result: Result, constants: Path) -> None:
+    steps = UndisturbedSteps(
+        step_s=0.01, phase_s={"update": 0.008}, phase_cpu_s={"update": 0.006}, saving_step_s=0.03, saving_share=0.5
+    )
+    found = prediction_of(run, replace(result, undisturbed=steps), ONE, calibration_path=constants)
+    assert found is not None
+    assert found.measured_step_s == pytest.approx(0.01)
+    assert found.measured_phase_s["update"] == pytest.approx(0.006)
+    assert (found.saving_step_s, found.saving_share) == (0.03, 0.5)
+    only_saves = replace(steps, step_s=None, phase_s={}, phase_cpu_s={}, saving_share=1.0)
+    found = prediction_of(run, replace(result, undisturbed=only_saves), ONE, calibration_path=constants)
+    assert found is not None
+    assert found.measured_step_s == pytest.approx(0.02)
+    assert found.saving_share == 1.0
 
 
 def test_what_has_no_one_setting_is_not_compared(run: OpenRun, result: Result, constants: Path) -> None:

@@ -169,5 +169,15 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
     assert lines["device"].endswith("-")
     assert set(lines) == {"part of a step", "update", "device", "read", "all"}
     assert lines["all"].split() == ["all", "3.00", "4.00", "-25%"]
+    assert "save" not in render_comparison(found)
     assert found.off == pytest.approx(-0.25)
     assert found.phases_off == {"update": pytest.approx(-0.5), "read": -1.0}
+
+
+def test_the_comparison_says_what_steps_beside_a_save_took() -> None:
+    found = Prediction(
+        step_s=0.003, phase_s={}, measured_step_s=0.004, measured_phase_s={}, saving_step_s=0.0051, saving_share=0.25
+    )
+    assert render_comparison(found).splitlines()[-1] == "without saves; beside one, 25% of the steps took 5.10 ms each"
+    found = replace(found, saving_share=1.0)
+    assert render_comparison(found).splitlines()[-1] == "a save was under way beside all steps: 5.10 ms each"

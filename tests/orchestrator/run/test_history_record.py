@@ -15,6 +15,7 @@ from podembed.orchestrator.inspect.inspect_run import describe, render
 from podembed.orchestrator.run import history_record
 from podembed.orchestrator.run.history import History
 from podembed.orchestrator.run.history_record import HistoryKeeper, HistoryRecord, RecordedEvaluation, read_history
+from podembed.workers.liveness.undisturbed import StepTimes
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, random_table
@@ -33,6 +34,7 @@ def train(history: History, generation: int, *bounds: int, evaluate: bool = True
             num_samples=10 * (last - first),
             phase_s={},
             phase_cpu_s={},
+            steps=StepTimes(),
             began_s=float(first),
             ended_s=float(last),
         )
