@@ -8,7 +8,8 @@ much that is follows from the sizes of the caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -121,16 +122,17 @@ class Counts:
     @property
     def values(self) -> tuple[float, ...]:
         """In the order of `KINDS`."""
-        return tuple(getattr(self, kind) for kind in KINDS)
+        return _values_of(self)
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts.of([one + two for one, two in zip(self.values, other.values, strict=True)])
+        return Counts(**dict(zip(KINDS, map(operator.add, self.values, other.values), strict=True)))
 
     def __mul__(self, factor: float) -> Counts:
         return Counts.of([factor * value for value in self.values])
 
 
 KINDS = tuple(field.name for field in fields(Counts))
+_values_of: Callable[[Counts], tuple[float, ...]] = operator.attrgetter(*KINDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,7 @@ class Kernels:
         factors = self.factors_ns.get(key)
         if factors is None:
             return 0.0
-        return 1e-9 * sum(factor * value for factor, value in zip(factors, counts.values, strict=True))
+        return 1e-9 * sum(map(operator.mul, factors, counts.values))
 
 
 def fitted(samples: Sequence[tuple[Counts, float]]) -> tuple[tuple[float, ...], float]:

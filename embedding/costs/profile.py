@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 HOT_ROWS = 256
 """So many of a table's most frequent rows are looked at together."""
+_ANY = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,30 @@ class TableProfile:
         count, rows = self.distinct[-1] if self.distinct else (0.0, 0.0)
         ids = count * sum(self.ids_per_sample)
         return rows / ids if ids else 0.0
+
+
+def difference(profiles: Sequence[TableProfile], others: Sequence[TableProfile], *, dims: Sequence[int]) -> float:
+    """How much of what the data ask of all tables is not the same, as a share of it. Ids count, and floats of distinct
+    rows; the larger share is returned. It is 1 where something was not measured, or nothing is asked.
+
+    Args:
+      dims: columns of each table.
+    """
+    ids, floats = [], []
+    for one, other, dim in zip(profiles, others, dims, strict=True):
+        if not (one.is_measured and other.is_measured) or len(one.ids_per_sample) != len(other.ids_per_sample):
+            return 1.0
+        ids += zip(one.ids_per_sample, other.ids_per_sample, strict=True)
+        # Batches of different sizes are compared at the size of the smaller one.
+        samples = min((found.distinct[-1][0] if found.distinct else 0.0) for found in (one, other))
+        rows = [found.rows(samples, num_rows=_ANY) for found in (one, other)]
+        floats.append((dim * rows[0], dim * rows[1]))
+    return max(_differing(ids), _differing(floats))
+
+
+def _differing(pairs: Sequence[tuple[float, float]]) -> float:
+    whole = max(sum(one for one, _ in pairs), sum(other for _, other in pairs))
+    return sum(abs(one - other) for one, other in pairs) / whole if whole else 1.0
 
 
 def joined(profiles: Sequence[TableProfile]) -> TableProfile:

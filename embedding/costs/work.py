@@ -66,7 +66,8 @@ class Work:
     counts: dict[str, Counts] = field(default_factory=dict)
 
     def add(self, key: str, counts: Counts) -> None:
-        self.counts[key] = self.counts.get(key, Counts()) + counts
+        before = self.counts.get(key)
+        self.counts[key] = counts if before is None else before + counts
 
     def merge(self, other: Work, *, times: float = 1.0) -> None:
         for key, counts in other.counts.items():

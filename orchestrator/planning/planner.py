@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from podembed.embedding.costs.profile import TableProfile
+from podembed.embedding.costs.profile import TableProfile, difference
 from podembed.embedding.lookup.placement import Chosen
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.commit.manifest import Manifest
@@ -40,6 +40,8 @@ from podembed.workers.storage.strict_json import DocumentRefused
 
 LATER_GAIN = 0.15
 """A run that follows a plan changes it for no less."""
+NEARLY = 0.1
+"""By so much what batches of the same data ask may differ. It is less than `LATER_GAIN`."""
 CHANGE_S = 3.0
 """That a change takes beside the moves: processes meet, and compile again."""
 MOVED_BYTE_S = 3e-9
@@ -192,7 +194,7 @@ class Planner:
         due = max(one for one in self._steps if one <= step)
         if due != current.step:
             return f"the plan of step {due} is recorded"
-        if not profiles or self._record is None:
+        if not profiles or self._record is None or self._is_as_planned(profiles):
             return None
         found = candidates(self.tables(num_hosts), self._record.calibration, profiles, current.chosen)
         before, best = found[0], fastest(found, least_gain=LATER_GAIN)
@@ -216,6 +218,18 @@ class Planner:
             )
         )
         return f"another plan: {record.why}"
+
+    def _is_as_planned(self, profiles: Sequence[TableProfile]) -> bool:
+        """Whether the data ask nearly what they asked when the plan was made. Then it stays, since all hosts wait while
+        another one is looked for. So small a difference would hardly gain what a change must gain.
+        """
+        current, record = self._current, self._record
+        # The first plan on so many hosts is made for the profiles of the record, a later one for those of its commit.
+        if current is None or record is None or current.step != self._steps[0]:
+            return False
+        planned = [one.profile for one in record.profiles]
+        dims = [table.dim for table in self._run.job.tables]
+        return difference(profiles, planned, dims=dims) <= NEARLY
 
     def _recorded(self, best: Candidate, *, other_s: float, step: int, num_hosts: int) -> PlanRecord:
         names = self._run.job.table_names

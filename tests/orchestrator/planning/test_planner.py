@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.plans import NotPlanned, TablesPlanned
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.fsck.records import record_findings
+from podembed.orchestrator.planning.best import Candidate, candidates
 from podembed.orchestrator.planning.planner import Planner
 from podembed.orchestrator.planning.records import (
     PLANNING_FILE,
@@ -123,6 +125,37 @@ def test_a_plan_of_another_version_is_followed_and_its_constants_are_not_used(ru
     assert isinstance(event, NotPlanned)
     assert "another version" in event.reason
     assert plan_steps(run.store, num_hosts=3) == []
+
+
+def test_a_plan_is_not_looked_for_again_where_the_data_ask_the_same(
+    run: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All hosts wait at a commit while a plan is looked for."""
+    calibrate(tmp_path, dedup_rows=SLOW_ROWS)
+    planner = Planner(run, TWO, emit=lambda event: None)
+    planner.begin(num_hosts=2, step=0)
+    planning = read_planning(run.store)
+    assert planning is not None
+    same = [one.profile for one in planning.profiles]
+    looked: list[int] = []
+
+    def noted(*given: Any) -> list[Candidate]:
+        looked.append(1)
+        return candidates(*given)
+
+    monkeypatch.setattr("podembed.orchestrator.planning.planner.candidates", noted)
+    assert planner.leaves(10, same) is None
+    assert not looked
+    longer = [replace(one, ids_per_sample=tuple(2 * length for length in one.ids_per_sample)) for one in same]
+    planner.leaves(10, longer)
+    assert len(looked) == 1
+    # A later plan was made for other profiles, which no record has.
+    plan = read_plan(run.store, step=0, num_hosts=2)
+    assert plan is not None
+    write_plan(run.store, replace(plan, step=20))
+    planner.begin(num_hosts=2, step=20)
+    planner.leaves(30, same)
+    assert len(looked) == 2
 
 
 def test_records_of_another_run_are_refused(run: OpenRun, tmp_path: Path) -> None:
