@@ -173,10 +173,10 @@ class Prediction:
     Attributes:
       step_s: predicted seconds of a step.
       phase_s: predicted seconds of each part of a step.
-      measured_step_s, measured_phase_s: of the steps beside which host 0 saved nothing, as `UndisturbedSteps`; of all
-        steps where there was no such step.
-      saving_step_s: seconds of a step beside a save, in the mean; None where no step was.
-      saving_share: of all steps, those beside a save.
+      measured_step_s, measured_phase_s: of the steps beside which host 0 saved nothing, as `UndisturbedSteps`. Where
+        there are too few of these, of the median window of steps, and means over all of them.
+      saving_step_s, saving_share: as `UndisturbedSteps`.
+      is_beside_saves: whether there were too few steps without a save.
     """
 
     step_s: float
@@ -185,6 +185,7 @@ class Prediction:
     measured_phase_s: Mapping[str, float]
     saving_step_s: float | None = None
     saving_share: float = 0.0
+    is_beside_saves: bool = False
 
     @property
     def off(self) -> float:
@@ -200,12 +201,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndisturbedSteps:
-    """What a step of host 0 took where no save was under way there, beside one where there was.
+    """What a step of host 0 took while no save was under way there, beside what others took.
 
-    The first window of a generation is left out, and so are the quickest and the slowest quarter of the others.
+    Of the last 512 windows, without the first one of each generation. Steps beside which a host compares its rows after
+    a fault count as those beside a save. What other hosts save meanwhile is not known here.
 
     Attributes:
-      step_s: seconds of a step; None where a save was under way all the time.
+      step_s: seconds of a step, of the windows in which the middle half of these steps lies. None where there is less
+        than a second of them.
       phase_s: of each phase in it.
       phase_cpu_s: of these, processor seconds of its working thread, and those between phases.
       saving_step_s: of a step beside a save, in the mean of all of them; None where there was none.
@@ -237,7 +240,7 @@ class Result:
       changes: planned changes of hosts.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
       phase_cpu_s: of these, processor seconds of its working thread, and those between phases.
-      undisturbed: steps beside which nothing was saved, and those of the others.
+      undisturbed: what steps took beside which host 0 saved nothing, and what others took.
       commit: name of the newest commit, which is of `step`; also where this call was stopped before its first step, or
         between a recovery and the next step. None only where the run has none: `step` is 0, and nothing is lost.
       stopped_by: None when all steps are done, else the reason.

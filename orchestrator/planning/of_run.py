@@ -92,11 +92,12 @@ def prediction_of(
         measured_phase_s=parts_of_step(steps.phase_s, steps.phase_cpu_s, steps.step_s),
         saving_step_s=steps.saving_step_s,
         saving_share=steps.saving_share,
+        is_beside_saves=result.undisturbed.step_s is None and steps.saving_step_s is not None,
     )
 
 
 def _measured(result: Result, *, batch_size: int) -> UndisturbedSteps:
-    """The steps without a save; all of them where there are none, since saves followed each other."""
+    """The steps without a save; all of them where there are too few, since saves followed each other."""
     if result.undisturbed.step_s is not None:
         return result.undisturbed
     num_steps = result.num_samples / batch_size

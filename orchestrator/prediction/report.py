@@ -138,10 +138,14 @@ def _beside_saves(found: Prediction) -> str:
     """What steps beside a save took. They are not in the table, since nothing predicts them."""
     if found.saving_step_s is None:
         return ""
-    share, step_ms = f"{found.saving_share:.0%} of the steps", f"{1e3 * found.saving_step_s:.2f} ms"
-    if found.saving_share == 1:
-        return f"\na save was under way beside all steps: {step_ms} each"
-    return f"\nwithout saves; beside one, {share} took {step_ms} each"
+    share = f"{found.saving_share:.0%}"
+    if found.saving_share < 0.01:
+        share = "under 1%"
+    elif 0.99 < found.saving_share < 1:
+        share = "over 99%"
+    took = f"{share} of the steps were beside a save of host 0 and took {1e3 * found.saving_step_s:.2f} ms each"
+    of_table = "the table has all steps" if found.is_beside_saves else "the table has the others"
+    return f"\n{took}; {of_table}"
 
 
 def _pair(name: str, predicted_s: float, measured_s: float) -> tuple[str, str, str, str]:

@@ -101,7 +101,12 @@ class Piece:
 
 
 class Timeline:
-    """A step of so many hosts. Made once; `pieces` are what it consists of, in their order."""
+    """A step of so many hosts. Made once.
+
+    Attributes:
+      cold: what the caches lose between two steps, by what a host and its device touch in one.
+      pieces: what it consists of, in their order.
+    """
 
     def __init__(
         self, seconds: HostSeconds, wire: Wire, setting: Setting, calibration: Calibration, dense: DenseHalf
@@ -109,6 +114,7 @@ class Timeline:
         self._seconds, self._wire, self._setting, self._calibration = seconds, wire, setting, calibration
         self._dense, self._nothing = dense, Alone.nothing(setting.num_hosts)
         self._fix = calibration.corrections_for(setting.share_a_machine) or PLAIN
+        self.cold = self._cold()
         self.pieces: list[Piece] = []
         self._beside()
         if not setting.staleness:
@@ -329,9 +335,7 @@ class Timeline:
             self.device_alone_s, cold=self.cold, calls=self.device_calls, floats=self.device_floats
         )
 
-    @property
-    def cold(self) -> float:
-        """What the caches lose between two steps, by what a host and its device touch in one."""
+    def _cold(self) -> float:
         vectors = 2 * _FLOAT_BYTES * self.device_floats
         step_bytes = self._seconds.touched.step_bytes + vectors + self._dense.gradient_bytes
         return self._calibration.kernels_for(self._setting.share_a_machine).caches.cold_share(step_bytes)

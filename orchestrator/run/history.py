@@ -19,6 +19,8 @@ PACE_WINDOWS = 20
 """Windows by which the time that is left is guessed."""
 COMPARED_WINDOWS = 512
 """The last ones, whose steps without a save are what a prediction is compared with."""
+LEAST_COMPARED_S = 1.0
+"""Fewer seconds of such steps say little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +188,9 @@ class History:
             saving_step_s=sum(steps.saving_s for steps in windows) / saving_steps if saving_steps else None,
             saving_share=saving_steps / all_steps if all_steps else 0.0,
         )
-        free = [steps for steps in windows if steps.num_steps]
-        if not free:
+        usual = _middle_half([steps for steps in windows if steps.num_steps])
+        if sum(steps.seconds for steps in windows) < LEAST_COMPARED_S:
             return found
-        # As made-up runs are measured: a run has good and bad moments, and this is what most of them are like.
-        free.sort(key=lambda steps: steps.seconds / steps.num_steps)
-        usual = free[len(free) // 4 :][: max(1, len(free) // 2)]
         count = sum(steps.num_steps for steps in usual)
         return replace(
             found,
@@ -199,6 +198,19 @@ class History:
             phase_s=_means([steps.phase_s for steps in usual], count),
             phase_cpu_s=_means([steps.phase_cpu_s for steps in usual], count),
         )
+
+
+def _middle_half(windows: Sequence[StepTimes]) -> list[StepTimes]:
+    """Those in which the middle half of the steps lies, by the time that a step took. As made-up runs are measured: a
+    run has good and bad moments, and this is what most of them are like.
+    """
+    in_order = sorted(windows, key=lambda steps: steps.seconds / steps.num_steps)
+    all_steps, before, found = sum(steps.num_steps for steps in in_order), 0, []
+    for steps in in_order:
+        first, before = before, before + steps.num_steps
+        if 4 * before > all_steps and 4 * first < 3 * all_steps:
+            found.append(steps)
+    return found
 
 
 def _means(windows: Sequence[Mapping[Phase, float]], count: int) -> dict[str, float]:

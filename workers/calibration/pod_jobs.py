@@ -39,7 +39,8 @@ class PodProbe:
       dims, lengths: of the tables in turn: floats of a row, and ids of a bag or of a sequence.
       layers: widths of the dense half.
       is_skewed: whether some ids come often; otherwise all come equally often.
-      takes_means: whether every second bag is a mean; otherwise all are sums.
+      takes_means: whether every second bag is a mean; otherwise all are sums. `lengths` are then an odd number, so that
+        means and sums are equally long.
       is_cut: whether its tables are cut; otherwise they lie whole.
       is_sequence: whether rows travel to the samples.
       reads_files: from Parquet; otherwise batches lie in memory.
@@ -73,14 +74,14 @@ PROBES: Mapping[str, PodProbe] = {
         tables=16,
         num_rows=100_000,
         dims=(64,),
-        lengths=(1, 8),
+        lengths=(1, 8, 4),
         batch_size=1024,
         is_skewed=True,
         takes_means=True,
         layers=(256, 128),
     ),
     "means": PodProbe(
-        tables=26, num_rows=2_000, dims=(16,), lengths=(3, 4), batch_size=1024, is_skewed=True, takes_means=True
+        tables=26, num_rows=2_000, dims=(16,), lengths=(2, 3, 4), batch_size=1024, is_skewed=True, takes_means=True
     ),
     "large": PodProbe(tables=12, num_rows=200_000, dims=(64,), lengths=(10,), batch_size=2048),
     "far": PodProbe(tables=2, num_rows=800_000, dims=(64,), lengths=(30,), batch_size=2048),

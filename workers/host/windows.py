@@ -81,7 +81,7 @@ class Windows:
         for number in range(first_step, last_step):
             step, is_last = upcoming, number + 1 == last_step
             self._tracker.begin_step(number)
-            timer.begin_step()
+            timer.begin_step(looks_up_next=not is_last or looks_ahead)
             if not is_last or looks_ahead:
                 # Ids of the next step need no updated row, so they travel while the device works.
                 upcoming = steps.prepare(reader, number + 1)

@@ -16,10 +16,10 @@ class StepTimes:
     """The steps of one window on one host, in sum.
 
     Attributes:
-      num_steps: that began while no save was under way. `seconds` are of all of them.
+      num_steps: that began while no save was under way. `seconds` are of all of them. Each has one lookup.
       phase_s: of each phase in these steps.
       phase_cpu_s: processor seconds of the working thread in each, and between them.
-      saving_steps, saving_s: of the others.
+      saving_steps, saving_s: of steps beside a save.
     """
 
     num_steps: int = 0
@@ -31,7 +31,11 @@ class StepTimes:
 
 
 class UndisturbedTimer:
-    """The timer of one window. Mutated: the sums, and since when no save is under way.
+    """The timer of one window. Mutated: the sums, and since when a save is under way, or none.
+
+    Saves begin between windows. So a window without one at its beginning has none, and all of it counts. In another
+    one, each step counts with the lookup of the next that it makes. The lookup of the first step does not count then,
+    and the last step does not count if it looks up nothing.
 
     Args:
       is_saving: whether a save, or what else reads all rows, is under way.
@@ -39,21 +43,30 @@ class UndisturbedTimer:
 
     def __init__(self, tracker: Tracker, *, is_saving: Callable[[], bool]) -> None:
         self._tracker, self._is_saving = tracker, is_saving
-        self._num_steps, self._saving_steps, self._seconds = 0, 0, 0.0
+        self._num_steps, self._saving_steps, self._seconds, self._saving_s = 0, 0, 0.0, 0.0
         self._phase_s: dict[Phase, float] = {}
         self._phase_cpu_s: dict[Phase, float] = {}
-        self._began_s = tracker.now_s
-        self._since: Spent | None = None
-        # What a window does before its first step belongs to it.
-        self._look()
+        self._began_beside_save = self._is_beside_save = is_saving()
+        self._since: Spent | None = None if self._began_beside_save else tracker.spent()
 
-    def begin_step(self) -> None:
-        """A step that begins while a save is under way does not count."""
-        self._look()
-        if self._since is not None:
+    def begin_step(self, *, looks_up_next: bool) -> None:
+        """A step that begins while a save is under way is one of the others."""
+        if not self._began_beside_save:
             self._num_steps += 1
-        else:
+            return
+        is_first = self._since is None and not self._saving_steps and not self._num_steps
+        # The first one was looked up beside the save, even if that has ended meanwhile.
+        is_beside_save = is_first or (self._is_beside_save and self._is_saving())
+        if not looks_up_next:
+            self._pause()
+            return
+        if is_first or is_beside_save != self._is_beside_save:
+            self._pause()
+            self._since, self._is_beside_save = self._tracker.spent(), is_beside_save
+        if is_beside_save:
             self._saving_steps += 1
+        else:
+            self._num_steps += 1
 
     def take(self) -> StepTimes:
         """At the end of the window, before the tracker's timers are taken."""
@@ -64,20 +77,17 @@ class UndisturbedTimer:
             phase_s=self._phase_s,
             phase_cpu_s=self._phase_cpu_s,
             saving_steps=self._saving_steps,
-            saving_s=max(0.0, self._tracker.now_s - self._began_s - self._seconds),
+            saving_s=self._saving_s,
         )
-
-    def _look(self) -> None:
-        if self._is_saving():
-            self._pause()
-        elif self._since is None:
-            self._since = self._tracker.spent()
 
     def _pause(self) -> None:
         before, self._since = self._since, None
         if before is None:
             return
         now = self._tracker.spent()
+        if self._is_beside_save:
+            self._saving_s += now.now_s - before.now_s
+            return
         self._seconds += now.now_s - before.now_s
         _add(self._phase_s, now.phase_s, before.phase_s)
         _add(self._phase_cpu_s, now.phase_cpu_s, before.phase_cpu_s)

@@ -146,3 +146,18 @@ def test_threads_make_kernels_faster_and_not_what_python_does() -> None:
     kernels_s = one.phase_s[Phase.UPDATE] - 1e-3
     assert two.phase_s[Phase.UPDATE] == pytest.approx(1e-3 + kernels_s / 2)
     assert two.phase_s[Phase.DEDUP] == pytest.approx(one.phase_s[Phase.DEDUP])
+
+
+def test_what_cold_caches_cost_grows_with_what_a_step_touches() -> None:
+    fix = PodCorrections(
+        hosts=1, phases={"update": Correction(cold_s=1e-3)}, device=Correction(), waiting=Waiting(), reading=1.0
+    )
+    cold, warm = replace(ROOMY, pods=(fix,)), replace(ROOMY, pods=(replace(fix, phases={}),))
+
+    def more_s(tables: list[TableDemand], setting: Setting = SETTING) -> float:
+        with_it, without = (predict(tables, setting, calibration=found, dense=QUICK) for found in (cold, warm))
+        return with_it.phase_cpu_s[Phase.UPDATE] - without.phase_cpu_s[Phase.UPDATE]
+
+    one, many = more_s([table(TableWay.PARTIAL)]), more_s([table(TableWay.PARTIAL)] * 50)
+    assert 0 < one < many < 1e-3
+    assert more_s([table(TableWay.PARTIAL)], replace(SETTING, batch_size=64 * SETTING.batch_size)) > one

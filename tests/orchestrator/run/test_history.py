@@ -148,3 +148,30 @@ def test_lost_steps_say_nothing_of_what_steps_take() -> None:
     trained(history, 20, 10, seconds=2.0, at_s=16.0, generation=2)
     assert history.undisturbed.step_s == pytest.approx(0.2)
     assert (history.undisturbed.saving_step_s, history.undisturbed.saving_share) == (None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ([1, 2], 1.5),
+        ([1, 2, 3], 2.0),
+        ([1, 2, 3, 4, 5], 3.0),
+        ([1, 2, 3, 4, 5, 6, 7], 4.0),
+        ([1, 2, 3, 4, 5, 6, 7, 8], 4.5),
+    ],
+)
+def test_as_many_slow_windows_are_left_out_as_fast_ones(windows: list[int], expected: float) -> None:
+    history, now_s = History(), 0.0
+    for number, step_s in enumerate([9, *windows]):
+        now_s = trained(history, 10 * number, 10, seconds=10.0 * step_s, at_s=now_s)
+    assert history.undisturbed.step_s == pytest.approx(expected)
+
+
+def test_a_window_counts_by_its_steps_and_less_than_a_second_says_nothing() -> None:
+    history = History()
+    now_s = trained(history, 0, 10, seconds=1.0, at_s=0.0)
+    # One quick step, and many that took ten times as long.
+    now_s = trained(history, 10, 1, seconds=0.01, at_s=now_s)
+    assert history.undisturbed.step_s is None
+    trained(history, 11, 100, seconds=10.0, at_s=now_s)
+    assert history.undisturbed.step_s == pytest.approx(0.1)
