@@ -19,7 +19,7 @@ help:
 	@echo "make chaos   inject faults: the whole list, then ROUNDS=50 random schedules from SEED=1 on; an hour or two"
 	@echo "make chaos-short   the same in about a minute"
 	@echo "make faults  all fault tests with real processes, also those that make test leaves out; half an hour, as root with cut networks"
-	@echo "make long-tests  what make test leaves out, but for tests of faults; a quarter of an hour"
+	@echo "make long-tests  what make test leaves out, but for tests of faults; half an hour"
 	@echo "make elastic machines that join, vanish and drain under a run; some minutes"
 	@echo "make papers  the jobs of papers on 1, 2 and 3 hosts and over restarts; a quarter of an hour"
 	@echo "make fuzz    fuzz what reads files, SECONDS (60) for each target; installs atheris"
