@@ -39,19 +39,32 @@ def actor_processes(kind: str) -> list[int]:
 
 
 class Listeners(SilentReporter):
-    """Looks once, while steps are done. `seen` has the addresses of the listening sockets of each worker process."""
+    """Looks once, while steps are done. `seen` has the addresses of the listening sockets of each worker process, and
+    `processors` those that each of its threads may use.
+    """
 
     def __init__(self) -> None:
         self.seen: dict[str, list[list[str]]] = {}
+        self.processors: dict[str, list[set[frozenset[int]]]] = {}
 
     def window(self, report: WindowReport) -> None:
         if not self.seen:
             for kind in ("HostActor", "DeviceActor"):
-                self.seen[kind] = [_listening(process) for process in actor_processes(kind)]
+                processes = actor_processes(kind)
+                self.seen[kind] = [_listening(process) for process in processes]
+                self.processors[kind] = [_processors(process) for process in processes]
 
 
 def _listening(process: int) -> list[str]:
     return [c.laddr.ip for c in psutil.Process(process).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+
+
+def _processors(process: int) -> set[frozenset[int]]:
+    found = set()
+    for thread in os.listdir(f"/proc/{process}/task"):
+        with contextlib.suppress(ProcessLookupError):
+            found.add(frozenset(os.sched_getaffinity(int(thread))))
+    return found
 
 
 def _is_descendant(process: int) -> bool:

@@ -25,6 +25,7 @@ from podembed.workers.liveness.carried_error import carried
 from podembed.workers.liveness.lease_watch import LeaseTerms, LeaseWatch, StoredLease
 from podembed.workers.liveness.memory import oom_kills
 from podembed.workers.liveness.progress import machine_identity
+from podembed.workers.processors import OWN_CLUSTER, keep_process_to, keep_thread_to, processors_of, roam
 
 
 def _leave_signals_to_the_driver() -> None:
@@ -51,6 +52,12 @@ def _prepare_device(job: AnyJob, table_buckets: tuple[int, ...]) -> None:
     from podembed.workers.device.standby import prepare_device
 
     prepare_device(job)
+
+
+def _processors_for(spec: Any) -> frozenset[int]:
+    """Of a host or device process by its spec. Only in a cluster of the program's own, all hosts are on one machine."""
+    num_hosts = spec.num_hosts if OWN_CLUSTER in os.environ else 1
+    return processors_of(spec.host, num_hosts, threads=spec.threads)
 
 
 def _copied(value: Any) -> Any:
@@ -155,6 +162,7 @@ class Actor:
     @ray.method(concurrency_group="background")
     def run_in_background(self, method: str, *arguments: Any) -> Any:
         """A method of the worker that may run beside a working one."""
+        roam()
         return self._answer(method, arguments)
 
     @ray.method(concurrency_group="control")
@@ -198,6 +206,7 @@ class _HostActor(Actor):
         """A spec gets the address by which the cluster knows this machine."""
         if not isinstance(argument, HostSpec):
             return argument
+        keep_thread_to(_processors_for(argument))
         self._watch_over(argument.storage_url, argument.generation, argument.lease_timeout_s)
         return replace(argument, bind_address=argument.bind_address or ray.util.get_node_ip_address())
 
@@ -207,11 +216,21 @@ class _DeviceActor(Actor):
 
     def __init__(self, lease: LeaseTerms | None = None) -> None:
         super().__init__(_device_process, _prepare_device, lease)
+        self._own: frozenset[int] | None = None
+
+    def run(self, method: str, *arguments: Any) -> Any:
+        answer = super().run(method, *arguments)
+        # Not before it has started: JAX makes as many threads as there are processors, and compiles on all of them.
+        if self._own is not None:
+            keep_process_to(self._own)
+            self._own = None
+        return answer
 
     def _arrived(self, argument: Any) -> Any:
         from podembed.workers.device.process import DeviceSpec
 
         if isinstance(argument, DeviceSpec):
+            self._own = _processors_for(argument)
             self._watch_over(argument.storage_url, argument.invitation.generation, argument.lease_timeout_s)
         return argument
 

@@ -19,7 +19,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-VARIABLE = "PODEMBED_CLUSTER"  # the folder, in the environment of all processes of the cluster
+from podembed.workers.processors import OWN_CLUSTER
+
+VARIABLE = OWN_CLUSTER  # the folder, in the environment of all processes of the cluster
 FOLDER_PREFIX = "podembed-ray-"
 LOCK_NAME = "podembed.lock"  # holds the number of the keeper's session
 END_TIMEOUT_S = 10.0

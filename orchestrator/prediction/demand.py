@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from podembed.embedding.costs.profile import TableProfile
 from podembed.embedding.costs.work import TableTraffic, TableWay
 from podembed.embedding.table_spec import TableSpec
+from podembed.workers.processors import are_kept_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,10 @@ class Setting:
     def share_a_machine(self) -> int:
         """Hosts on one machine, as far as there are so many."""
         return min(self.num_hosts, self.hosts_a_machine)
+
+    def keeps_to_processors(self, cpus: int) -> bool:
+        """Whether each host works on a processor of its own, on machines with so many."""
+        return are_kept_to(self.share_a_machine, cpus, threads=self.threads)
 
     @property
     def is_one_machine(self) -> bool:

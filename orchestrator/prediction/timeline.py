@@ -115,6 +115,8 @@ class Timeline:
         self._dense, self._nothing = dense, Alone.nothing(setting.num_hosts)
         self._fix = calibration.corrections_for(setting.share_a_machine) or PLAIN
         self.cold = self._cold()
+        # Then each host is followed as if it had a machine with one processor.
+        self._keeps = setting.keeps_to_processors(calibration.machine.cpus)
         self.pieces: list[Piece] = []
         self._beside()
         if not setting.staleness:
@@ -262,7 +264,7 @@ class Timeline:
         )
 
     def followed(self, hosts: list[HostParts], processors: dict[int, float] | None = None) -> Followed:
-        return follow(hosts, cpus=self._calibration.machine.cpus, processors=processors)
+        return follow(hosts, cpus=1 if self._keeps else self._calibration.machine.cpus, processors=processors)
 
     def _looked_at(self, cpu_s: np.ndarray, cpus: int) -> tuple[list[int], dict[int, float]]:
         """The hosts to be followed: those of the first machine, and the busiest one with its share of its own."""
@@ -271,6 +273,8 @@ class Timeline:
         busiest = int(np.argmax(cpu_s))
         if busiest in chosen:
             return chosen, {}
+        if self._keeps:
+            return [*chosen, busiest], {}
         return [*chosen, busiest], {busiest // together: cpus / together}
 
     def host_parts(self, host: int, cpu_s: list[float], *, waiting: Waiting | None = None) -> HostParts:
@@ -298,7 +302,7 @@ class Timeline:
             first, *more = self._threaded(piece, spent)
             parts[piece.is_after] += [replace(first, delay_s=delay_s, turn_s=turn_s), *more]
         return HostParts(
-            machine=host // setting.share_a_machine,
+            machine=host if self._keeps else host // setting.share_a_machine,
             beside=tuple(parts[False]),
             after=tuple(parts[True]),
             is_ahead=bool(setting.staleness),

@@ -1,11 +1,14 @@
-"""How arguments of a call travel to an actor."""
+"""How arguments of a call travel to an actor, and on which processors actors work."""
 
+import os
 import threading
 
 import numpy as np
 import pytest
 
+from podembed.orchestrator.api.result import Result
 from podembed.workers.actors import in_pieces, of_pieces
+from tests.processes import Listeners
 
 
 @pytest.mark.parametrize("num_bytes", [100_000, 300_001, 500_000])
@@ -32,3 +35,17 @@ def test_small_and_large_arguments_travel_as_they_are(num_bytes):
 def test_what_cannot_travel_is_refused_where_it_is_sent():
     with pytest.raises(TypeError, match="lock"):
         in_pieces((threading.Lock(),))
+
+
+def test_as_many_hosts_as_processors_keep_to_one_each(two_hosts: Result, listeners: Listeners):
+    assert two_hosts.losses
+    everywhere = frozenset(os.sched_getaffinity(0))
+    hosts, devices = listeners.processors["HostActor"], listeners.processors["DeviceActor"]
+    assert len(hosts) == len(devices) == 2
+    if len(everywhere) != 2:
+        assert all(found == {everywhere} for found in (*hosts, *devices))
+        return
+    alone = [frozenset([one]) for one in sorted(everywhere)]
+    # What reads input, and Ray's own threads, roam.
+    assert sorted(hosts, key=lambda found: sorted(map(sorted, found))) == [{one, everywhere} for one in alone]
+    assert sorted(devices, key=lambda found: sorted(map(sorted, found))) == [{one} for one in alone]

@@ -121,7 +121,9 @@ def _slowest_kernels(found: Sequence[Kernels]) -> Kernels:
 
 
 def answers_of(requests: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[Any]:
-    """The answers of children that work side by side, in the order of the requests."""
+    """The answers of children that work side by side, in the order of the requests. As hosts, they keep to processors
+    of their own where there are as many.
+    """
     command = [sys.executable, "-m", "podembed.workers.calibration.process"]
     children = [
         subprocess.Popen(
@@ -130,8 +132,8 @@ def answers_of(requests: Sequence[Mapping[str, Any]], environment: Mapping[str, 
         for _ in requests
     ]
     try:
-        for child, request in zip(children, requests, strict=True):
-            _tell(child, request)
+        for place, (child, request) in enumerate(zip(children, requests, strict=True)):
+            _tell(child, {**request, "place": place, "of": len(requests)})
         if requests[0]["measure"] == "exchange":
             addresses = [_line(child) for child in children]
             for child in children:

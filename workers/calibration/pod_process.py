@@ -10,12 +10,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from podembed.workers.calibration.pod_specs import TIMEOUT_S, document_of, invitation_of, spec_of
 from podembed.workers.host.host import HostWorker
 from podembed.workers.job.reference import JobReference
+from podembed.workers.processors import keep_process_to, keep_thread_to, processors_of
 
 
 class PodHost:
@@ -30,7 +31,9 @@ class PodHost:
     def begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """As `HostWorker.start`, after the end of what was there before."""
         self._worker.close()
-        ready = self._worker.start(spec_of(request))
+        spec = spec_of(request)
+        keep_thread_to(processors_of(spec.host, spec.num_hosts, threads=spec.threads))
+        ready = self._worker.start(spec)
         return {
             "address": ready.mesh_address,
             "samples": ready.num_samples,
@@ -62,6 +65,7 @@ class PodDevice:
 
     def __init__(self) -> None:
         self._end: Any = None
+        self._processors: Iterable[int] = ()
 
     def reserve(self) -> str:
         """An address for the gang's coordinator."""
@@ -73,6 +77,7 @@ class PodDevice:
         from podembed.workers.device.gang import join_gang
 
         join_gang(coordinator=coordinator, num_processes=num_processes, process=process, timeout_s=int(TIMEOUT_S))
+        self._processors = processors_of(process, num_processes, threads=1)
 
     def begin(self, job: Mapping[str, Any], num_samples: int, invitation: Mapping[str, Any]) -> float:
         """Compiles a job's steps. Returns the bytes of the parameters' gradients."""
@@ -83,6 +88,7 @@ class PodDevice:
         self._end = invitation_of(invitation).connect(timeout_s=TIMEOUT_S)
         self._worker = DeviceWorker(job=JobReference(**job).resolve(), num_samples=num_samples)
         self._worker.build()
+        keep_process_to(self._processors)
         arrays = self._worker.dense_arrays()
         return float(sum(array.nbytes for key, array in arrays.items() if key.startswith("params/")))
 

@@ -11,11 +11,19 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from podembed.workers.processors import keep_process_to, processors_of
 from podembed.workers.storage.records import to_document
 
 
 def answer(request: Mapping[str, Any]) -> Any:
     """What was measured, as plain JSON values."""
+    own = processors_of(int(request["place"]), int(request["of"]), threads=1)
+    if request["measure"] in ("dense", "models"):
+        # As in a run, JAX has its threads before they keep to anything.
+        import jax
+
+        jax.devices()
+    keep_process_to(own)
     # Imported late: one child measures one thing, and JAX takes a second to load.
     match request["measure"]:
         case "lookups":

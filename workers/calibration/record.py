@@ -17,7 +17,7 @@ from podembed.workers.storage.finished_folder import write_durably
 from podembed.workers.storage.records import encode, from_document
 from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused, unseal
 
-FORMAT = 6
+FORMAT = 7
 
 
 class CalibrationError(ValueError):

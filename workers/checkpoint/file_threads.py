@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
+from podembed.workers.processors import roam
 from podembed.workers.storage.local import Unsynced
 from podembed.workers.storage.store import Store
 from podembed.workers.tracing.recorder import Recorder
@@ -65,7 +66,7 @@ class FileThreads:
         self._is_urgent, self._rest = is_urgent, rest
         self._trace = trace or Recorder()
         self._num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads, "files", initializer=_be_nice, initargs=(niceness,))
+        self._pool = ThreadPoolExecutor(num_threads, "files", initializer=_begin, initargs=(niceness,))
         self._room = threading.Semaphore(num_threads)
         self._lock = threading.Lock()
         self._unsynced = Unsynced()
@@ -178,8 +179,9 @@ def _parts(unsynced: Unsynced, count: int) -> list[Unsynced]:
     return [part for part in parts if part.files]
 
 
-def _be_nice(niceness: int) -> None:
+def _begin(niceness: int) -> None:
     """On Linux a thread has a niceness of its own."""
+    roam()
     if niceness:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + niceness)

@@ -17,11 +17,11 @@ The saving thread of a host or of a device process calls this; what the working 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
 from podembed.workers.liveness.progress import Tracker
+from podembed.workers.processors import number_of_processors
 
 # Of the machine's processors, at most: two hosts on one machine then take a fifth of it.
 SHARE_OF_PROCESSORS = 0.1
@@ -84,7 +84,7 @@ class SavePace:
     ) -> None:
         self._tracker = tracker
         self._given = processors
-        self._num_processors = len(os.sched_getaffinity(0))
+        self._num_processors = number_of_processors()
         self._longest_grace_s = longest_grace_s
         self._is_told = is_training
         self._now_s, self._sleep = now_s, sleep

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Protocol
 
 from podembed.workers.data.batch import Batch
+from podembed.workers.processors import roam
 from podembed.workers.tracing.recorder import Recorder
 
 GET_TIMEOUT_S = 300.0
@@ -187,6 +188,7 @@ class ReadAhead:
             )
 
     def _run(self) -> None:
+        roam()
         while (task := self._next_task()) is not None:
             generation, step = task
             try:

@@ -28,6 +28,7 @@ from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.save_pace import SavePace
 from podembed.workers.faults.inject import spoil
 from podembed.workers.liveness.progress import Phase, Tracker
+from podembed.workers.processors import roam
 
 _LOOK_S = 0.1
 _MOST_NAMED = 3
@@ -188,6 +189,7 @@ class Verification:
     # ------------------------------------------------------------------ the threads
 
     def _work(self) -> None:
+        roam()
         try:
             began_s = time.thread_time()
             most_bytes = max((kept.table.spec.bucket_bytes for kept in self._kept), default=0)

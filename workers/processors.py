@@ -1,0 +1,71 @@
+"""Processors of their own for hosts that share a machine.
+
+Where as many hosts as processors share a machine, the kernel moves their threads to another processor at almost every
+turn. Whatever a thread left in its caches is then fetched again, in each phase. So each host keeps to a processor of
+its own, with its device process. What works beside the steps roams: it reads input, writes files, compares rows.
+
+Only a cluster that the program started for itself has the machine for itself. In others, nothing is kept to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+
+OWN_CLUSTER = "PODEMBED_CLUSTER"
+"""A variable in the environment of all processes of such a cluster."""
+
+_ALL = frozenset(os.sched_getaffinity(0))
+"""As this process found them. A container or a batch system may have given it a part of the machine."""
+
+
+def number_of_processors() -> int:
+    """That this process may use, whatever its threads keep to."""
+    return len(_ALL)
+
+
+def are_kept_to(num_hosts: int, processors: int, *, threads: int) -> bool:
+    """Whether so many hosts of one machine keep to a processor each. With fewer of them, some processors would be idle.
+    With more of them, it gains nothing.
+
+    Args:
+      threads: of a host's kernels.
+    """
+    return threads == 1 < num_hosts == processors
+
+
+def processors_of(host: int, num_hosts: int, *, threads: int, known: Iterable[int] = _ALL) -> frozenset[int]:
+    """Those that a host of a machine works on.
+
+    Args:
+      threads: of its kernels.
+      known: that it may use.
+    """
+    allowed = sorted(known)
+    if not are_kept_to(num_hosts, len(allowed), threads=threads):
+        return frozenset(allowed)
+    return frozenset([allowed[host]])
+
+
+def keep_thread_to(processors: Iterable[int]) -> None:
+    """The calling thread, and those that it starts from now on."""
+    _keep(0, processors)
+
+
+def keep_process_to(processors: Iterable[int]) -> None:
+    """All threads of this process, and those that they start."""
+    for thread in os.listdir("/proc/self/task"):
+        _keep(int(thread), processors)
+
+
+def roam() -> None:
+    """Lets the calling thread work wherever there is room, though the one that started it may keep to less."""
+    if frozenset(os.sched_getaffinity(0)) < _ALL:
+        _keep(0, _ALL)
+
+
+def _keep(thread: int, processors: Iterable[int]) -> None:
+    # A thread may have ended. Somebody may have given the process other processors since; then the kernel decides.
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(thread, processors)
