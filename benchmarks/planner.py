@@ -112,6 +112,7 @@ def in_made_up_run(reference: JobReference, arguments: argparse.Namespace) -> di
         [(reference, arguments.placement == "buckets")],
         num_hosts=arguments.hosts,
         environment=children_environment(arguments.threads),
+        threads=arguments.threads,
     )
     parts = parts_of_step(steps.phase_s[0], steps.phase_cpu_s[0], steps.step_s)
     return {name: round(1e3 * spent, 2) for name, spent in parts.items()}

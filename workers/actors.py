@@ -206,8 +206,9 @@ class _HostActor(Actor):
         """A spec gets the address by which the cluster knows this machine."""
         if not isinstance(argument, HostSpec):
             return argument
-        keep_thread_to(_processors_for(argument))
         self._watch_over(argument.storage_url, argument.generation, argument.lease_timeout_s)
+        # Not before that: the thread that watches is one that this one starts.
+        keep_thread_to(_processors_for(argument))
         return replace(argument, bind_address=argument.bind_address or ray.util.get_node_ip_address())
 
 

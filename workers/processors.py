@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Collection, Iterable
 
 OWN_CLUSTER = "PODEMBED_CLUSTER"
 """A variable in the environment of all processes of such a cluster."""
@@ -19,10 +20,13 @@ OWN_CLUSTER = "PODEMBED_CLUSTER"
 _ALL = frozenset(os.sched_getaffinity(0))
 """As this process found them. A container or a batch system may have given it a part of the machine."""
 
+_keeps = threading.Event()
+"""Set as soon as a thread of this process keeps to something. Otherwise what anybody else chose is left alone."""
+
 
 def number_of_processors() -> int:
     """That this process may use, whatever its threads keep to."""
-    return len(_ALL)
+    return len(_ALL if _keeps.is_set() else os.sched_getaffinity(0))
 
 
 def are_kept_to(num_hosts: int, processors: int, *, threads: int) -> bool:
@@ -35,25 +39,25 @@ def are_kept_to(num_hosts: int, processors: int, *, threads: int) -> bool:
     return threads == 1 < num_hosts == processors
 
 
-def processors_of(host: int, num_hosts: int, *, threads: int, known: Iterable[int] = _ALL) -> frozenset[int]:
+def processors_of(host: int, num_hosts: int, *, threads: int, known: Iterable[int] | None = None) -> frozenset[int]:
     """Those that a host of a machine works on.
 
     Args:
       threads: of its kernels.
-      known: that it may use.
+      known: that it may use; None for those of this process.
     """
-    allowed = sorted(known)
+    allowed = sorted(_ALL if known is None else known)
     if not are_kept_to(num_hosts, len(allowed), threads=threads):
         return frozenset(allowed)
     return frozenset([allowed[host]])
 
 
-def keep_thread_to(processors: Iterable[int]) -> None:
+def keep_thread_to(processors: Collection[int]) -> None:
     """The calling thread, and those that it starts from now on."""
     _keep(0, processors)
 
 
-def keep_process_to(processors: Iterable[int]) -> None:
+def keep_process_to(processors: Collection[int]) -> None:
     """All threads of this process, and those that they start."""
     for thread in os.listdir("/proc/self/task"):
         _keep(int(thread), processors)
@@ -61,11 +65,13 @@ def keep_process_to(processors: Iterable[int]) -> None:
 
 def roam() -> None:
     """Lets the calling thread work wherever there is room, though the one that started it may keep to less."""
-    if frozenset(os.sched_getaffinity(0)) < _ALL:
+    if _keeps.is_set():
         _keep(0, _ALL)
 
 
-def _keep(thread: int, processors: Iterable[int]) -> None:
+def _keep(thread: int, processors: Collection[int]) -> None:
+    if frozenset(processors) != _ALL:
+        _keeps.set()
     # A thread may have ended. Somebody may have given the process other processors since; then the kernel decides.
     with contextlib.suppress(OSError):
         os.sched_setaffinity(thread, processors)

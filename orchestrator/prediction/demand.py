@@ -40,8 +40,10 @@ class Setting:
         return min(self.num_hosts, self.hosts_a_machine)
 
     def keeps_to_processors(self, cpus: int) -> bool:
-        """Whether each host works on a processor of its own, on machines with so many."""
-        return are_kept_to(self.share_a_machine, cpus, threads=self.threads)
+        """Whether each host works on a processor of its own, on a machine with so many. Of one machine alone it is
+        taken that the program starts the cluster there.
+        """
+        return self.is_one_machine and are_kept_to(self.share_a_machine, cpus, threads=self.threads)
 
     @property
     def is_one_machine(self) -> bool:

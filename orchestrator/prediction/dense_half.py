@@ -64,6 +64,7 @@ def dense_halves(
         [(reference, samples)] * len(moved),
         num_processes=min(num_processes, MAX_SIDE_BY_SIDE),
         environment=children_environment(threads),
+        threads=threads,
         on_devices=moved,
         ids_per_bag=lengths,
     )

@@ -59,12 +59,14 @@ def with_pods(
                 [(reference, PROBES[name].is_cut) for name, reference in zip(names, references, strict=True)],
                 num_hosts=hosts,
                 environment=environment,
+                threads=calibration.threads,
                 window_s=window_s,
             )
             models = measure_models(
                 [(reference, job.batch_size // hosts) for reference, job in zip(references, jobs, strict=True)],
                 num_processes=hosts,
                 environment=environment,
+                threads=calibration.threads,
             )
             measured: list[MeasuredPod] = []
             by_name = dict(zip(names, pods, strict=True))

@@ -273,8 +273,6 @@ class Timeline:
         busiest = int(np.argmax(cpu_s))
         if busiest in chosen:
             return chosen, {}
-        if self._keeps:
-            return [*chosen, busiest], {}
         return [*chosen, busiest], {busiest // together: cpus / together}
 
     def host_parts(self, host: int, cpu_s: list[float], *, waiting: Waiting | None = None) -> HostParts:

@@ -32,7 +32,7 @@ ARROWS = {
     "embedding/tpu_embedding": "config engine features keras lookup optimizers ragged replicas table table_spec "
     "tpu_config tracing",
     "workers/faults": "storage",
-    "workers/liveness": "faults storage tracing",
+    "workers/liveness": "faults processors storage tracing",
     "workers/data": "declared_types storage",
     "workers/columns": "data",
     "workers/formats": "columns data storage",

@@ -8,12 +8,30 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from podembed.workers.processors import are_kept_to, keep_thread_to, number_of_processors, processors_of, roam
+from podembed.orchestrator.prediction.demand import Setting
+from podembed.workers import actors
+from podembed.workers.checkpoint.file_threads import FileThreads
+from podembed.workers.input.read_ahead import ReadAhead
+from podembed.workers.liveness import memory
+from podembed.workers.processors import (
+    OWN_CLUSTER,
+    are_kept_to,
+    keep_thread_to,
+    number_of_processors,
+    processors_of,
+    roam,
+)
+from podembed.workers.storage.store import Store
 
 EVERYWHERE = frozenset(os.sched_getaffinity(0))
+with_two = pytest.mark.skipif(len(EVERYWHERE) < 2, reason="one processor cannot be told from all")
 KEEPING = """
 import json, os, threading
 from podembed.workers.processors import keep_process_to, number_of_processors, roam
@@ -38,6 +56,12 @@ print(json.dumps([found, number_of_processors()]))
 """
 
 
+@pytest.fixture(autouse=True)
+def keeps_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process keep to nothing."""
+    monkeypatch.setattr("podembed.workers.processors._keeps", threading.Event())
+
+
 def test_as_many_hosts_as_processors_get_one_each() -> None:
     known = (2, 3, 7)
     assert [processors_of(host, 3, threads=1, known=known) for host in range(3)] == [{2}, {3}, {7}]
@@ -53,6 +77,7 @@ def test_otherwise_all_share_all(num_hosts: int, processors: int, threads: int) 
         assert processors_of(host, num_hosts, threads=threads, known=known) == frozenset(known)
 
 
+@with_two
 def test_a_thread_that_keeps_to_less_hands_that_on_and_what_roams_does_not() -> None:
     found: list[set[int]] = []
 
@@ -78,6 +103,7 @@ def test_a_thread_that_keeps_to_less_hands_that_on_and_what_roams_does_not() -> 
     assert number_of_processors() == len(EVERYWHERE)
 
 
+@with_two
 def test_a_process_keeps_to_less_with_all_its_threads() -> None:
     out = subprocess.run([sys.executable, "-c", KEEPING], check=True, capture_output=True, text=True).stdout
     found, count = json.loads(out)
@@ -88,3 +114,116 @@ def test_a_process_keeps_to_less_with_all_its_threads() -> None:
 def test_processors_that_a_process_may_not_use_are_no_error() -> None:
     keep_thread_to([max(EVERYWHERE) + 4096])
     assert os.sched_getaffinity(0) == EVERYWHERE
+
+
+def beside_one_that_keeps(call: Callable[[], Any]) -> Any:
+    """What a call returns in a thread that keeps to one processor."""
+    found: list[Any] = []
+
+    def work() -> None:
+        keep_thread_to([min(EVERYWHERE)])
+        found.append(call())
+        assert os.sched_getaffinity(0) == {min(EVERYWHERE)}
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+class Looking:
+    """A reader, a worker and arrays that say where they are used."""
+
+    def read(self, step: int) -> Any:
+        return os.sched_getaffinity(0)
+
+    def close(self) -> None:
+        pass
+
+    def where(self) -> set[int]:
+        return os.sched_getaffinity(0)
+
+
+@with_two
+def test_input_is_read_wherever_there_is_room() -> None:
+    def read() -> Any:
+        ahead = ReadAhead(Looking(), first_step=0).start()
+        try:
+            return ahead.get(0)
+        finally:
+            ahead.close()
+
+    assert beside_one_that_keeps(read) == EVERYWHERE
+
+
+@with_two
+def test_files_are_written_wherever_there_is_room(tmp_path: Path) -> None:
+    def write() -> Any:
+        with FileThreads(Store(str(tmp_path))) as threads:
+            return threads.submit(lambda: os.sched_getaffinity(0)).result()
+
+    assert beside_one_that_keeps(write) == EVERYWHERE
+
+
+@with_two
+def test_memory_is_taken_wherever_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[set[int]] = []
+    monkeypatch.setattr(memory, "populate", lambda arrays, *, is_over: found.append(os.sched_getaffinity(0)))
+    beside_one_that_keeps(lambda: memory.Populating([np.zeros(1, np.float32)]).close())
+    assert found == [EVERYWHERE]
+
+
+@with_two
+def test_a_method_in_the_background_works_wherever_there_is_room() -> None:
+    def call() -> Any:
+        # In a thread, since signals are left alone there.
+        actor = actors.Actor(Looking)
+        found = actor.run("where"), actor.run_in_background("where")
+        keep_thread_to([min(EVERYWHERE)])
+        return found
+
+    assert beside_one_that_keeps(call) == ({min(EVERYWHERE)}, EVERYWHERE)
+
+
+@dataclass(frozen=True)
+class Spec:
+    host: int
+    num_hosts: int
+    threads: int = 1
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_hosts_keep_to_processors_in_clusters_of_the_programs_own(
+    is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = frozenset(range(4))
+    monkeypatch.setattr("podembed.workers.processors._ALL", known)
+    monkeypatch.delenv(OWN_CLUSTER, raising=False)
+    if is_own:
+        monkeypatch.setenv(OWN_CLUSTER, "/tmp/folder")
+    found = [
+        actors._processors_for(Spec(3, 4)),
+        actors._processors_for(Spec(1, 2)),
+        actors._processors_for(Spec(3, 4, 2)),
+    ]
+    assert found == [frozenset([3]) if is_own else known, known, known]
+
+
+def test_steps_are_followed_on_processors_of_their_own_where_a_run_keeps_to_them() -> None:
+    def keeps(num_hosts: int, hosts_a_machine: int, threads: int = 1) -> bool:
+        setting = Setting(num_hosts=num_hosts, batch_size=64, hosts_a_machine=hosts_a_machine, threads=threads)
+        return setting.keeps_to_processors(2)
+
+    assert keeps(2, 2)
+    # With more threads, on several machines, and with processors to spare or too few.
+    assert not any((keeps(2, 2, threads=2), keeps(8, 2), keeps(3, 2), keeps(1, 1), keeps(4, 4)))
+
+
+@with_two
+def test_what_somebody_else_keeps_to_stays(tmp_path: Path) -> None:
+    text = (
+        "import os\nfrom podembed.workers.processors import number_of_processors, roam\n"
+        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nroam()\n"
+        "print(len(os.sched_getaffinity(0)), number_of_processors())"
+    )
+    assert subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True).stdout == "1 1\n"

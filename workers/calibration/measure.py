@@ -56,12 +56,12 @@ def calibrate(
     for count in counts:
         together = "alone" if count == 1 else f"{count} processes side by side"
         activity(f"memory and kernels, {together}")
-        found = answers_of([{"measure": "lookups", "processes": count}] * count, environment)
+        found = answers_of([{"measure": "lookups", "processes": count}] * count, environment, threads=threads)
         kernels.append(_slowest_kernels([from_document(Kernels, "kernels", document) for document in found]))
         activity(f"a dense step, {together}")
         steps = [
             from_document(Dense, "dense", document)
-            for document in answers_of([{"measure": "dense"}] * count, environment)
+            for document in answers_of([{"measure": "dense"}] * count, environment, threads=threads)
         ]
         dense[str(count)] = max(steps, key=lambda step: step.seconds(flops=1e9, num_bytes=1e8))
     activity("an exchange")
@@ -94,12 +94,14 @@ def measure_models(
     *,
     num_processes: int,
     environment: Mapping[str, str],
+    threads: int = 1,
     on_devices: Sequence[Sequence[str]] | None = None,
     ids_per_bag: Mapping[str, float] | None = None,
 ) -> list[ModelTime]:
     """Steps of the dense halves of jobs with so many samples, in so many processes side by side; the slowest ones.
 
     Args:
+      threads: of each process, as the environment says them.
       on_devices: for each job names of tables that are put there, beside those that it declares so.
       ids_per_bag: as of `measure_model`.
     """
@@ -110,7 +112,7 @@ def measure_models(
         "on_devices": [list(names) for names in on_devices or [()] * len(jobs)],
         "ids_per_bag": dict(ids_per_bag or {}),
     }
-    answers = answers_of([request] * num_processes, environment)
+    answers = answers_of([request] * num_processes, environment, threads=threads)
     found = [[from_document(ModelTime, "model", document) for document in answer] for answer in answers]
     return [max(times, key=lambda time: time.step_s) for times in zip(*found, strict=True)]
 
@@ -120,9 +122,9 @@ def _slowest_kernels(found: Sequence[Kernels]) -> Kernels:
     return max(found, key=lambda kernels: sum(sum(factors) for factors in kernels.factors_ns.values()))
 
 
-def answers_of(requests: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[Any]:
+def answers_of(requests: Sequence[Mapping[str, Any]], environment: Mapping[str, str], *, threads: int = 1) -> list[Any]:
     """The answers of children that work side by side, in the order of the requests. As hosts, they keep to processors
-    of their own where there are as many.
+    of their own where there are as many, with so many threads each.
     """
     command = [sys.executable, "-m", "podembed.workers.calibration.process"]
     children = [
@@ -133,7 +135,7 @@ def answers_of(requests: Sequence[Mapping[str, Any]], environment: Mapping[str, 
     ]
     try:
         for place, (child, request) in enumerate(zip(children, requests, strict=True)):
-            _tell(child, {**request, "place": place, "of": len(requests)})
+            _tell(child, {**request, "place": place, "of": len(requests), "threads": threads})
         if requests[0]["measure"] == "exchange":
             addresses = [_line(child) for child in children]
             for child in children:

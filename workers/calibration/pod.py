@@ -94,6 +94,7 @@ def measure_pods(
     *,
     num_hosts: int,
     environment: Mapping[str, str],
+    threads: int = 1,
     windows: int = 12,
     window_s: float = 0.15,
 ) -> list[PodSteps]:
@@ -101,6 +102,7 @@ def measure_pods(
 
     Args:
       jobs: and whether all their tables are cut.
+      threads: of a device, as the environment says them. With one, hosts keep to processors as in a run.
 
     Raises:
       MeasuringFailed: a child ended, or failed.
@@ -114,12 +116,12 @@ def measure_pods(
         devices[0].ask("reserve")
         coordinator = devices[0].answer()
         for rank, device in enumerate(devices):
-            device.ask("join", coordinator, num_hosts, rank)
+            device.ask("join", coordinator, num_hosts, rank, threads)
         for device in devices:
             device.answer()
         found = []
         for number, (reference, is_cut) in enumerate(jobs):
-            gradient_bytes = _begin(hosts, devices, reference, number, is_cut=is_cut, storage=storage)
+            gradient_bytes = _begin(hosts, devices, reference, number, threads, is_cut=is_cut, storage=storage)
             found.append(_steps(hosts, devices, gradient_bytes, windows=windows, window_s=window_s))
         return found
 
@@ -129,12 +131,14 @@ def _begin(
     devices: Sequence[_Child],
     reference: JobReference,
     generation: int,
+    threads: int,
     *,
     is_cut: bool,
     storage: str,
 ) -> float:
     job = {"function": reference.function, "arguments": dict(reference.arguments), "folder": reference.folder}
     request = {"job": job, "hosts": len(hosts), "generation": generation, "is_cut": is_cut, "storage": storage}
+    request["threads"] = threads
     request["token"] = secrets.token_hex(32)
     for number, host in enumerate(hosts):
         host.ask("begin", {**request, "host": number})

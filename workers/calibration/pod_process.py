@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TextIO
 
 from podembed.workers.calibration.pod_specs import TIMEOUT_S, document_of, invitation_of, spec_of
@@ -32,7 +32,7 @@ class PodHost:
         """As `HostWorker.start`, after the end of what was there before."""
         self._worker.close()
         spec = spec_of(request)
-        keep_thread_to(processors_of(spec.host, spec.num_hosts, threads=spec.threads))
+        keep_thread_to(processors_of(spec.host, spec.num_hosts, threads=int(request["threads"])))
         ready = self._worker.start(spec)
         return {
             "address": ready.mesh_address,
@@ -65,7 +65,7 @@ class PodDevice:
 
     def __init__(self) -> None:
         self._end: Any = None
-        self._processors: Iterable[int] = ()
+        self._processors: Collection[int] = ()
 
     def reserve(self) -> str:
         """An address for the gang's coordinator."""
@@ -73,11 +73,11 @@ class PodDevice:
 
         return DeviceProcess().reserve_coordinator("127.0.0.1")
 
-    def join(self, coordinator: str, num_processes: int, process: int) -> None:
+    def join(self, coordinator: str, num_processes: int, process: int, threads: int) -> None:
         from podembed.workers.device.gang import join_gang
 
         join_gang(coordinator=coordinator, num_processes=num_processes, process=process, timeout_s=int(TIMEOUT_S))
-        self._processors = processors_of(process, num_processes, threads=1)
+        self._processors = processors_of(process, num_processes, threads=threads)
 
     def begin(self, job: Mapping[str, Any], num_samples: int, invitation: Mapping[str, Any]) -> float:
         """Compiles a job's steps. Returns the bytes of the parameters' gradients."""

@@ -17,7 +17,7 @@ from podembed.workers.storage.records import to_document
 
 def answer(request: Mapping[str, Any]) -> Any:
     """What was measured, as plain JSON values."""
-    own = processors_of(int(request["place"]), int(request["of"]), threads=1)
+    own = processors_of(int(request["place"]), int(request["of"]), threads=int(request["threads"]))
     if request["measure"] in ("dense", "models"):
         # As in a run, JAX has its threads before they keep to anything.
         import jax

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from podembed.workers.processors import roam
+
 # In a container the first counts those of its own control group; the second counts those of the whole machine.
 _COUNTERS = ("sys/fs/cgroup/memory.events", "proc/vmstat")
 
@@ -66,7 +68,7 @@ class Populating:
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self._is_over = threading.Event()
         self._thread = threading.Thread(
-            target=populate, args=(arrays,), kwargs={"is_over": self._is_over.is_set}, name="memory", daemon=True
+            target=_populate_anywhere, args=(arrays, self._is_over.is_set), name="memory", daemon=True
         )
         self._thread.start()
 
@@ -74,6 +76,11 @@ class Populating:
         """Ends it within milliseconds; from here on it holds no array. Safe to call twice."""
         self._is_over.set()
         self._thread.join()
+
+
+def _populate_anywhere(arrays: Sequence[np.ndarray], is_over: Callable[[], bool]) -> None:
+    roam()
+    populate(arrays, is_over=is_over)
 
 
 def oom_kills(root: Path = Path("/")) -> int:

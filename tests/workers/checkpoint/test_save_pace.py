@@ -131,7 +131,7 @@ def test_a_long_step_holds_a_save_up_for_a_moment_only() -> None:
 
 
 def test_the_share_is_of_the_processors_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podembed.workers.processors._ALL", frozenset(range(4)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
     tracker, clock = Tracker(), Clock()
     pace = SavePace(tracker, now_s=clock.now_s, sleep=clock.sleep)
     pace.begin()
@@ -236,7 +236,7 @@ def test_a_small_shard_gets_a_smaller_share(
     monkeypatch: pytest.MonkeyPatch, seconds: float | None, expected: float
 ) -> None:
     """What a byte costs is learned from the first pieces, and then how many processors the rest may have."""
-    monkeypatch.setattr("podembed.workers.processors._ALL", frozenset([0]))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     tracker, clock = Tracker(), Clock()
     pace = SavePace(tracker, now_s=clock.now_s, sleep=clock.sleep)
     pace.begin(None if seconds is None else int(seconds / 0.1 * BUCKET_BYTES))
