@@ -37,6 +37,7 @@ def test_what_cannot_travel_is_refused_where_it_is_sent():
         in_pieces((threading.Lock(),))
 
 
+@pytest.mark.ray
 def test_as_many_hosts_as_processors_keep_to_one_each(two_hosts: Result, listeners: Listeners):
     assert two_hosts.losses
     everywhere = frozenset(os.sched_getaffinity(0))
