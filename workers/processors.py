@@ -65,13 +65,15 @@ def keep_process_to(processors: Collection[int]) -> None:
 
 def roam() -> None:
     """Lets the calling thread work wherever there is room, though the one that started it may keep to less."""
-    if _keeps.is_set():
-        _keep(0, _ALL)
+    _keep(0, _ALL)
 
 
 def _keep(thread: int, processors: Collection[int]) -> None:
     if frozenset(processors) != _ALL:
         _keeps.set()
+    elif not _keeps.is_set():
+        # What somebody else chose for this thread stays.
+        return
     # A thread may have ended. Somebody may have given the process other processors since; then the kernel decides.
     with contextlib.suppress(OSError):
         os.sched_setaffinity(thread, processors)

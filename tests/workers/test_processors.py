@@ -222,8 +222,9 @@ def test_steps_are_followed_on_processors_of_their_own_where_a_run_keeps_to_them
 @with_two
 def test_what_somebody_else_keeps_to_stays(tmp_path: Path) -> None:
     text = (
-        "import os\nfrom podembed.workers.processors import number_of_processors, roam\n"
-        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nroam()\n"
+        "import os\nfrom podembed.workers.processors import keep_thread_to, number_of_processors, roam\n"
+        "everywhere = os.sched_getaffinity(0)\nos.sched_setaffinity(0, [min(everywhere)])\n"
+        "roam()\nkeep_thread_to(everywhere)\n"
         "print(len(os.sched_getaffinity(0)), number_of_processors())"
     )
     assert subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True).stdout == "1 1\n"
