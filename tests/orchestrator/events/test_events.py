@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import json
 import math
@@ -20,8 +19,6 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.reporter import SilentReporter, tell
 from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.liveness.progress import Phase
-from tests.architecture.test_messages import text_of
-from tests.architecture.test_prose import MOST_WORDS, num_words, sentences
 
 ROOT = Path(__file__).parents[3]
 TYPES = [
@@ -127,23 +124,6 @@ def test_the_page_names_every_event_with_its_values() -> None:
     ]
     page = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows if len(row) == 3}
     assert page == {kind.kind: set(example(kind).values()) for kind in TYPES}
-
-
-def test_sentences_of_events_are_short() -> None:
-    files = [ROOT / "orchestrator/events" / name for name in ("sentences.py", "templates.py")]
-    texts = [
-        text for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) for text in told(node)
-    ]
-    assert len(texts) > 40
-    long = [one for text in texts for one in sentences(text) if num_words(one) > MOST_WORDS]
-    assert long == []
-
-
-def told(node: ast.AST) -> list[str]:
-    """Texts that a node returns, or keeps by the type of their event; `Value` where something is put in."""
-    values = node.values if isinstance(node, ast.Dict) else [node.value] if isinstance(node, ast.Return) else []
-    found = [text_of(value) for value in values if value is not None]
-    return [re.sub(r"\{[^}]*\}", "Value", text) for text in found if text is not None]
 
 
 def test_programs_that_are_compiled_in_the_middle_are_counted() -> None:
