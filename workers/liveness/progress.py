@@ -61,6 +61,13 @@ class Phase(StrEnum):
         return self.waits_for_hosts or self.waits_for_device
 
     @property
+    def has_own_deadline(self) -> bool:
+        """Whether a stay may be longer than a step's deadline. Its beginning and its end count as progress, so that
+        time before it is not held against it, nor the stay against what follows.
+        """
+        return self.depends_on_storage or self is Phase.COMPILE
+
+    @property
     def fault_point(self) -> str:
         """The point of a fault plan that is hit as the phase begins."""
         return f"step.{self.value.replace(' ', '_')}"
@@ -110,7 +117,8 @@ class Progress:
     Attributes:
       step: the step it works on, or did last.
       phase: what it is doing.
-      marks: grows with every finished step or file; two equal readings far apart mean it is stuck.
+      marks: grows with every finished step or file, and at both ends of a phase with a deadline of its own; two
+        equal readings far apart mean it is stuck.
       step_unix_s: wall-clock time of the last finished step, 0 before the first.
       phase_s: how long it has been in the phase.
       waits_for: the workers without which it cannot go on; empty while it works itself.
@@ -209,10 +217,12 @@ class Tracker:
         began_cpu_s = self._cpu_s()
         started = self._monotonic_s()
         self._phase = (phase, started)
+        self._marks += phase.has_own_deadline
         try:
             if self.faults is not None:
                 self.faults.hit(phase.fault_point, step=self._step)
             yield
+            self._marks += phase.has_own_deadline
             # After an exception the phase stays, so that a report can name it.
             self._phase = (around or Phase.BETWEEN, self._monotonic_s())
         finally:

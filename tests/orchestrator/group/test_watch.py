@@ -14,7 +14,7 @@ import pytest
 from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.group.watch import Deadlines, Silence, Watch, why_frozen
 from podembed.workers.liveness.process_statistics import ProcessStatistics
-from podembed.workers.liveness.progress import Phase, Progress
+from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
 from tests.clock import FakeClock
 
@@ -105,7 +105,7 @@ def run(
     counts_marks: bool = True,
     gap_s: float = 0.2,
     runs_function: bool = False,
-):
+) -> Any:
     """(seconds until the first failures, those failures), or None if there were none by `until_s`.
 
     With `runs_function` only device processes have something to do, a function of the user.
@@ -162,6 +162,33 @@ def test_a_step_that_compiles_or_reads_has_longer(phase: str, seconds: float) ->
     found = run(Scripted(phase=phase, marks=lambda _: 1), timeout_s=30.0)
     assert found is not None
     assert seconds <= found[0] <= seconds + 5.0
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase.has_own_deadline])
+def test_a_long_stay_in_a_phase_with_its_own_deadline_is_not_held_against_the_next(phase: Phase) -> None:
+    group = Scripted()
+    tracker = Tracker(lambda: group.now_s)
+    group.note = lambda worker, answer: group.progress.update({worker: tracker.progress()})
+    watch = Watch(group, timeout_s=30.0, counts_marks=True)  # type: ignore[arg-type]
+
+    def found_after_s(until_s: float) -> float | None:
+        began_s = group.now_s
+        while group.now_s < began_s + until_s:
+            group.now_s += 0.2
+            if watch.check([pair.device for pair in group.handles]):  # type: ignore[arg-type]
+                return group.now_s - began_s
+        return None
+
+    with tracker.phase(Phase.SERVE):
+        assert found_after_s(25.0) is None
+        with tracker.phase(phase):
+            assert found_after_s(110.0) is None, "time before it is not held against it"
+        assert found_after_s(25.0) is None, "nor its time against the step that waited for it"
+        with tracker.phase(phase):
+            assert found_after_s(110.0) is None, "another one in the same step"
+        found_s = found_after_s(100.0)
+        assert found_s is not None
+        assert 30.0 <= found_s <= 33.0, "a step that hangs after it"
 
 
 def test_it_is_found_as_soon_where_it_never_answered() -> None:
