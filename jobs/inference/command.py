@@ -20,8 +20,8 @@ class Evaluate:
     data: tuple[str, ...] = ()
     """Files or globs with the columns of the job; by default its evaluation data. Quote globs."""
     rank_all: str | None = None
-    """Rank the item that each sample has of this feature among all items of its table. It prints hit rate, NDCG and
-    recall at --at, MRR and grouped AUC in the place of other figures."""
+    """Rank the item that each sample has of this feature among all items of its table. It prints hit rates of
+    samples, and over users recall and NDCG at --at, MRR and grouped AUC, in the place of other figures."""
     at: tuple[int, ...] = (10,)
     """With --rank-all: how many places count."""
     items: tuple[str, ...] = ()
@@ -29,6 +29,9 @@ class Evaluate:
     without: tuple[str, ...] | None = None
     """With --rank-all: features whose items are left out. Of a user they are those of training, and of a history those
     of the sample itself. By default without_positives_of of the job's negatives."""
+    users: str | None = None
+    """With --rank-all: the feature of the users over whom recall, NDCG, MRR and AUC are averaged. By default it is the
+    user whose training items are left out."""
     commit: str | None = None
     """Commit to read, by its name or its step; by default the newest that counts."""
     memory_gib: float = 4.0
@@ -115,7 +118,7 @@ def _evaluate(command: Evaluate) -> int:
         "kept_bytes": _kept_bytes(command.memory_gib),
     }
     if command.rank_all is None:
-        _require_unset(command, "--rank-all FEATURE", at=(10,), items=(), without=None)
+        _require_unset(command, "--rank-all FEATURE", at=(10,), items=(), without=None, users=None)
         found = evaluate(command.run, **common)
     else:
         found = rank_all(
@@ -123,6 +126,7 @@ def _evaluate(command: Evaluate) -> int:
             feature=command.rank_all,
             items=command.items,
             without=command.without,
+            users=command.users,
             at=command.at,
             **common,
         )

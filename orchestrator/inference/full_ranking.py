@@ -47,6 +47,7 @@ class FullRanking:
     Attributes:
       feature: of the items.
       ids: int64, rising, the rows that are ranked.
+      users: the feature by which what a user has is left out, or would be by default; None where there is none.
     """
 
     def __init__(
@@ -82,10 +83,11 @@ class FullRanking:
             raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
         source, self._table = job.resolved_data.id_columns[self.feature], job.features[self.feature].table
         declared = source.negatives
+        owner = declared and declared.without_positives_of
         if without is None:
-            owner = declared and declared.without_positives_of
             without = () if owner is None else (owner,)
         self._left_out = LeftOut(self.job, without, feature=self.feature)
+        self.users = next(iter(self._left_out.owners), owner)
         self._model, self._without = model, without
         self._tables = {id(table): at for at, table in enumerate(job.tables)}
         self._rows = CommittedRows(model, kept_bytes=kept_bytes)

@@ -21,7 +21,11 @@ _ROWS = 32_768
 
 
 class LeftOut:
-    """What a sample's owner has in the training files, or what the sample itself has of another feature."""
+    """What a sample's owner has in the training files, or what the sample itself has of another feature.
+
+    Attributes:
+      owners: the features of owners, in the order of their names.
+    """
 
     def __init__(self, job: JobConfig, names: Sequence[str], *, feature: str) -> None:
         """Args:
@@ -41,8 +45,8 @@ class LeftOut:
             )
         self._names = tuple(names)
         self._table = job.features[feature].table
-        owners = [name for name in names if job.features[name].table is not self._table]
-        self._known = {name: positives_of(job, feature, owner=name) for name in owners}
+        self.owners = tuple(name for name in names if job.features[name].table is not self._table)
+        self._known = {name: positives_of(job, feature, owner=name) for name in self.owners}
 
     def of(self, batch: Batch) -> list[Others]:
         """One for each feature. None of their ids is a sample's own.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.driver.evaluations import ranking_of
 from podembed.orchestrator.inference.batches import read_batches
@@ -28,6 +30,7 @@ def rank_all(
     data: Sequence[str] = (),
     items: Sequence[str] = (),
     without: Sequence[str] | None = None,
+    users: str | None = None,
     at: Sequence[int] = (10,),
     commit: str | None = None,
     job: JobConfig | None = None,
@@ -35,6 +38,10 @@ def rank_all(
     kept_bytes: int = KEPT_BYTES,
 ) -> Evaluated:
     """Ranks the first item of each sample whose label is above 0 among all items: HR, NDCG and recall at k, MRR, GAUC.
+
+    The hit rate counts samples. The other figures are means over users, as in He et al., LightGCN, 2020: all samples of
+    a user are one list with several items of label 1. Where nothing says which feature is the user, each sample is a
+    list of its own, and recall is left out: it would be the hit rate.
 
     Items with the score of a sample's own one are in any order: a figure is its mean over all orders. Everything else
     that the sample has stays as it is, so the model must know an item by that feature alone.
@@ -47,6 +54,7 @@ def rank_all(
       without: items that are left out. Of a feature such as the user, those of training samples of the same user whose
         label is above 0. Of a feature of the items' table, such as a history, those that the sample itself has. None
         stands for `without_positives_of` of the job's negatives. The sample's own item is always ranked.
+      users: the feature of the users over whom figures are averaged; None for the one by which items are left out.
       at: each k.
       commit: name of the commit, or its step.
       job: of a run that was started with a job as a value.
@@ -62,17 +70,45 @@ def rank_all(
 
     def judge(model: CommittedModel) -> Evaluated:
         ranking = FullRanking(model, feature=feature, items=items, without=without, kept_bytes=kept_bytes)
-        return _ranked(model, ranking, data, at)
+        return _ranked(model, ranking, data, at=at, users=_users(model.job, users) or ranking.users)
 
     return with_commit(run, judge, commit=commit, job=job, folder=folder)
 
 
-def _ranked(model: CommittedModel, ranking: FullRanking, paths: Sequence[str], at: Sequence[int]) -> Evaluated:
+def _users(job: JobConfig, users: str | None) -> str | None:
+    if users is not None and users not in job.features:
+        raise ConfigurationError(
+            f"Found --users {users}. Expected a feature of the job, one of {list(job.features)}. Name the one that has "
+            "the user of each sample."
+        )
+    return users
+
+
+def _metrics(job: JobConfig, at: Sequence[int], users: str | None) -> list[Metric]:
+    """What is printed, each name once: hit rates of samples, and what else there is over users."""
+    by = users or SAMPLE
+    metrics: list[Metric] = [HitRateAt(k) for k in at]
+    metrics += [kind(k, group_by=by) for k in at for kind in (NDCGAt, RecallAt)]
+    metrics += [MRR(group_by=by), GroupedAUC(group_by=by)]
+    for own in job.metrics:
+        if own.group_by == SAMPLE and isinstance(own, NDCGAt | RecallAt):
+            metrics.append(replace(own, group_by=by))
+        elif own.group_by == SAMPLE or (job.ranks_all and own.group_by is not None):
+            metrics.append(own)
+    found: dict[str, Metric] = {}
+    for metric in metrics:
+        found.setdefault(metric.name, metric)
+    return [*found.values()]
+
+
+def _ranked(
+    model: CommittedModel, ranking: FullRanking, paths: Sequence[str], *, at: Sequence[int], users: str | None
+) -> Evaluated:
     job = model.job
-    metrics: list[Metric] = [kind(k) for k in at for kind in (HitRateAt, NDCGAt, RecallAt)]
-    metrics += [MRR(), GroupedAUC()]
-    names = {metric.name for metric in metrics}
-    metrics += [metric for metric in job.metrics if metric.group_by == SAMPLE and metric.name not in names]
+    metrics = _metrics(job, at, users)
+    is_hit_rate = {metric.name for metric in metrics if isinstance(metric, RecallAt) and metric.group_by == SAMPLE}
+    metrics = [metric for metric in metrics if metric.name not in is_hit_rate]
+    features = [*dict.fromkeys(metric.group_by for metric in metrics if metric.group_by not in (None, SAMPLE))]
     declared = data_of(ranking.job, paths)
     index, log = build_index(declared), BadRowLog(declared.max_bad_rows)
     plan = evaluation_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size)
@@ -86,9 +122,15 @@ def _ranked(model: CommittedModel, ranking: FullRanking, paths: Sequence[str], a
         scores, ranks = counts.result(samples)
         labels = found.batch.labels[samples]
         weights = np.where(np.isnan(labels), np.float32(0), found.batch.weights[samples])
-        groups = {SAMPLE: found.batch.sample_ids[samples]}
+        groups = {name: found.batch.only_ids(name, samples) for name in features}
+        groups[SAMPLE] = found.batch.sample_ids[samples]
         parts.append(Scores(scores, labels, weights, groups, ranks))
     evaluation: Evaluation = ranking_of(Scores.concatenate(parts), metrics, step=model.state.manifest.step)
+    why = (
+        "Found no feature that says which samples are of one user. Expected one to average over users. Pass --users "
+        "FEATURE."
+    )
+    evaluation = replace(evaluation, missing=evaluation.missing | dict.fromkeys(sorted(is_hit_rate), why))
     return Evaluated(
         commit=model.state.manifest.name, paths=tuple(declared.paths), evaluation=evaluation, bad_rows=log.take()
     )

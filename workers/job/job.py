@@ -30,7 +30,7 @@ from podembed.workers.job.errors import JobError
 from podembed.workers.job.feature_shapes import inner_shape, tell_order
 from podembed.workers.job.on_devices.problems import placement_problem
 from podembed.workers.job.quality import has_logits
-from podembed.workers.job.ranking import Baseline, Metric
+from podembed.workers.job.ranking import Baseline, Metric, RecallAt
 from podembed.workers.job.tasks import Task, tasks_problem, with_classes
 from podembed.workers.job.types import type_problem
 from podembed.workers.model.contract import Model, ShortModel, has_short_form
@@ -270,11 +270,17 @@ class JobConfig:
         if len(set(names)) != len(names):
             raise JobError(f"Found metrics {names}. Expected distinct names. Leave out the repetition.")
         for metric in self.metrics:
-            if self.ranks_all and metric.group_by != SAMPLE:
+            if self.ranks_all and metric.group_by is None:
                 raise JobError(
                     f"Found metric {metric.name} beside candidates of an evaluation that are all ids of a table. "
-                    "Expected metrics that rank the candidates of each sample. Write HitRateAt(10), NDCGAt(10), "
-                    "RecallAt(10), MRR() or GroupedAUC(), without group_by."
+                    "Expected metrics that rank candidates. Write HitRateAt(10), NDCGAt(10), MRR() or GroupedAUC(), or "
+                    "RecallAt(10, group_by='user')."
+                )
+            if self.ranks_all and isinstance(metric, RecallAt) and metric.group_by == SAMPLE:
+                raise JobError(
+                    f"Found metric {metric.name} without group_by beside a full ranking, where it would be the hit "
+                    f"rate: each sample has one held-out item. Expected the feature of the users over whom recall is "
+                    f"averaged. Write RecallAt({metric.k}, group_by='user'), or HitRateAt({metric.k})."
                 )
             if metric.group_by == SAMPLE and self.candidates is None and SAMPLE not in self.features:
                 raise JobError(

@@ -3,7 +3,8 @@
 Left out, `group_by` stands for the candidates of each sample (`JobConfig.candidates`).
 
 Samples with one score have no order. A figure is its mean over all orders of them. So it depends on scores alone, at
-any number of hosts. Groups without a sample of label 1 do not count.
+any number of hosts. Groups without a sample of label 1 do not count. The others count by the mean weight of their
+samples of label 1, so all alike where samples have no weights.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from podembed.workers.declared_types import check_plain_fields
 from podembed.workers.job.candidates import SAMPLE, Ranks
 from podembed.workers.job.quality import FaultyScores, QualityError, Scores, named
-from podembed.workers.job.ranking import counted_ranks
+from podembed.workers.job.ranking import counted_ranks, group_numbers
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,19 @@ class _Ties:
       before: int64 `[num_ties]`, samples of the group with a higher score.
       size: int64 `[num_ties]`, samples.
       positives: int64 `[num_ties]`, samples of label 1.
+      weights: float64 `[2, num_ties]`, of samples of label 0, and of those of label 1.
     """
 
     group: np.ndarray
     before: np.ndarray
     size: np.ndarray
     positives: np.ndarray
+    weights: np.ndarray
 
     @staticmethod
     def of(scores: Scores, group_by: str) -> _Ties:
         if scores.ranks is not None:
-            return _Ties._of_ranks(scores, scores.ranks)
+            return _Ties._of_ranks(scores, scores.ranks, group_by)
         counts = scores.weights > 0
         values, labels = scores.logits[counts], scores.labels[counts]
         groups = scores.groups[group_by][counts]
@@ -52,6 +55,7 @@ class _Ties:
             raise QualityError("Found no sample of label 1. Expected some to rank. Evaluate on samples of both labels.")
         order = np.lexsort((-values, groups))
         values, labels, groups = values[order], labels[order], groups[order]
+        weights = scores.weights[counts][order].astype(np.float64)
         is_new_group = np.concatenate([[True], groups[1:] != groups[:-1]])
         starts = np.flatnonzero(is_new_group | np.concatenate([[True], values[1:] != values[:-1]]))
         number = np.cumsum(is_new_group) - 1
@@ -61,17 +65,48 @@ class _Ties:
             before=starts - group_starts[number[starts]],
             size=np.diff(starts, append=len(values)),
             positives=np.add.reduceat(labels.astype(np.int64), starts),
+            weights=np.add.reduceat(np.stack([weights * (labels == 0), weights * (labels == 1)]), starts, axis=1),
         )
 
     @staticmethod
-    def _of_ranks(scores: Scores, ranks: Ranks) -> _Ties:
-        """Of full rankings: the candidates above the positive one, it with those of its score, and those below."""
-        ranks = counted_ranks(scores, ranks)
-        sizes = np.stack([ranks.above, ranks.tied + 1, ranks.others - ranks.above - ranks.tied], axis=1)
-        starts = np.cumsum(sizes, axis=1) - sizes
-        group, run = np.nonzero(sizes)
+    def _of_ranks(scores: Scores, ranks: Ranks, group_by: str) -> _Ties:
+        """Of full rankings: the candidates above each positive one, it with those of its score, and those below.
+
+        The positive ones of a group, such as the held-out items of a user, are in one list. Where samples of a group
+        were ranked in lists that differ, by their histories or in the last bit, none takes the place of a better one.
+        """
+        counts, ranks = counted_ranks(scores, ranks)
+        group = group_numbers(scores, group_by, counts)
+        order = np.lexsort((ranks.tied, ranks.above, group))
+        group, ranks = group[order], ranks.of(order)
+        weights = scores.weights[counts][order].astype(np.float64)
+        kind = np.stack([group, ranks.above, ranks.tied])
+        first = np.flatnonzero(np.concatenate([[True], (kind[:, 1:] != kind[:, :-1]).any(axis=0)]))
+        positives = np.diff(first, append=len(group))
+        weight = np.add.reduceat(weights, first)
+        group, ranks = group[first], ranks.of(first)
+        size = np.maximum(ranks.tied + 1, positives)
+        before = _without_overlap(group, ranks.above, size)
+        # Behind each positive run, what is between it and the next one of its group, or the end.
+        is_last = np.concatenate([group[1:] != group[:-1], [True]])
+        is_first = np.concatenate([[True], is_last[:-1]])
+        longest = np.maximum.reduceat(ranks.others + 1, np.flatnonzero(is_first))
+        end = np.where(is_last, np.maximum(longest[group], before + size), np.append(before[1:], 0))
+        begin = np.where(is_first, 0, np.concatenate([[0], (before + size)[:-1]]))
+        gap, rest = before - begin, np.where(is_last, end - before - size, 0)
+        mean = (np.bincount(group, weights=weight) / np.bincount(group, weights=positives))[group]
+        none = np.zeros(len(group), np.int64)
+        sizes = np.stack([gap, size, rest], axis=1)
+        zeros = np.stack([gap, size - positives, rest], axis=1) * mean[:, None]
+        found = np.stack([none, positives, none], axis=1)
+        starts = np.stack([begin, before, before + size], axis=1)
+        at, run = np.nonzero(sizes)
         return _Ties(
-            group=group, before=starts[group, run], size=sizes[group, run], positives=(run == 1).astype(np.int64)
+            group=group[at],
+            before=starts[at, run],
+            size=sizes[at, run],
+            positives=found[at, run],
+            weights=np.stack([zeros[at, run], np.where(run == 1, weight[at], 0.0)]),
         )
 
     @cached_property
@@ -86,8 +121,10 @@ class _Ties:
         return found[np.unique(self.group[found], return_index=True)[1]]
 
     def mean_of_groups(self, values: np.ndarray) -> float:
-        """Of a value for each run: the sum over each group, and the mean of these over the groups that count."""
-        return float(np.bincount(self.group, weights=values)[self.of_group > 0].mean())
+        """The mean over the groups that count of a value for each of them, `[num_counted]`."""
+        counted = self.of_group > 0
+        total = np.bincount(self.group, weights=self.weights[1])[counted]
+        return float(np.average(values, weights=total / self.of_group[counted]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +154,7 @@ class HitRateAt(_AtK):
         hits = [
             _chance(self.k - int(ties.before[at]), int(ties.size[at]), int(ties.positives[at])) for at in ties.first
         ]
-        return float(np.mean(hits))
+        return ties.mean_of_groups(np.array(hits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +173,9 @@ class NDCGAt(_AtK):
         places = np.arange(1, longest + 1)
         gains = np.concatenate([[0.0], np.cumsum(np.where(places <= self.k, 1 / np.log2(1 + places), 0.0))])
         mean_gain = (gains[ties.before + ties.size] - gains[ties.before]) / ties.size
-        return ties.mean_of_groups(ties.positives * mean_gain / gains[ties.of_group][ties.group].clip(1e-300))
+        found = np.bincount(ties.group, weights=ties.positives * mean_gain)
+        counted = ties.of_group > 0
+        return ties.mean_of_groups(found[counted] / gains[ties.of_group[counted]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +192,13 @@ class MRR:
     def of(self, scores: Scores) -> float:
         ties = _Ties.of(scores, self.group_by)
         found = [_reciprocal(int(ties.before[at]), int(ties.size[at]), int(ties.positives[at])) for at in ties.first]
-        return float(np.mean(found))
+        return ties.mean_of_groups(np.array(found))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedAUC:
-    """The AUC within each group, averaged over groups by their number of samples (Zhou et al., Deep interest network,
-    2018). Groups with one label only do not count.
+    """The AUC within each group, averaged over groups by the weight of their samples, which is their number where
+    samples have no weights (Zhou et al., Deep interest network, 2018). Groups with one label only do not count.
     """
 
     task: str | None = field(default=None, kw_only=True)
@@ -171,20 +210,36 @@ class GroupedAUC:
 
     def of(self, scores: Scores) -> float:
         ties = _Ties.of(scores, self.group_by)
-        zeros = (ties.size - ties.positives).astype(np.float64)
+        zeros, ones = ties.weights
         of_group = np.bincount(ties.group, weights=zeros)
         through = np.cumsum(zeros)
         first = np.concatenate([[0.0], np.cumsum(of_group)[:-1]])
         below = of_group[ties.group] - (through - first[ties.group])
-        won = np.bincount(ties.group, weights=ties.positives * (below + zeros / 2))
-        pairs = ties.of_group * of_group
-        counted = pairs > 0
+        won = np.bincount(ties.group, weights=ones * (below + zeros / 2))
+        pairs = np.bincount(ties.group, weights=ones) * of_group
+        counted = (ties.of_group > 0) & (np.bincount(ties.group, weights=ties.size) > ties.of_group)
         if not counted.any():
             raise QualityError(
                 "Found no group with samples of both labels. Expected some. Group by a feature whose groups have both."
             )
-        sizes = np.bincount(ties.group, weights=ties.size)[counted]
+        sizes = np.bincount(ties.group, weights=zeros + ones)[counted]
         return float((won[counted] / pairs[counted] * sizes).sum() / sizes.sum())
+
+
+def _without_overlap(group: np.ndarray, before: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Where each run begins if those of a group may not overlap: `before`, or the end of the run ahead of it.
+
+    Args:
+      group: int64 `[num_runs]`, rising.
+      before: int64 `[num_runs]`, rising within a group.
+      size: int64 `[num_runs]`.
+    """
+    ahead = np.cumsum(size) - size
+    # A run begins at the highest of `before` of itself and of the runs ahead of it in its group, each with all sizes
+    # between. Groups rise by more than any place, so that the maximum never reaches across them.
+    span = int(before.max() + size.sum()) + 1
+    lifted = before - ahead + group * span
+    return np.maximum.accumulate(lifted) + ahead - group * span
 
 
 def _chance(room: int, size: int, positives: int) -> float:

@@ -64,6 +64,12 @@ class RecallAt:
 
     Groups without label 1 do not count. Samples with one score that straddle place k count by the share of them that
     fits. A random order of them gives that on average. The figure therefore depends on scores alone.
+
+    With `group_by="user"` and full rankings it is the Recall@k of He et al., LightGCN, 2020: a user's share of held-out
+    items that are among the k best, averaged over users. Each sample alone, a group has one sample of label 1, and
+    this would be the hit rate, so a job with full rankings must name the feature of its users.
+
+    Samples of label 1 count by their weight within a group, and a group by the mean weight of these.
     """
 
     k: int
@@ -80,15 +86,18 @@ class RecallAt:
 
     def of(self, scores: Scores) -> float:
         if scores.ranks is not None:
-            ranks = counted_ranks(scores, scores.ranks)
-            return float(np.clip((self.k - ranks.above) / (ranks.tied + 1), 0.0, 1.0).mean())
+            counts, ranks = counted_ranks(scores, scores.ranks)
+            found = np.clip((self.k - ranks.above) / (ranks.tied + 1), 0.0, 1.0)
+            return _mean_recall(
+                group_numbers(scores, self.group_by, counts), found, scores.weights[counts].astype(np.float64)
+            )
         counts = scores.weights > 0
         groups = scores.groups[self.group_by][counts]
-        return recall_at(self.k, scores.logits[counts], scores.labels[counts], groups)
+        return recall_at(self.k, scores.logits[counts], scores.labels[counts], groups, scores.weights[counts])
 
 
-def counted_ranks(scores: Scores, ranks: Ranks) -> Ranks:
-    """Of full rankings, those that count: of samples that have weight and label 1.
+def counted_ranks(scores: Scores, ranks: Ranks) -> tuple[np.ndarray, Ranks]:
+    """Of full rankings, those that count: of samples that have weight and label 1. Bool `[n]`, and their ranks.
 
     Raises:
       QualityError: there is none, or a score is NaN.
@@ -98,16 +107,26 @@ def counted_ranks(scores: Scores, ranks: Ranks) -> Ranks:
         raise FaultyScores("Found a NaN among the scores. Expected numbers. Look for a diverged loss before this.")
     if not counts.any():
         raise QualityError("Found no sample of label 1. Expected some to rank. Evaluate on samples whose label is 1.")
-    return ranks.of(counts)
+    return counts, ranks.of(counts)
 
 
-def recall_at(k: int, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
+def group_numbers(scores: Scores, group_by: str, counts: np.ndarray) -> np.ndarray:
+    """Of the samples of full rankings that count, the number of the group of each, from 0 and without gaps."""
+    if group_by == SAMPLE:
+        return np.arange(np.count_nonzero(counts))
+    return np.unique(scores.groups[group_by][counts], return_inverse=True)[1]
+
+
+def recall_at(
+    k: int, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
+) -> float:
     """See `RecallAt`.
 
     Args:
       scores: `[n]`, higher is better.
       labels: `[n]`, 0 or 1.
       groups: int64 `[n]`.
+      weights: `[n]`, above 0, or None for all ones.
 
     Raises:
       QualityError: no sample has label 1, or a score is NaN.
@@ -118,17 +137,30 @@ def recall_at(k: int, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray
     scores, labels, groups = scores[order], labels[order].astype(np.float64), groups[order]
     if not labels.any():
         raise QualityError("Found no sample of label 1. Expected some to recall. Evaluate on samples of both labels.")
+    weights = np.ones(len(labels)) if weights is None else weights[order].astype(np.float64)
     is_new_group = np.concatenate([[True], groups[1:] != groups[:-1]])
     group_starts = np.flatnonzero(is_new_group)
     tie_starts = np.flatnonzero(is_new_group | np.concatenate([[True], scores[1:] != scores[:-1]]))
     tie_sizes = np.diff(tie_starts, append=len(scores))
-    group_of_tie = np.searchsorted(group_starts, tie_starts, side="right") - 1
-    places_before = tie_starts - group_starts[group_of_tie]
-    share = np.clip((k - places_before) / tie_sizes, 0.0, 1.0)
-    found = np.bincount(group_of_tie, weights=share * np.add.reduceat(labels, tie_starts))
-    wanted = np.add.reduceat(labels, group_starts)
-    counted = wanted > 0
-    return float((found[counted] / wanted[counted]).mean())
+    places_before = tie_starts - group_starts[np.searchsorted(group_starts, tie_starts, side="right") - 1]
+    share = np.repeat(np.clip((k - places_before) / tie_sizes, 0.0, 1.0), tie_sizes)
+    wanted = labels > 0
+    _, group = np.unique(groups[wanted], return_inverse=True)
+    return _mean_recall(group, share[wanted], weights[wanted])
+
+
+def _mean_recall(group: np.ndarray, found: np.ndarray, weights: np.ndarray) -> float:
+    """Of samples of label 1: the weighted mean of `found` within each group, and the mean of these by the groups' mean
+    weights.
+
+    Args:
+      group: int64 `[n]`, numbers of groups from 0, without gaps.
+      found: float64 `[n]`, how likely a sample is among the k best.
+      weights: float64 `[n]`, above 0.
+    """
+    total = np.bincount(group, weights=weights)
+    recalls = np.bincount(group, weights=found * weights) / total
+    return float(np.average(recalls, weights=total / np.bincount(group)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class Factors:
 def job_of(folder: Path, *, is_ranked: bool, evaluation: Any = "all", invalid_ids: Any = "error") -> JobConfig:
     room = 5 if is_ranked else 0
     drawn = Negatives(4, without_positives_of="user", evaluation=evaluation) if is_ranked else None
+    recall = RecallAt(5, group_by="user") if evaluation == "all" else RecallAt(5)
     items = TableConfig(ITEMS, WIDTH, combiner="sum", name="items", invalid_ids=invalid_ids)
     biases = TableConfig(ITEMS, 1, combiner="sum", name="biases", invalid_ids=invalid_ids)
     return JobConfig(
@@ -82,7 +83,7 @@ def job_of(folder: Path, *, is_ranked: bool, evaluation: Any = "all", invalid_id
         batch_size=16,
         num_lanes=4,
         candidates="item" if is_ranked else None,
-        metrics=(HitRateAt(5), NDCGAt(5), RecallAt(5), MRR(), GroupedAUC()) if is_ranked else (),
+        metrics=(HitRateAt(5), NDCGAt(5), recall, MRR(), GroupedAUC()) if is_ranked else (),
     )
 
 
@@ -185,18 +186,52 @@ def test_any_job_can_be_ranked_without_what_a_sample_names(folder: Path, tmp_pat
     result = trained(job := job_of(folder, is_ranked=False), tmp_path)
     rows, everything = rows_of(folder, "eval"), [{*range(ITEMS)}] * USERS
     scores = scores_of(result, rows)
-    assert rank_all(result.path, job=job, feature="item", at=(5,)).evaluation.values == pytest.approx(
-        figures(scores, rows, everything, 5)
-    )
+    found = rank_all(result.path, job=job, feature="item", at=(5,)).evaluation
+    alone = {name: value for name, value in figures(scores, rows, everything, 5).items() if name != "recall@5"}
+    assert found.values == pytest.approx(alone)
+    assert "Pass --users FEATURE" in found.missing["recall@5"]
+    found = rank_all(result.path, job=job, feature="item", users="user", at=(5,)).evaluation
+    assert (found.values, found.missing) == (pytest.approx(figures(scores, rows, everything, 5)), {})
     histories = [{*range(ITEMS)} - {*row["history"]} for row in rows]
-    found = rank_all(result.path, job=job, feature="item", at=(5,), without=("history",))
+    found = rank_all(result.path, job=job, feature="item", at=(5,), without=("history",), users="user")
     assert found.evaluation.values == pytest.approx(figures(scores, rows, histories, 5))
     both = [unseen(folder)[user] & histories[user] for user in range(USERS)]
     found = rank_all(result.path, job=job, feature="item", at=(5,), without=("history", "user"))
     assert found.evaluation.values == pytest.approx(figures(scores, rows, both, 5))
     pq.write_table(pa.table({"item": [*range(0, ITEMS, 3), 3]}), tmp_path / "some.parquet")
-    found = rank_all(result.path, job=job, feature="item", at=(5,), items=[str(tmp_path / "some.parquet")])
+    some = [str(tmp_path / "some.parquet")]
+    found = rank_all(result.path, job=job, feature="item", at=(5,), items=some, users="user")
     assert found.evaluation.values == pytest.approx(figures(scores, rows, [{*range(0, ITEMS, 3)}] * USERS, 5))
+
+
+def test_users_with_several_held_out_items_have_the_figures_of_papers(
+    folder: Path, ranked: Result, tmp_path: Path
+) -> None:
+    """Recall and NDCG as He et al., LightGCN, 2020: of a user's list of all items, averaged over users."""
+    job, held_out, k = job_of(folder, is_ranked=True), rows_of(folder, "eval"), 5
+    random, unseen_items = np.random.default_rng(1), unseen(folder)
+    rows = []
+    for user, row in enumerate(held_out):
+        for item in random.permutation(sorted(unseen_items[user]))[: 1 + user % 4].tolist():
+            rows.append(row | {"item": item})
+    rows = [rows[at] for at in random.permutation(len(rows))]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "several.parquet")
+    scores, labels, places = [], [], []
+    for user, row in enumerate(held_out):
+        among = np.array(sorted(unseen_items[user]))
+        scores.append(scores_of(ranked, [row])[0, among])
+        labels.append(np.isin(among, [other["item"] for other in rows if other["user"] == user]).astype(np.int64))
+        order = np.argsort(-scores[-1])
+        places += (np.flatnonzero(labels[-1][order]) + 1).tolist()
+    expected = brute_force(scores, labels, k) | {f"hit_rate@{k}": float((np.array(places) <= k).mean())}
+    data = [str(tmp_path / "several.parquet")]
+    found = rank_all(ranked.path, job=job, at=(k,), data=data).evaluation.values
+    assert found == pytest.approx(expected)
+    assert found[f"recall@{k}"] != pytest.approx(found[f"hit_rate@{k}"], abs=1e-3), "else this test says nothing"
+    # The run's own evaluation has them where its metrics say so.
+    metrics = (HitRateAt(k), *(kind(k, group_by="user") for kind in (NDCGAt, RecallAt)))
+    metrics += (MRR(group_by="user"), GroupedAUC(group_by="user"))
+    assert evaluate(ranked.path, job=replace(job, metrics=metrics), data=data).evaluation.values == found
 
 
 @pytest.mark.parametrize("without", [None, (), ("history",)])
@@ -409,6 +444,8 @@ def test_what_cannot_be_ranked_is_named(folder: Path, ranked: Result, tmp_path: 
         rank_all(ranked.path, job=job, feature="user")
     with pytest.raises(ConfigurationError, match=r"feature 'history' with room for \[4\]"):
         rank_all(ranked.path, job=plain, feature="history")
+    with pytest.raises(ConfigurationError, match=r"Found --users films"):
+        rank_all(ranked.path, job=job, users="films")
     with pytest.raises(ConfigurationError, match=r"Found --without films"):
         rank_all(ranked.path, job=job, without=("films",))
     with pytest.raises(ConfigurationError, match=r"Found --top 0"):

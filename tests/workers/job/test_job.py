@@ -14,8 +14,8 @@ from podembed.embedding.optimizers import SGD, Adagrad, Adam
 from podembed.workers.data.columns import DataConfigError, IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig, JobError
-from podembed.workers.job.ranked import HitRateAt
-from podembed.workers.job.ranking import RecallAt
+from podembed.workers.job.ranked import HitRateAt, NDCGAt
+from podembed.workers.job.ranking import LogLoss, RecallAt
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, feature_bindings, needs_rows, table_specs
 from tests.small_job import DIM, SmallModel, small_job
@@ -274,6 +274,18 @@ def test_metrics_group_by_features_of_the_job() -> None:
     metrics = (RecallAt(1, group_by="user"), RecallAt(5, group_by="user"))
     assert job_of(metrics=metrics).group_features == ("user",)
     assert job_of().group_features == ()
+    ranked = {
+        "features": {"item": FeatureConfig(TableConfig(9, 4, combiner="sum"), max_sequence_length=3)},
+        "data": ParquetData(
+            "x", label="like", features={"item": IdColumn("item", negatives=Negatives(2, evaluation="all"))}
+        ),
+        "candidates": "item",
+    }
+    with pytest.raises(JobError, match=r"recall@5 without group_by beside a full ranking.*HitRateAt\(5\)"):
+        job_of(**ranked, metrics=(RecallAt(5),))
+    with pytest.raises(JobError, match=r"log_loss beside candidates of an evaluation that are all ids"):
+        job_of(**ranked, metrics=(LogLoss(),))
+    assert job_of(**ranked, metrics=(NDCGAt(5, group_by="item"), HitRateAt(5))).ranks_all
     with pytest.raises(JobError, match=r"recall@3 that groups by 'city'\. .*\['user', 'item', 'friends'\]"):
         job_of(metrics=(RecallAt(3, group_by="city"),))
     with pytest.raises(JobError, match="Expected distinct names"):

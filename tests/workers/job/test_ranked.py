@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -139,3 +140,89 @@ def test_all_scores_alike_are_chance_and_a_nan_is_refused() -> None:
     for metric in (MRR(), RecallAt(1)):
         with pytest.raises(QualityError, match="no sample of label 1"):
             metric.of(nothing)
+
+
+WEIGHTED = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 1), st.integers(1, 3)), min_size=1, max_size=8
+).filter(lambda rows: any(label for _, _, label, _ in rows))
+
+
+@given(WEIGHTED)
+def test_a_group_of_weight_3_counts_as_three_groups(rows: list[tuple[int, int, int, int]]) -> None:
+    """Of equal weights within a group, that of its first row. Weights of 1 change nothing."""
+    weights = {group: weight for group, _, _, weight in reversed(rows)}
+    plain = [(group, score, label) for group, score, label, _ in rows]
+    weighted = Scores(
+        *(np.array(column, float) for column in zip(*[row[1:] for row in plain], strict=True)),
+        np.array([weights[group] for group, _, _ in plain], float),
+        {"user": np.array([group for group, _, _ in plain])},
+    )
+    repeated = of([(3 * group + copy, *row) for group, *row in plain for copy in range(weights[group])])
+    for metric in (HitRateAt(2, group_by="user"), NDCGAt(2, group_by="user"), MRR(group_by="user")):
+        assert metric.of(weighted) == pytest.approx(metric.of(repeated))
+    assert RecallAt(2, group_by="user").of(weighted) == pytest.approx(RecallAt(2, group_by="user").of(repeated))
+    metric = GroupedAUC(group_by="user")
+    try:
+        expected = metric.of(repeated)
+    except QualityError:
+        return
+    assert metric.of(weighted) == pytest.approx(expected)
+
+
+def test_samples_of_a_group_count_by_their_weight() -> None:
+    """By hand: user 1 has positives of weight 3 and 1, of which the heavy one is first; user 2 has one of weight 4 that
+    is last.
+    """
+    scores = Scores(
+        np.array([9.0, 8.0, 7.0, 5.0, 4.0]),
+        np.array([1, 0, 1, 0, 1]),
+        np.array([3.0, 1.0, 1.0, 2.0, 4.0]),
+        {"user": np.array([1, 1, 1, 2, 2])},
+    )
+    # Groups count by the mean weight of their positives: 2 and 4.
+    assert RecallAt(1, group_by="user").of(scores) == pytest.approx((2 * 3 / 4 + 4 * 0) / 6)
+    assert HitRateAt(1, group_by="user").of(scores) == pytest.approx((2 * 1 + 4 * 0) / 6)
+    assert MRR(group_by="user").of(scores) == pytest.approx((2 * 1 + 4 / 2) / 6)
+    # The area of user 1 is 3/4, that of user 2 is 0; groups count by all their weight, 5 and 6.
+    assert GroupedAUC(group_by="user").of(scores) == pytest.approx(3 / 4 * 5 / 11)
+
+
+@pytest.mark.parametrize("metric", [HitRateAt(3), NDCGAt(3), RecallAt(3), MRR(), GroupedAUC()])
+@pytest.mark.parametrize("num_scores", [4, 10**9])
+def test_full_rankings_of_a_user_are_one_list_with_several_positives(metric: Metric, num_scores: int) -> None:
+    """Of all items with one score each, also of equal ones."""
+    random = np.random.default_rng(2)
+    users, items, parts, rows = 7, 12, [], []
+    for user in range(users):
+        scores = random.integers(0, num_scores, items).astype(np.float32)
+        positives = random.permutation(items)[: 1 + user % 3]
+        weights = random.integers(1, 4, len(positives)).astype(float)
+        for item in positives:
+            others = np.delete(scores, item)
+            ranks = Ranks(
+                *(np.array([n]) for n in (sum(others > scores[item]), sum(others == scores[item]), items - 1))
+            )
+            parts.append((scores[item], weights[0], user, ranks))
+        rows += [(user, scores[item], int(item in positives), weights[0]) for item in range(items)]
+    own, weights, groups, ranks = zip(*parts, strict=True)
+    order = random.permutation(len(own))
+    found = Scores(
+        np.array(own)[order],
+        np.ones(len(own)),
+        np.array(weights)[order],
+        {"user": np.array(groups)[order]},
+        Ranks.concatenate(ranks).of(order),
+    )
+    user, score, label, weight = map(np.array, zip(*rows, strict=True))
+    whole = Scores(score, label, weight, {"user": user})
+    by_user = replace(metric, group_by="user")  # pyright: ignore
+    assert by_user.of(found) == pytest.approx(by_user.of(whole))
+
+
+def test_full_rankings_that_differ_within_a_user_share_no_place() -> None:
+    """Two held-out items that are each the first of their own list are the first two of the user's."""
+    ranks = Ranks(np.array([0, 0]), np.zeros(2, np.int64), np.array([9, 9]))
+    scores = Scores(np.array([5.0, 4.0]), np.ones(2), np.ones(2), {"user": np.array([1, 1])}, ranks)
+    assert NDCGAt(10, group_by="user").of(scores) == pytest.approx(1.0)
+    assert RecallAt(1, group_by="user").of(scores) == 1.0
+    assert GroupedAUC(group_by="user").of(scores) == 1.0
