@@ -130,7 +130,7 @@ def _ranked(
         "Found no feature that says which samples are of one user. Expected one to average over users. Pass --users "
         "FEATURE."
     )
-    evaluation = replace(evaluation, missing=evaluation.missing | dict.fromkeys(sorted(is_hit_rate), why))
+    evaluation = replace(evaluation, missing={**evaluation.missing, **dict.fromkeys(sorted(is_hit_rate), why)})
     return Evaluated(
         commit=model.state.manifest.name, paths=tuple(declared.paths), evaluation=evaluation, bad_rows=log.take()
     )

@@ -271,11 +271,11 @@ def brute_force(scores: list[np.ndarray], labels: list[np.ndarray], k: int) -> d
             areas.append(np.mean(pairs))
             sizes.append(len(values))
     return {
-        f"hit_rate@{k}": np.mean(hits),
-        f"ndcg@{k}": np.mean(gains),
-        f"recall@{k}": np.mean(recalls),
-        "mrr": np.mean(reciprocals),
-        "gauc": np.average(areas, weights=sizes),
+        f"hit_rate@{k}": float(np.mean(hits)),
+        f"ndcg@{k}": float(np.mean(gains)),
+        f"recall@{k}": float(np.mean(recalls)),
+        "mrr": float(np.mean(reciprocals)),
+        "gauc": float(np.average(areas, weights=sizes)),
     }
 
 

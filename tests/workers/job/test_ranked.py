@@ -152,12 +152,8 @@ def test_a_group_of_weight_3_counts_as_three_groups(rows: list[tuple[int, int, i
     """Of equal weights within a group, that of its first row. Weights of 1 change nothing."""
     weights = {group: weight for group, _, _, weight in reversed(rows)}
     plain = [(group, score, label) for group, score, label, _ in rows]
-    weighted = Scores(
-        *(np.array(column, float) for column in zip(*[row[1:] for row in plain], strict=True)),
-        np.array([weights[group] for group, _, _ in plain], float),
-        {"user": np.array([group for group, _, _ in plain])},
-    )
-    repeated = of([(3 * group + copy, *row) for group, *row in plain for copy in range(weights[group])])
+    weighted = replace(of(plain), weights=np.array([weights[group] for group, _, _ in plain], float))
+    repeated = of([(3 * g + copy, score, label) for g, score, label in plain for copy in range(weights[g])])
     for metric in (HitRateAt(2, group_by="user"), NDCGAt(2, group_by="user"), MRR(group_by="user")):
         assert metric.of(weighted) == pytest.approx(metric.of(repeated))
     assert RecallAt(2, group_by="user").of(weighted) == pytest.approx(RecallAt(2, group_by="user").of(repeated))
