@@ -17,7 +17,7 @@ from podembed.orchestrator.cluster.joining import joined
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.event_log import injecting
 from podembed.orchestrator.events.reporter import Reporter, tell
-from podembed.orchestrator.events.run import FilesInOrder, NothingLeft, RunOpened
+from podembed.orchestrator.events.run import BatchNotFilled, FilesInOrder, NothingLeft, RunOpened
 from podembed.orchestrator.health.watch import HealthWatch
 from podembed.orchestrator.metrics.sinks import measuring
 from podembed.orchestrator.planning.of_run import with_prediction
@@ -44,6 +44,9 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
     emit(RunOpened(url=run.url))
     if run.job.data.order == "files":
         emit(FilesInOrder(description=run.train_index.order_of_files))
+
+    if run.job.batch_size > run.train_index.num_rows:
+        emit(BatchNotFilled(batch_size=run.job.batch_size, num_samples=run.train_index.num_rows))
 
     def patience_s() -> float:
         # A run that has begun has lost its cluster; for a new one, the address is wrong.

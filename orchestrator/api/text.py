@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -50,3 +51,45 @@ def format_duration(seconds: float) -> str:
     if hours >= 48:
         return f"{hours // 24} d {hours % 24} h"
     return f"{hours}:{rest_m:02}:{rest_s:02}" if hours else f"{rest_m}:{rest_s:02}" if minutes else f"{whole} s"
+
+
+_FRAME = re.compile(r'  File "(?P<path>.+)", line \d+, in ')
+# Of podembed, what it is built on, and Python itself. Jobs that come with podembed are read as a user's.
+_MACHINERY = re.compile(
+    r"/podembed/(embedding|orchestrator|workers)/"
+    r"|/(site|dist)-packages/(equinox|flax|haiku|jax|jaxlib|numba|numpy|optax|ray)/"
+    r"|/lib(64)?/python3\.\d+/(?!(site|dist)-packages/)"
+    r"|^<frozen "
+)
+_OF_JAX = ("--------------------", "For simplicity, JAX has removed its internal frames")
+
+
+def without_machinery(report: str) -> str:
+    """A traceback with the frames of the user's code, and the frame that raised; as it is where none is the user's.
+
+    Args:
+      report: as `traceback.format_exception` writes it, or Ray, which takes lines out of it.
+    """
+    kept: list[str] = []
+    frames: list[tuple[bool, list[str]]] = []
+    num_users = 0
+
+    def end_of_frames() -> None:
+        last = len(frames) - 1
+        kept.extend(line for at, (is_users, lines) in enumerate(frames) if is_users or at == last for line in lines)
+        frames.clear()
+
+    for line in report.splitlines():
+        found = _FRAME.match(line)
+        if found is not None:
+            is_users = _MACHINERY.search(found["path"]) is None
+            num_users += is_users
+            frames.append((is_users, [line]))
+        elif frames and line.startswith("    "):
+            frames[-1][1].append(line)
+        elif line.strip(" ^~") or not line:
+            end_of_frames()
+            if not line.startswith(_OF_JAX):
+                kept.append(line)
+    end_of_frames()
+    return "\n".join(kept) if num_users else report

@@ -12,6 +12,7 @@ from podembed.orchestrator.api.config import ConfigurationError, RunConfig
 from podembed.orchestrator.api.errors import CrashLoop, Failure, JobFailed, WorkerRefused, cause, is_host_fault, roots
 from podembed.orchestrator.api.intervals import known_steps
 from podembed.orchestrator.api.save_policies import SavePolicy
+from podembed.orchestrator.api.text import without_machinery
 
 WINDOW_TARGET_S = 2.0
 LONGEST_WINDOW_S = 30.0
@@ -235,7 +236,7 @@ def ending(decision: GiveUp, failures: Sequence[Failure], *, max_failures: int, 
             refusal = next((failure.refusal for failure in failures if failure.refusal), WorkerRefused)
             return refusal(decision.cause)
         case FaultClass.USER:
-            return JobFailed(f"{decision.cause}\n{details}".strip())
+            return JobFailed(f"{decision.cause}\n{without_machinery(details)}".strip())
         case FaultClass.HOST_MEMORY:
             return ConfigurationError(
                 f"{decision.cause}. The plan: {plan}. Expected it to fit beside what else a host needs. Use more hosts "

@@ -63,11 +63,21 @@ class Windows:
         self._owners = owners
         self._health.placed(owners)
 
-    def train(self, group: WorkerGroup, first: int, last: int, *, head: Manifest | None, failed_saves: int) -> float:
+    def train(
+        self,
+        group: WorkerGroup,
+        first: int,
+        last: int,
+        *,
+        head: Manifest | None,
+        begun_step: int,
+        failed_saves: int,
+    ) -> float:
         """Runs steps `first` to `last - 1`; the seconds of one step.
 
         Args:
           head, failed_saves: the last commit, and the saves that failed since, to tell the user.
+          begun_step: of the last commit that began; 0 before the first. An error of a window does not end its save.
 
         Raises:
           JobFailed: a loss is not finite, or more rows are malformed than the job tolerates.
@@ -94,7 +104,7 @@ class Windows:
         if not all(map(math.isfinite, devices[0].losses)):
             # Wrong rows of a host that lived on may be why.
             group.prove()
-        _require_finite(first, devices[0].losses)
+        _require_finite(first, devices[0].losses, has_commit=begun_step > 0)
         if hosts[0].relayed != self._relayed:
             self._relayed = hosts[0].relayed
             shared.emit(ExchangesChosen(step=last, relayed=self._relayed, num_hosts=len(hosts)))
@@ -217,17 +227,21 @@ def _measures(
     return tuple(found)
 
 
-def _require_finite(first: int, losses: Sequence[float]) -> None:
+def _require_finite(first: int, losses: Sequence[float], *, has_commit: bool) -> None:
     """A loss that is not finite has spoilt the parameters; nothing of them may be committed.
 
     Raises:
       JobFailed: naming the first such step.
     """
-    for step, loss in enumerate(losses, first):
-        if not math.isfinite(loss):
-            raise JobFailed(
-                f"The loss of step {step} is {loss}. Expected a finite number. The last commit, from before, "
-                "stands. Lower the learning "
-                "rates, clip the dense gradients (optax.clip_by_global_norm) or the rows' (clipvalue), or look "
-                "for extreme inputs."
-            )
+    step = next((step for step, loss in enumerate(losses, first) if not math.isfinite(loss)), None)
+    if step is None:
+        return
+    stands = "The last commit, from before, stands." if has_commit else "Nothing is committed yet."
+    remedy = (
+        "Lower the learning rates, clip the dense gradients (optax.clip_by_global_norm) or the rows' (clipvalue), or "
+        "look for extreme inputs."
+    )
+    if step == 0:
+        # No rate and no gradient had a part in it.
+        remedy = "No update came before it, so look at the first values of parameters and tables, and at the inputs."
+    raise JobFailed(f"The loss of step {step} is {losses[step - first]}. Expected a finite number. {stands} {remedy}")

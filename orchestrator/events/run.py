@@ -111,6 +111,15 @@ class FilesInOrder(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchNotFilled(Event):
+    """A batch is larger than the data, so that an epoch is one step, and the rest of the batch is padding."""
+
+    level: ClassVar[Level] = Level.WARNING
+    batch_size: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotPredicted(Event):
     """The run has ended, and its steps cannot be compared with a prediction although this machine has constants."""
 

@@ -56,6 +56,10 @@ TEMPLATES: dict[type[Event], str] = {
     plans.NotPlanned: "tables lie by size and features, not by predicted time: {reason}",
     run.DriverBegan: "a driver begins",
     run.RunOpened: "run folder {url}",
+    run.BatchNotFilled: (
+        "batch_size is {batch_size:,} and the data has {num_samples:,} samples, so an epoch is one step, filled up "
+        "with padding. Lower batch_size, or see whether all of the data is there"
+    ),
     run.CallbackFailed: (
         "callback {callback} raised in {method}: {error}. The run goes on without what it did there.\n{trace}"
     ),

@@ -55,12 +55,13 @@ def manifest_of(
     """
     attempt = commit_name(step=step, generation=generation)
     shards, replicas = receipts
-    _require_numbers(shards, replicas, step=step, has_parent=parent is not None)
+    stands = "The last commit, from before, stands." if parent else "Nothing is committed yet."
+    _require_numbers(shards, replicas, step=step, stands=stands, has_parent=parent is not None)
     if len({replica.digest for replica in replicas}) != 1:
         raise ReplicasDiffer(
             f"Found dense replicas with digests {[replica.digest[:12] for replica in replicas]} at step {step}. "
-            "Expected equal ones. "
-            f"The model or the optimizer is not deterministic, or a host computes wrongly; the last commit stands."
+            f"Expected equal ones. {stands} The model or the optimizer is not deterministic, or a host computes "
+            "wrongly."
         )
     # Padding is left out; malformed rows count.
     saves = {"failed_saves": failed_saves} if failed_saves else {}
@@ -83,7 +84,7 @@ def manifest_of(
 
 
 def _require_numbers(
-    shards: Sequence[ShardReceipt], replicas: Sequence[DenseReceipt], *, step: int, has_parent: bool
+    shards: Sequence[ShardReceipt], replicas: Sequence[DenseReceipt], *, step: int, stands: str, has_parent: bool
 ) -> None:
     """Refuses a state that no later step can mend.
 
@@ -94,7 +95,6 @@ def _require_numbers(
     key = next((replica.spoilt for replica in replicas if replica.spoilt), None)
     if spoilt is None and key is None:
         return
-    stands = "The last commit, from before, stands." if has_parent else "Nothing is committed yet."
     if spoilt is not None:
         values = "" if has_parent else ", and at the tables' first values"
         raise StateSpoilt(

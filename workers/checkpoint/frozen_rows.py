@@ -206,7 +206,7 @@ class FrozenRows:
         self._given_up = SaveStalled(
             f"Found a save that wrote nothing for {self._stalled_after_s:.0f} s, while a buffer for changed rows "
             f"(of {self.size_bytes:,} bytes in all) was full. Expected the storage to take files. Look at the storage; "
-            "the last commit stands."
+            "what was committed before stands."
         )
         self._release_all()
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from podembed.workers.job.candidates import chance_columns
+from podembed.workers.job.errors import JobError
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import StepContext
@@ -21,7 +22,7 @@ from podembed.workers.model.losses import pointwise
 from podembed.workers.model.precision import cast, cast_batch, widened, with_types_of
 
 
-class DenseStateError(ValueError):
+class DenseStateError(JobError):
     """A model, a loss or dense arrays that do not fit the job."""
 
 
@@ -72,12 +73,18 @@ def outputs_of(job: JobConfig, params: Any, batch: ModelBatch, context: StepCont
     """What the model returns for a batch, and its state after it. Both are float32, whatever the model computes with.
 
     Raises:
-      DenseStateError: the state has other arrays than before.
+      DenseStateError: the model returns None, or the state has other arrays than before.
     """
-    if job.compute_dtype == "float32":
-        return _applied(job, params, batch, context)
-    outputs, state = _applied(job, cast(params, job.compute_dtype), cast_batch(batch, job.compute_dtype), context)
-    return widened(outputs), state
+    is_narrow = job.compute_dtype != "float32"
+    if is_narrow:
+        params, batch = cast(params, job.compute_dtype), cast_batch(batch, job.compute_dtype)
+    outputs, state = _applied(job, params, batch, context)
+    if outputs is None:
+        raise DenseStateError(
+            "Found model.apply returning None. Expected the scores of the batch, or a mapping with `scores`. Its last "
+            "line, or one of its branches, may lack a `return`."
+        )
+    return (widened(outputs) if is_narrow else outputs), state
 
 
 def _applied(job: JobConfig, params: Any, batch: ModelBatch, context: StepContext) -> tuple[Any, Any]:
@@ -86,7 +93,7 @@ def _applied(job: JobConfig, params: Any, batch: ModelBatch, context: StepContex
     made: Any = job.model.apply(params, batch, context)  # type: ignore[call-arg]
     has_state = bool(jax.tree.leaves(context.state))
     if not isinstance(made, WithState):
-        if has_state and context.training:
+        if has_state and context.training and made is not None:
             raise DenseStateError(
                 f"Found model.apply returning {_kind_of(made)}, of a model that has state. Expected "
                 "WithState(outputs, state). Return context.state where nothing changed."
@@ -145,13 +152,13 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
         return Losses(per_sample=_loss_of_tasks(job, outputs, batch))
     if own is None:
         per_sample = job.loss or sigmoid_binary_cross_entropy
-        scores = scores_of(job, outputs, num_samples)
+        scores = _require_floating("model.apply", scores_of(job, outputs, num_samples))
         if job.candidates is not None:
             # Without a label, what a sample has is what it should have.
             label = batch.label if batch.labels else (batch.weights > 0).astype(scores.dtype)
             return Losses(per_sample=pointwise(scores, label, loss=per_sample))
         found: Any = per_sample(scores, batch.label)
-        return Losses(per_sample=require_column("loss", found, num_samples))
+        return Losses(per_sample=_require_floating("loss", require_column("loss", found, num_samples)))
     found = own(outputs, batch, context)
     if found is None or isinstance(found, (tuple, Mapping)):
         raise DenseStateError(
@@ -166,6 +173,8 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
             f"{list(jnp.shape(found.batch))} for the batch, of {num_samples} samples. Expected [{num_samples}] and []. "
             "Return one number a sample, or one number, or podembed.Losses with both."
         )
+    for part in (found.per_sample, found.batch):
+        _require_floating("model.loss", part)
     return found
 
 
@@ -222,6 +231,7 @@ def _loss_of_tasks(job: JobConfig, outputs: Any, batch: ModelBatch) -> jax.Array
     num_samples = batch.weights.shape[0]
     total = jnp.zeros(num_samples)
     for task, scores in zip(job.tasks, task_scores(job, outputs, num_samples), strict=True):
+        _require_floating(f"model.apply, for task {task.label!r},", scores)
         losses = task.losses(scores, batch.labels[task.label], jnp)
         require_column(f"the loss of task {task.label!r}", losses, num_samples)
         total += task.weight * jnp.where(batch.label_masks[task.label], losses, 0.0)
@@ -234,11 +244,32 @@ def require_column(what: str, found: Any, num_samples: int) -> Any:
     Raises:
       DenseStateError: it is not.
     """
-    if getattr(found, "shape", None) == (num_samples,):
+    shape = getattr(found, "shape", None)
+    if shape == (num_samples,):
         return found
+    remedy = "Return one number a sample."
+    if shape == (num_samples, 1):
+        remedy = "Drop the last axis with [:, 0]."
+    elif shape == ():
+        remedy = "Leave out the mean or the sum over the samples."
     raise DenseStateError(
         f"Found {what} returning {_kind_of(found)} for {num_samples} samples. "
-        f"Expected [{num_samples}], one number a sample. Drop the last axis with [:, 0], or leave out a mean."
+        f"Expected [{num_samples}], one number a sample. {remedy}"
+    )
+
+
+def _require_floating(what: str, found: Any) -> Any:
+    """`found`, if it can have a gradient. A number of Python is a constant, which needs none.
+
+    Raises:
+      DenseStateError: it is an array of integers or truth values.
+    """
+    dtype = getattr(found, "dtype", None)
+    if dtype is None or jnp.issubdtype(dtype, jnp.floating):
+        return found
+    raise DenseStateError(
+        f"Found {what} returning numbers of type {dtype}. Expected floating point, since their gradient trains the "
+        "model. Leave out what rounds or compares them, or return .astype(jnp.float32)."
     )
 
 

@@ -72,6 +72,28 @@ def test_what_is_not_finite_is_named_and_not_committed(
     assert head.step == 5
 
 
+def test_the_first_loss_is_no_matter_of_rates_and_no_commit_stands(small_data: str, tmp_path: Path) -> None:
+    job = small_job(folder=small_data, audit=False)
+
+    class Spoilt:
+        def init(self, key, num_dense, widths):
+            return job.model.init(key, num_dense, widths)
+
+        def apply(self, params, dense, activations):
+            return job.model.apply(params, dense, activations) + jnp.nan
+
+    trainer = Trainer(
+        replace(job, model=Spoilt()),
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(name="spoilt", storage_path=str(tmp_path), max_steps=3),
+        reporter=SilentReporter(),
+    )
+    with pytest.raises(JobFailed, match="loss of step 0 is nan.*Nothing is committed yet.*first values") as found:
+        trainer.fit()
+    assert "stands" not in str(found.value)
+    assert "Lower" not in str(found.value)
+
+
 def test_a_constant_that_is_not_finite_spoils_no_commit_also_after_a_restore(small_data: str, tmp_path: Path) -> None:
     job = small_job(folder=small_data, audit=False)
 

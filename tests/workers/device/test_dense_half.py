@@ -131,6 +131,10 @@ class Refused(EveryPart):
             {"apply": lambda made: WithState({"scores": made.value["scores"][:, None]}, made.state)},
             r"returning shape \[8, 1\] for 8 samples",
         ),
+        ({"apply": lambda made: None}, "model.apply returning None.*`return`"),
+        ({"apply": lambda made: WithState(None, made.state)}, "model.apply returning None.*`return`"),
+        ({"loss": lambda outputs: jnp.zeros(8, jnp.int32)}, "model.loss returning numbers of type int32.*astype"),
+        ({"loss": lambda outputs: Losses(batch=jnp.zeros((), jnp.int32))}, "numbers of type int32"),
         ({"loss": lambda outputs: jnp.zeros((8, 2))}, r"model.loss returning the shape \[8, 2\] for samples"),
         ({"loss": lambda outputs: None}, "model.loss returning NoneType. Expected one number"),
         ({"loss": lambda outputs: (outputs["scores"], 1.0)}, "model.loss returning tuple. Expected one number"),
@@ -139,6 +143,40 @@ class Refused(EveryPart):
 )
 def test_what_does_not_fit_is_refused_before_the_first_step(small_data: str, changed: Any, message: str) -> None:
     job = replace(small_job(folder=small_data, audit=False), model=Refused(**changed))
+    with pytest.raises(DenseStateError, match=message):
+        DeviceWorker(job=job, num_samples=8).build()
+
+
+class Scores:
+    """A model without a loss of its own.
+
+    Args:
+      change: what becomes of float32 scores `[n]`.
+    """
+
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def init(self, key: jax.Array, spec: Any) -> Any:
+        return {"w": jnp.ones(spec.num_dense)}
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> Any:
+        return self.change(batch.dense @ params["w"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda scores: None, "model.apply returning None.*may lack a `return`"),
+        (lambda scores: scores.astype(jnp.int32), r"returning numbers of type int32.*\.astype\(jnp.float32\)"),
+        (lambda scores: scores > 0, "returning numbers of type bool"),
+        (lambda scores: scores[:, None], r"shape \[8, 1\].*Drop the last axis with \[:, 0\]\.\n"),
+        (lambda scores: scores.mean(), r"shape \[\].*Leave out the mean"),
+        (lambda scores: scores[:4], r"shape \[4\].*Return one number a sample\."),
+    ],
+)
+def test_scores_that_are_none_are_refused_with_the_remedy_that_fits(small_data: str, change: Any, message: str) -> None:
+    job = replace(small_job(folder=small_data, audit=False), model=Scores(change))
     with pytest.raises(DenseStateError, match=message):
         DeviceWorker(job=job, num_samples=8).build()
 

@@ -1,0 +1,83 @@
+"""What somebody reads whose job has a mistake that shows when the model is first called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig
+from podembed.orchestrator.api.errors import JobFailed, JobRefused
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.events.run import BatchNotFilled
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.job import JobConfig
+from tests.small_job import small_job
+
+
+class Heard(SilentReporter):
+    """Mutable: `events`."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def trainer(job: JobConfig, storage: Path, reporter: SilentReporter | None = None) -> Trainer:
+    return Trainer(
+        job,
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(name="first", storage_path=str(storage), max_steps=1),
+        reporter=reporter or SilentReporter(),
+    )
+
+
+class Wrong:
+    """A model that has `step` instead of an answer."""
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+
+    def init(self, key, spec):
+        return {"w": jnp.zeros(spec.num_dense)}
+
+    def apply(self, params, batch, context):
+        return self.step(batch)
+
+
+def product_of_other_shapes(batch: Any) -> Any:
+    return batch.dense @ jnp.zeros(99)
+
+
+def test_a_shape_error_shows_the_lines_of_the_model_and_not_ours(small_data: str, tmp_path: Path) -> None:
+    job = replace(small_job(folder=small_data, audit=False), model=Wrong(product_of_other_shapes))
+    with pytest.raises(JobFailed, match=r"got \(\d+,\) and \(99,\)") as found:
+        trainer(job, tmp_path).fit()
+    said = str(found.value)
+    assert "return batch.dense @ jnp.zeros(99)" in said
+    assert "return self.step(batch)" in said
+    assert "model.apply got dense of shape" in said
+    assert "podembed/workers" not in said
+    # The model's two, and the one that raised.
+    assert said.count('  File "') == 3
+
+
+def test_what_a_model_returns_wrongly_is_said_without_a_traceback(small_data: str, tmp_path: Path) -> None:
+    job = replace(small_job(folder=small_data, audit=False), model=Wrong(lambda batch: None))
+    with pytest.raises(JobRefused, match="model.apply returning None") as found:
+        trainer(job, tmp_path).fit()
+    assert "Traceback" not in str(found.value)
+
+
+def test_a_batch_that_is_larger_than_the_data_is_told(small_data: str, tmp_path: Path) -> None:
+    job = small_job(folder=small_data, audit=False)
+    for batch_size, count in ((48, 0), (12 << 12, 1)):
+        heard = Heard()
+        trainer(replace(job, batch_size=batch_size), tmp_path / str(batch_size), heard).fit()
+        assert sum(isinstance(event, BatchNotFilled) for event in heard.events) == count
