@@ -74,13 +74,14 @@ def test_what_is_not_finite_is_named_and_not_committed(
 
 def test_the_first_loss_is_no_matter_of_rates_and_no_commit_stands(small_data: str, tmp_path: Path) -> None:
     job = small_job(folder=small_data, audit=False)
+    model: Any = job.model
 
     class Spoilt:
         def init(self, key, num_dense, widths):
-            return job.model.init(key, num_dense, widths)
+            return model.init(key, num_dense, widths)
 
         def apply(self, params, dense, activations):
-            return job.model.apply(params, dense, activations) + jnp.nan
+            return model.apply(params, dense, activations) + jnp.nan
 
     trainer = Trainer(
         replace(job, model=Spoilt()),
@@ -96,13 +97,14 @@ def test_the_first_loss_is_no_matter_of_rates_and_no_commit_stands(small_data: s
 
 def test_a_constant_that_is_not_finite_spoils_no_commit_also_after_a_restore(small_data: str, tmp_path: Path) -> None:
     job = small_job(folder=small_data, audit=False)
+    model: Any = job.model
 
     class Masked:
         def init(self, key, num_dense, widths):
-            return {"model": job.model.init(key, num_dense, widths), "mask": jnp.array([0.0, -jnp.inf])}
+            return {"model": model.init(key, num_dense, widths), "mask": jnp.array([0.0, -jnp.inf])}
 
         def apply(self, params, dense, activations):
-            return job.model.apply(params["model"], dense, activations) + jax.nn.softmax(params["mask"])[1]
+            return model.apply(params["model"], dense, activations) + jax.nn.softmax(params["mask"])[1]
 
     for max_steps in (2, 4):
         result = Trainer(

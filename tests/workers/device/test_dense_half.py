@@ -229,10 +229,9 @@ def test_models_keep_their_types_and_forms_from_step_to_step(small_data: str, mo
     worker.build()
     before = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), worker.dense_arrays())
     blocks = [np.zeros((8, *shape), np.float32) for shape in job.activation_shapes.values()]
-    column = np.ones(8, np.float32)
-    inputs = Inputs(
-        dense=np.ones((8, job.data.num_dense), np.float32), activations=tuple(blocks), labels=column, weights=column
-    )
+    column: Any = np.ones(8, np.float32)
+    rows: Any = [np.ones((8, job.data.num_dense), np.float32), tuple(blocks)]
+    inputs = Inputs(dense=rows[0], activations=rows[1], labels=column, weights=column)
     share = HostArrays(inputs, tuple(np.zeros_like(block) for block in blocks), np.zeros(8, np.float32))
     for step in range(2):
         begun = worker.begin_training(share, weight_sum=8.0, step=step)
