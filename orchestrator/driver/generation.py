@@ -185,14 +185,7 @@ class Generation:
                 target_s=window_target_s(group.num_hosts),
             )
             tracing.before(group, step)
-            step_s = windows.train(
-                group,
-                step,
-                end,
-                head=commits.head,
-                begun_step=commits.begun_step,
-                failed_saves=commits.failed_in_a_row,
-            )
+            step_s = windows.train(group, step, end, commits=commits)
             shared.groups.trained(group, run.job_for_workers, run.table_buckets)
             step = end
             tracing.after(step)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from podembed.embedding.costs.profile import TableProfile
 from podembed.orchestrator.api.errors import JobFailed
-from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.window_health import WindowHealth
+from podembed.orchestrator.driver.background_commit import BackgroundCommits
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
 from podembed.orchestrator.driver.shared import Shared
 from podembed.orchestrator.events.progress import (
@@ -63,21 +63,11 @@ class Windows:
         self._owners = owners
         self._health.placed(owners)
 
-    def train(
-        self,
-        group: WorkerGroup,
-        first: int,
-        last: int,
-        *,
-        head: Manifest | None,
-        begun_step: int,
-        failed_saves: int,
-    ) -> float:
+    def train(self, group: WorkerGroup, first: int, last: int, *, commits: BackgroundCommits) -> float:
         """Runs steps `first` to `last - 1`; the seconds of one step.
 
         Args:
-          head, failed_saves: the last commit, and the saves that failed since, to tell the user.
-          begun_step: of the last commit that began; 0 before the first. An error of a window does not end its save.
+          commits: to tell the user of the last one, and of saves that failed since.
 
         Raises:
           JobFailed: a loss is not finite, or more rows are malformed than the job tolerates.
@@ -104,7 +94,8 @@ class Windows:
         if not all(map(math.isfinite, devices[0].losses)):
             # Wrong rows of a host that lived on may be why.
             group.prove()
-        _require_finite(first, devices[0].losses, has_commit=begun_step > 0)
+        # An error here does not end a save that began before.
+        _require_finite(first, devices[0].losses, has_commit=commits.begun_step > 0)
         if hosts[0].relayed != self._relayed:
             self._relayed = hosts[0].relayed
             shared.emit(ExchangesChosen(step=last, relayed=self._relayed, num_hosts=len(hosts)))
@@ -132,12 +123,12 @@ class Windows:
                     phase_s={phase: spent / num_steps for phase, spent in hosts[0].phase_s.items()},
                     num_hosts=group.num_hosts,
                     generation=shared.claims.generation,
-                    committed_step=head.step if head else 0,
-                    committed_unix_s=head.created_unix_s if head else None,
+                    committed_step=commits.head.step if commits.head else 0,
+                    committed_unix_s=commits.head.created_unix_s if commits.head else None,
                     slowest=self._health.slowest,
                     imbalance=self._health.imbalance.ratio,
                     staleness=shared.run.job.staleness,
-                    failed_saves=failed_saves,
+                    failed_saves=commits.failed_in_a_row,
                     left_s=shared.journal.history.left_s(shared.saves.schedule.total_steps - last),
                 ),
                 first_step=first,
