@@ -25,6 +25,11 @@ class Alarm:
     is_note: bool = False
     is_said: bool = False
 
+    @property
+    def severity(self) -> str:
+        """As Prometheus has it."""
+        return "info" if self.is_note else "warning"
+
 
 ALARMS: dict[str, Alarm] = {
     alarm.name: alarm
@@ -81,6 +86,34 @@ ALARMS: dict[str, Alarm] = {
             "or more, and it does not get better",
             remedy="Look for labels that mean something else now, for sample weights, and for a learning rate near "
             "zero.",
+        ),
+        Alarm(
+            name="no_better_than_constant",
+            begins="after 200 steps the normalized entropy of windows is 1 or more in three chunks of 50 steps; or, "
+            "after 100,000 samples, the AUC of an evaluation is below 0.54 or has less than a quarter of the reachable "
+            "lift over 0.5",
+            remedy="Give Adagrad a small initial_accumulator_value (1e-6) or use RowWiseAdagrad, raise the learning "
+            "rates, and look whether labels belong to their rows. If the metric is right, the inputs may say nothing "
+            "about the label.",
+        ),
+        Alarm(
+            name="evaluation_falls",
+            begins="three evaluations in a row are worse than the best one, while the training loss falls",
+            remedy="Stop at the best evaluation with JobConfig(early_stopping=EarlyStopping()), keep its commit with "
+            "--keep-best 1, and train fewer epochs or with lower learning rates.",
+        ),
+        Alarm(
+            name="overfits",
+            begins="the AUC of training is 0.05 above that of the evaluation, or the evaluation loss over the training "
+            "loss is 1.25 times as high as at first, and the evaluation does not get better",
+            remedy="Stop early with JobConfig(early_stopping=EarlyStopping()) and --keep-best 1, train fewer epochs, "
+            "lower the learning rates of tables, or use a smaller dim or dropout.",
+        ),
+        Alarm(
+            name="auc_above_reachable",
+            begins="the AUC of an evaluation is above the best reachable one (JobConfig.best_auc) by more than chance",
+            remedy="Look for an input that is made of the label, and for evaluation rows among the training rows. Or "
+            "best_auc is not that of this evaluation data.",
         ),
         Alarm(
             name="learning_rate_too_high",

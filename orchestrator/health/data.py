@@ -116,7 +116,7 @@ class DataChanges:
 def _readings(point: Point) -> dict[str, Reading]:
     empty, top = point.by_label("feature_empty_ratio", "feature"), point.by_label("feature_top_ratio", "feature")
     distance = point.by_label("feature_distance_ratio", "feature")
-    others = {one.labels["feature"]: one for one in point.each("feature_other_distance_ratio")}
+    others = {one.labels["feature"]: one for one in point.each("feature_other_distance_ratio", "feature", "other")}
     return {
         name: Reading(
             empty=empty.get(name),

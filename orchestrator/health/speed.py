@@ -96,7 +96,10 @@ class SlowHost:
         """As `Detector.take`."""
         if not is_window(point):
             return None
-        phases = {f"{one.labels['host']} {one.labels['phase']}": one.value for one in point.each("phase_seconds")}
+        phases = {
+            f"{one.labels['host']} {one.labels['phase']}": one.value
+            for one in point.each("phase_seconds", "host", "phase")
+        }
         num_steps = point.step - point.first_step
         seconds = window_s(point)
         # As shares of the window, so that means over windows are weighted as all others.

@@ -101,7 +101,7 @@ def _looks(point: Point) -> dict[str, Look]:
 
 def _quantiles(point: Point, name: str) -> dict[tuple[str, str], float]:
     """By table and quantile."""
-    return {(one.labels["table"], one.labels["quantile"]): one.value for one in point.each(name)}
+    return {(one.labels["table"], one.labels["quantile"]): one.value for one in point.each(name, "table", "quantile")}
 
 
 def _found(table: str, looks: Sequence[Look], standing: Standing) -> Iterator[Finding]:

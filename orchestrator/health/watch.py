@@ -14,6 +14,7 @@ from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
 from podembed.orchestrator.health.alarms import ALARMS, Finding
 from podembed.orchestrator.health.data import DataChanges
 from podembed.orchestrator.health.detector import Detector, is_window
+from podembed.orchestrator.health.evaluations import BeatsConstant, Evaluations
 from podembed.orchestrator.health.learning import LossFalls
 from podembed.orchestrator.health.machines import Commits, MemoryGrows
 from podembed.orchestrator.health.scores import Calibration, DenseUpdates
@@ -29,6 +30,8 @@ DETECTORS: Sequence[Callable[[], Detector]] = (
     MemoryGrows,
     LossFalls,
     Calibration,
+    BeatsConstant,
+    Evaluations,
     DenseUpdates,
     TableHealth,
     DataChanges,
@@ -54,6 +57,11 @@ class HealthWatch:
         self._generation, self._step = -1, 0
         # What was known after windows since the last commit.
         self._snapshots: list[tuple[int, Sequence[Detector], Findings, Mapping[tuple[str, str], int]]] = []
+
+    @property
+    def severities(self) -> Mapping[str, str]:
+        """Of all alarms."""
+        return {alarm.name: alarm.severity for alarm in ALARMS.values()}
 
     def take(self, point: Point) -> list[Event]:
         """Takes the next point in. Returns what begins and what ends with it."""
@@ -97,7 +105,11 @@ class HealthWatch:
             # No fault leads to before it.
             first = max((at for at, one in enumerate(self._snapshots) if one[0] <= committed), default=0)
             self._snapshots = self._snapshots[first:]
-        if is_window(point):
+        # A commit may follow the evaluation of its step: who goes back to it knows of the evaluation.
+        is_of_last = bool(self._snapshots) and point.step == self._snapshots[-1][0]
+        if is_window(point) or is_of_last:
+            if is_of_last:
+                self._snapshots = self._snapshots[:-1]
             knew = [copy.copy(detector) for detector in self._detectors]
             self._snapshots = [
                 *self._snapshots[-MOST_SNAPSHOTS + 1 :],

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from podembed.orchestrator.api.configuration_error import ConfigurationError
 from podembed.orchestrator.commit.holder import HEARTBEAT_FRESH_S, Heartbeat, read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_claims
+from podembed.orchestrator.health.alarms import Finding
+from podembed.orchestrator.health.watch import HealthWatch
 from podembed.orchestrator.metrics.point import Line, Point
 from podembed.orchestrator.metrics.reading import FAULTS, Stream, StreamReader
 from podembed.orchestrator.run.reference import open_run_store
@@ -45,6 +47,7 @@ class Snapshot:
       silent_s: since the driver's last heartbeat; None where no driver holds the run.
       window: the newest one that counts; None before the first.
       faults: the newest last.
+      alarms: that stand, as `podembed health` finds them, with the steps at which they began.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Snapshot:
     window: Point | None
     hosts: tuple[HostView, ...]
     faults: tuple[Line, ...]
+    alarms: tuple[tuple[Finding, int], ...]
 
     @property
     def is_driven(self) -> bool:
@@ -124,6 +128,7 @@ class Watcher:
         self.store = open_run_store(run)
         self.name = self.store.location.rstrip("/").rsplit("/", 1)[-1]
         self._reader = StreamReader(self.store)
+        self._health, self._judged = HealthWatch(), tuple[Point, ...]()
 
     def look(self, *, now_unix_s: float) -> Snapshot:
         """The run now.
@@ -143,7 +148,18 @@ class Watcher:
             window=windows[-1] if windows else None,
             hosts=_hosts(windows[-1]) if windows else (),
             faults=tuple(line for line in stream.events if line.kind in SHOWN)[-MOST_FAULTS:],
+            alarms=self._alarms(stream.points),
         )
+
+    def _alarms(self, points: tuple[Point, ...]) -> tuple[tuple[Finding, int], ...]:
+        """Shows the detectors what is new. After a fault, or where the stream was thinned, all of it."""
+        num = len(self._judged)
+        if points[:num] != self._judged:
+            self._health, num = HealthWatch(), 0
+        for point in points[num:]:
+            self._health.take(point)
+        self._judged = points
+        return tuple((one, self._health.began_step[key]) for key, one in self._health.standing.items())
 
     def _heartbeat(self) -> Heartbeat | None:
         claims = read_claims(self.store)

@@ -24,7 +24,7 @@ _WINDOW_FIGURES = {
     "window_normalized_entropy": "NE",
     "window_calibration": "calibration",
 }
-_FIXED_LINES = 12
+_FIXED_LINES = 13
 """Of a view, beside those of hosts and faults."""
 
 
@@ -43,6 +43,7 @@ def screen(seen: Snapshot, *, width: int, height: int, is_unicode: bool, ended: 
         _speed(seen, is_unicode=is_unicode),
         _goodput(seen),
         _commit(seen),
+        _alarms(seen),
         *_tables(seen),
     ]
     room = max(2, height - _FIXED_LINES)
@@ -154,6 +155,17 @@ def _commit(seen: Snapshot) -> Text:
     words += [f"{format_bytes(size)} in {took:.1f} s"] if size is not None and took is not None else []
     words.append(f"{format_duration(seen.now_unix_s - made.unix_s)} ago")
     return Text(printable("  ".join(words)))
+
+
+def _alarms(seen: Snapshot) -> Text:
+    if not seen.alarms:
+        return Text("alarms   none", style="dim")
+    alarms = sorted(seen.alarms, key=lambda one: one[0].kind.is_note)
+    told = [
+        f"{'note ' if one.kind.is_note else ''}{' '.join(filter(None, (one.alarm, one.subject)))} since {began:,}"
+        for one, began in alarms
+    ]
+    return Text(printable(f"alarms   {'; '.join(told)}"), style="" if alarms[0][0].kind.is_note else "bold red")
 
 
 def _tables(seen: Snapshot) -> list[Text]:

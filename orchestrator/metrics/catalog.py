@@ -58,6 +58,8 @@ CATALOG: dict[str, Metric] = {
         # Learning.
         _gauge("loss", "", "Mean loss of the window's steps, each before its update."),
         _gauge("evaluation", "", "A figure of the last evaluation.", "metric"),
+        _gauge("evaluation_samples", "samples", "Samples of the last evaluation."),
+        _gauge("reachable_auc", "", "The best AUC that any model can reach on them, where the job knows it."),
         _gauge("window_auc", "", "AUC of the window's samples, each scored before it is trained on.", "task"),
         _gauge("window_auc_error", "", "The exact AUC is at most so far from `window_auc`.", "task"),
         _gauge(
@@ -178,6 +180,18 @@ CATALOG: dict[str, Metric] = {
             "The same as the distance, to the reference of another input, where that is much nearer.",
             "feature",
             "other",
+        ),
+        # Health.
+        replace(
+            _gauge(
+                "alarm",
+                "",
+                "1 while an alarm stands, and 0 after it. Severity is `warning`, or `info` for a note.",
+                "alarm",
+                "severity",
+                "subject",
+            ),
+            is_kept=True,
         ),
         # Machines.
         _gauge("memory_bytes", "bytes", "Memory of a host's processes.", "host"),

@@ -10,7 +10,7 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -48,7 +48,14 @@ class Sink(Protocol):
 
 
 class Watch(Protocol):
-    """Judges points as they come, in the driver's thread. It should take no time that anybody would notice."""
+    """Judges points as they come, in the driver's thread. It should take no time that anybody would notice.
+
+    Attributes:
+      severities: of the alarms that it may say, `warning` or `info`.
+    """
+
+    @property
+    def severities(self) -> Mapping[str, str]: ...
 
     def take(self, point: Point) -> Sequence[Event]: ...
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from podembed.orchestrator.events.commits import CommitDelayed, Committed, SaveFailed
 from podembed.orchestrator.events.event import Event
-from podembed.orchestrator.events.progress import Evaluated, HostMeasures, RowsPutAside, WindowTrained
+from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
+from podembed.orchestrator.events.progress import (
+    Evaluated,
+    HostKeepsUp,
+    HostMeasures,
+    HostSlow,
+    RowsPutAside,
+    WindowTrained,
+)
 from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, Recovered
 from podembed.orchestrator.metrics.data import DataSeries
 from podembed.orchestrator.metrics.learning import learning, rates_changed
@@ -25,9 +33,16 @@ class Measurer:
     Args:
       monotonic_s: measures the driver's wall time.
       wall_s: dates points.
+      severities: of the alarms that may begin, `warning` or `info`.
     """
 
-    def __init__(self, *, monotonic_s: Callable[[], float], wall_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        monotonic_s: Callable[[], float],
+        wall_s: Callable[[], float],
+        severities: Mapping[str, str] | None = None,
+    ) -> None:
         self._monotonic_s, self._wall_s = monotonic_s, wall_s
         self._began_s = monotonic_s()
         self._generation = self._step = 0
@@ -48,17 +63,31 @@ class Measurer:
         self._num_commits = self._num_failed_saves = 0
         self._delayed_s = 0.0
         self._data = DataSeries()
+        self._severities = severities or {}
+        self._slow_hosts: set[str] = set()
 
     def point(self, event: Event) -> Point | None:
         """What an event says in numbers; None if it has none."""
         match event:
             case WindowTrained():
                 return self._window(event)
-            case Evaluated(evaluation=evaluation):
+            case Evaluated(evaluation=evaluation, best_auc=best_auc):
                 figures = [
                     Measurement("evaluation", value, {"metric": name}) for name, value in evaluation.values.items()
                 ]
+                figures.append(Measurement("evaluation_samples", evaluation.num_samples))
+                figures += [] if best_auc is None else [Measurement("reachable_auc", best_auc)]
                 return self._at(evaluation.step, figures)
+            case AlarmBegan(alarm=alarm, subject=subject):
+                return self._at(self._step, [self._alarm(alarm, subject, stands=True)])
+            case AlarmEnded(alarm=alarm, subject=subject):
+                return self._at(self._step, [self._alarm(alarm, subject, stands=False)])
+            case HostSlow(host=host):
+                self._slow_hosts.add(f"host {host}")
+                return self._at(self._step, [self._alarm("slow_host", f"host {host}", stands=True)])
+            case HostKeepsUp(host=host):
+                self._slow_hosts.discard(f"host {host}")
+                return self._at(self._step, [self._alarm("slow_host", f"host {host}", stands=False)])
             case Committed(step=step, size_bytes=size_bytes, seconds=seconds):
                 self._fold(step)
                 self._num_commits += 1
@@ -99,7 +128,12 @@ class Measurer:
         self._has_begun = True
         by_cause = [Measurement(name, 0, {"cause": cause}) for name in ("lost_steps", "recoveries") for cause in CAUSES]
         counted = [Measurement(name, 0) for name in ("commits", "failed_saves", "commit_delay_seconds")]
-        return self._at(self._step, [*counted, *by_cause])
+        alarms = [self._alarm(name, "", stands=False) for name in self._severities]
+        return self._at(self._step, [*counted, *by_cause, *alarms])
+
+    def _alarm(self, name: str, subject: str, *, stands: bool) -> Measurement:
+        severity = self._severities.get(name, "warning")
+        return Measurement("alarm", float(stands), {"alarm": name, "severity": severity, "subject": subject})
 
     def _recovered(self, event: Recovered) -> Point:
         cause, recovery = self._fault, event.recovery
@@ -107,6 +141,7 @@ class Measurer:
         self._recoveries[cause] += 1
         self._generation = recovery.generation
         self._rates = {}
+        slow, self._slow_hosts = self._slow_hosts, set()
         self._cut(recovery.base_step)
         return self._at(
             recovery.base_step,
@@ -114,6 +149,8 @@ class Measurer:
                 Measurement("lost_steps", self._lost_steps[cause], {"cause": cause}),
                 Measurement("recoveries", self._recoveries[cause], {"cause": cause}),
                 Measurement("recovery_seconds", recovery.total_s),
+                # Who is slow is found anew among the new processes.
+                *(self._alarm("slow_host", host, stands=False) for host in sorted(slow)),
             ],
         )
 

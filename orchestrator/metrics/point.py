@@ -58,11 +58,12 @@ class Point:
         return None
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
-        """All numbers of that name, by the value of one of its labels."""
-        return {one.labels[label]: one.value for one in self.measurements if one.name == name}
+        """All numbers of that name, by the value of one of its labels. Those of other versions may lack it."""
+        return {one.labels[label]: one.value for one in self.measurements if one.name == name and label in one.labels}
 
-    def each(self, name: str) -> Iterator[Measurement]:
-        return (one for one in self.measurements if one.name == name)
+    def each(self, name: str, *labels: str) -> Iterator[Measurement]:
+        """All of that name that have these labels."""
+        return (one for one in self.measurements if one.name == name and all(label in one.labels for label in labels))
 
     def to_json(self) -> dict[str, Any]:
         """As a line of the stream has it. Numbers that are not finite are null."""

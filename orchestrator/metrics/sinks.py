@@ -54,7 +54,8 @@ def measuring(
         sinks.append(RaySink(run=name, monotonic_s=clock.monotonic_s))
     if config.on_point is not None:
         sinks.append(CallbackSink(config.on_point))
-    measurer = Measurer(monotonic_s=clock.monotonic_s, wall_s=clock.wall_s)
+    severities = watch.severities if watch is not None else {}
+    measurer = Measurer(monotonic_s=clock.monotonic_s, wall_s=clock.wall_s, severities=severities)
     with MetricsHub(emit, sinks, measurer=measurer, wall_s=clock.wall_s, watch=watch) as hub:
         if served is not None:
             hub.emit(_begun(served))

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from podembed.orchestrator.commit.holder import HEARTBEAT_FRESH_S
+from podembed.orchestrator.health.alarms import Finding
+from podembed.orchestrator.health.check import replayed
 from podembed.orchestrator.inspect.inspect_run import RunDescription, describe
 from podembed.orchestrator.metrics.point import Line, Measurement
 from podembed.orchestrator.metrics.reading import Stream, StreamReader
@@ -22,6 +24,7 @@ class Material:
       name: that tells it from the other runs of the report.
       files: of its data, as it began; None if that is not known.
       trouble: why some of its measurements could not be read; empty if none was.
+      alarms: that stand, as `podembed health` finds them, with the steps at which they began; notes last.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Material:
     stream: Stream
     files: InputRecord | None
     trouble: str
+    alarms: tuple[tuple[Finding, int], ...] = ()
 
     @property
     def is_driven(self) -> bool:
@@ -92,12 +96,15 @@ def read_material(run: str, *, name: str, now_unix_s: float) -> Material:
         stream = StreamReader(store).read()
     except StorageError as error:
         stream, trouble = Stream(points=(), lost=(), events=(), num_drivers=0), str(error)
+    health, _ = replayed(stream.points)
+    standing = [(one, health.began_step[key]) for key, one in health.standing.items()]
     return Material(
         name=name,
         description=describe(store, now_unix_s=now_unix_s),
         stream=stream,
         files=read_input(store).began,
         trouble=trouble,
+        alarms=tuple(sorted(standing, key=lambda one: one[0].kind.is_note)),
     )
 
 

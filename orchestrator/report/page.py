@@ -154,6 +154,7 @@ class Page:
     def _run(self, material: Material, key: str) -> Iterator[Html]:
         parts: list[tuple[str, Callable[[], object]]] = [
             ("What was trained", lambda: sections.pairs(sections.facts(material))),
+            ("Health", lambda: sections.alarms_table(material)),
             ("Time by phase and host", lambda: join(self._time(material, key))),
             ("Faults and recoveries", lambda: join(self._faults(material, key))),
             ("Commits", lambda: sections.commits_table(material)),

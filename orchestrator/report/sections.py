@@ -65,6 +65,8 @@ def outcome(material: Material) -> list[tuple[str, str]]:
         found += [(f"Last {worded(name)}", figure(value)) for name, value in _figures(history.evaluations[-1].metrics)]
     rates = sorted(value for _, value in material.stream.series("samples_per_second"))
     found.append(("Median samples/s", figure(rates[len(rates) // 2]) if rates else "–"))
+    alarms = [one.alarm for one, _ in material.alarms if not one.kind.is_note]
+    found.append(("Alarms", ", ".join(dict.fromkeys(alarms)) or ("none" if material.num_measured else "–")))
     goodput = material.last("goodput_ratio")
     found.append(("Goodput of the last driver", "–" if goodput is None else f"{goodput:.0%}"))
     recoveries = material.events("recovery")
@@ -141,6 +143,22 @@ def waited_table(material: Material) -> Html:
         for host, counts in sorted(sums.items(), key=lambda item: _number_of(item[0]))
     ]
     return table("Share of the time that a host waited, by what for", ["host", *sources], rows)
+
+
+def alarms_table(material: Material) -> Html:
+    """Alarms that stand at the end, with what to do."""
+    if not material.alarms:
+        return element("p", "No alarm stands." if material.num_measured else "Without measurements, it is not known.")
+    rows = [
+        (
+            f"{'note ' if one.kind.is_note else ''}{one.alarm}",
+            f"{began:,}",
+            f"{one.text[:1].upper()}{one.text[1:]}.",
+            one.kind.remedy,
+        )
+        for one, began in material.alarms
+    ]
+    return table("Alarms", ["alarm", "since step", "what was found", "what to do"], rows, numbers=False)
 
 
 def faults_table(material: Material) -> Html:

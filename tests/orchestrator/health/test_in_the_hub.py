@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan
@@ -38,12 +38,16 @@ class Kept:
 class Alarming:
     """Says the same at each point."""
 
+    severities: Mapping[str, str] = {}
+
     def take(self, point: Point) -> Sequence[Event]:
         return [BEGAN]
 
 
 class Broken:
     """Cannot judge anything."""
+
+    severities: Mapping[str, str] = {}
 
     def take(self, point: Point) -> Sequence[Event]:
         raise ZeroDivisionError("no windows")
@@ -61,9 +65,12 @@ def heard(watch: Watch, windows: int) -> tuple[list[Event], list[Line]]:
 def test_alarms_follow_the_window_that_showed_them_to_people_and_sinks() -> None:
     emitted, lines = heard(Alarming(), 1)
     assert [event.kind for event in emitted] == ["window", "alarm_began"]
-    assert [line.kind for line in lines] == ["point", "alarm_began"]
+    assert [line.kind for line in lines] == ["point", "point", "alarm_began"]
+    point = lines[1].point
+    assert point is not None
+    assert point.by_label("alarm", "alarm") == {"slow_storage": 1.0}
     assert sentence(emitted[1]) == "ALARM slow_storage at step 10: commits take 9 s. Use another disk."
-    assert lines[1].values["remedy"] == "Use another disk."
+    assert lines[2].values["remedy"] == "Use another disk."
 
 
 def test_a_watch_that_fails_is_named_once_and_the_run_goes_on() -> None:

@@ -194,6 +194,32 @@ def test_a_run_that_just_begins_is_waited_for(tmp_path: Path) -> None:
     assert "\nstep 10/40  " in out.getvalue()
 
 
+def test_alarms_that_stand_are_shown_as_health_finds_them(run: Path) -> None:
+    def figures(step: int, log_loss: float) -> list[Line]:
+        return [
+            a_window(step, loss=0.6 - step / 1000),
+            replace_first_step(a_point(step, Measurement("evaluation", log_loss, {"metric": "log_loss"}))),
+        ]
+
+    assert "alarms   none" in shown(run)
+    watcher = Watcher(str(run))
+    assert watcher.look(now_unix_s=NOW_UNIX_S).alarms == ()
+    for step, log_loss in ((30, 0.5), (31, 0.507), (32, 0.507), (33, 0.507)):
+        add_lines(run, *figures(step, log_loss))
+    alarms = watcher.look(now_unix_s=NOW_UNIX_S).alarms
+    assert [(found.key, began) for found, began in alarms] == [(("evaluation_falls", "log_loss"), 33)]
+    assert "alarms   evaluation_falls log_loss since 33" in shown(run)
+    add_lines(run, *figures(34, 0.4))
+    assert watcher.look(now_unix_s=NOW_UNIX_S).alarms == ()
+
+
+def replace_first_step(line: Line) -> Line:
+    """As an evaluation has it: it trains no step."""
+    assert line.point is not None
+    point = replace(line.point, first_step=line.point.step)
+    return replace(line, values=point.to_json(), point=point)
+
+
 def test_what_is_left_goes_by_the_pace_of_one_generation(tmp_path: Path) -> None:
     run_with(tmp_path / "run", two_tables(), 3)
     slow = replace(a_window(36), unix_s=2e9 + 1000)

@@ -58,6 +58,16 @@ def a_point(step: int, *measurements: Measurement, generation: int = 1, unix_s: 
     return Line(kind=POINT, unix_s=unix_s, values=point.to_json(), point=point)
 
 
+def an_evaluation(step: int, *, auc: float, **others: float) -> Line:
+    """Its point, with other series beside the AUC."""
+    measurements = (
+        Measurement("evaluation", auc, {"metric": "auc"}),
+        *(Measurement(name, value) for name, value in others.items()),
+    )
+    point = Point(generation=1, first_step=step, step=step, unix_s=2e9, measurements=measurements)
+    return Line(kind=POINT, unix_s=2e9, values=point.to_json(), point=point)
+
+
 def add_lines(run: Path, *lines: Line) -> None:
     """As a later driver writes them; another one with each call."""
     number = len([*run.glob("metrics/9*-beef")])

@@ -27,6 +27,7 @@ from tests.orchestrator.report.runs import (
     a_fault,
     a_point,
     add_lines,
+    an_evaluation,
     an_event,
     copied,
     trained_run,
@@ -115,6 +116,20 @@ def test_it_says_what_was_trained_and_how_it_went(page: Reader, run: Path) -> No
     assert {"run-1-phases", "run-1-time-line"} <= page.specs.keys()
     loss = page.specs["curve-loss"]["data"]["values"]
     assert [one["step"] for one in loss] == [point.step for point in material(run).stream.windows]
+
+
+def test_it_says_which_alarms_stand(page: Reader, run: Path, tmp_path: Path) -> None:
+    assert "No alarm stands." in page.text
+    ill = copied(run, tmp_path / "ill")
+    add_lines(
+        ill,
+        a_point(12, Measurement("loss", 0.1)),
+        an_evaluation(12, auc=0.83, reachable_auc=0.8, evaluation_samples=1e6),
+    )
+    text = page_of(material(ill)).text
+    assert "auc_above_reachable" in text
+    assert "0.8300, and the best that any model can reach is 0.8000." in text
+    assert "Look for an input that is made of the label" in text
 
 
 def test_nothing_is_loaded_from_elsewhere(page: Reader) -> None:
