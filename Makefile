@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests start several hundred processes, and each would compile all of our modules if none kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test check lint types tests-with-ray tests-without-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers
+.PHONY: help train test check lint types tests-with-ray tests-without-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers signals
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"
@@ -22,6 +22,7 @@ help:
 	@echo "make long-tests  what make test leaves out, but for tests of faults; half an hour"
 	@echo "make elastic machines that join, vanish and drain under a run; some minutes"
 	@echo "make papers  the jobs of papers on 1, 2 and 3 hosts and over restarts; a quarter of an hour"
+	@echo "make signals SIGTERM and Ctrl-C at every tenth of a second (EVERY) of a start; hours"
 	@echo "make fuzz    fuzz what reads files, SECONDS (60) for each target; installs atheris"
 	@echo "make clean   remove the environment, generated data and runs"
 
@@ -36,6 +37,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python -c constraints.txt -e '.[dev]' || \
 		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
+
+EVERY ?= 0.1
+
+signals: $(STAMP)
+	$(BIN)/python -m tests.faults.signal_sweep --every $(EVERY)
 
 train: $(STAMP)
 	$(BIN)/podembed train --job synthetic --hosts 2 --threads-per-host 1

@@ -74,7 +74,7 @@ def _is_found_in(folder: str) -> bool:
     return bool(folder) and os.path.realpath(_ROOT) == os.path.realpath(folder)
 
 
-def _is_the_command() -> bool:
+def is_the_command() -> bool:
     """Whether this process is `podembed` or `python -m podembed`, and no program that uses a part of them."""
     main = sys.modules["__main__"]
     specification = getattr(main, "__spec__", None)
@@ -83,5 +83,5 @@ def _is_the_command() -> bool:
     return os.path.basename(getattr(main, "__file__", None) or "") == "podembed"
 
 
-if _is_the_command() and current_folder():
+if is_the_command() and current_folder():
     sys.path[:] = without_folder(sys.path, current_folder(), is_needed=_is_found_in(current_folder()))

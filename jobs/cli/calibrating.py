@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 _EXIT_OF_SIGNALS = 128  # what a shell adds to the number of a signal
 
@@ -35,28 +30,6 @@ def calibrate(command: Calibrate) -> int:
       MeasuringFailed: as `workers.calibration.measure.calibrate`.
       OSError: the file cannot be written.
     """
-    with _leaving_at_sigterm():
-        return _calibrate(command)
-
-
-@contextmanager
-def _leaving_at_sigterm() -> Iterator[None]:
-    """SIGTERM raises, so that the processes that measure are ended on the way out. By default it would leave them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(_EXIT_OF_SIGNALS + number)
-
-
-def _calibrate(command: Calibrate) -> int:
     # Imported late: `--help` should not wait for them.
     from podembed.orchestrator.prediction.constants_table import rendered
     from podembed.orchestrator.prediction.dense_half import children_environment, default_path

@@ -12,6 +12,11 @@ import podembed.jobs.search_path  # noqa: F401
 
 # isort: split
 
+# Before what takes time: a signal that nobody has taken over ends the program without a word.
+from podembed.jobs.cli.command_signals import COMMAND_SIGNALS
+
+# isort: split
+
 import os
 import sys
 import time
@@ -322,7 +327,11 @@ def _run(command: Any) -> int:
     from podembed.orchestrator import outcomes
     from podembed.orchestrator.cluster import connection as ray_connection
 
-    code = outcomes.exit_code(lambda: _dispatch(command))
+    if isinstance(command, Train | Resume):
+        from podembed.jobs.cli import launch  # noqa: F401
+    COMMAND_SIGNALS.begin()
+    code = outcomes.exit_code(lambda: _unless_ended(command))
+    COMMAND_SIGNALS.leave_with(code)
     if ray_connection.is_left_behind():
         # All that is the program's is closed; the interpreter's end would wait for Ray's threads, and they for a head
         # that is gone.
@@ -332,17 +341,17 @@ def _run(command: Any) -> int:
     return code
 
 
-def _dispatch(
-    command: Train
-    | Resume
-    | supervise.Supervise
-    | Plan
-    | calibrating.Calibrate
-    | Inspect
-    | prepare_command.Prepare
-    | chaos.Chaos
-    | tools.Tool,
-) -> int:
+def _unless_ended(command: Any) -> int:
+    try:
+        return _dispatch(command)
+    except BaseException:
+        # A library may make an error of its own of the interrupt, as where its import was cut short.
+        if (code := COMMAND_SIGNALS.exit_code) is None:
+            raise
+        return code
+
+
+def _dispatch(command: Any) -> int:
     _refuse_empty(command)
     if isinstance(command, chaos.Chaos):
         return chaos.run(command, command_line=main)
@@ -364,9 +373,8 @@ def _dispatch(
         return 0 if description.record else EXIT_CONFIGURATION
     from podembed.jobs.cli import launch, planning
 
-    if isinstance(command, Plan):
-        return planning.plan(command)
-    return launch.train(command) if isinstance(command, Train) else launch.resume(command)
+    run: Any = {Plan: planning.plan, Train: launch.train, Resume: launch.resume}[type(command)]
+    return run(command)
 
 
 def _refuse_empty(command: Any) -> None:

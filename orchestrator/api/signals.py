@@ -102,7 +102,7 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            _let_go_of_terminal()
+            let_go_of_terminal()
         # Shell and kernel both send SIGHUP when a terminal is closed, and systemd one beside SIGTERM: none of these
         # senders means "now" by it.
         if self.reason is not None and (number == signal.SIGHUP or self.reason == signal.SIGHUP.name):
@@ -116,7 +116,7 @@ class StopSignals:
         _say(f"\n{self.reason}: {self._words}. Once more to leave at once.")
 
 
-def _let_go_of_terminal() -> None:
+def let_go_of_terminal() -> None:
     """Writing to a terminal that is gone is an error, in the middle of the commit that is to be the last. From now on
     the output goes nowhere.
     """

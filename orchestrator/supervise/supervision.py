@@ -165,6 +165,9 @@ def supervise(
                 return 0
             case Stop():
                 notice(f"attempt {attempt}: {decision.why}; not tried again")
+                if stop.reason is not None and exit_code == -signal.SIGTERM:
+                    # Told to end before its interpreter had come to our code, or as it left.
+                    return EXIT_STOPPED
                 return exit_code if exit_code >= 0 else 128 - exit_code
             case Again():
                 failures = decision.failures

@@ -140,7 +140,7 @@ def supervised(
     """Exit code, seconds waited and notices."""
     time, notices = FakeTime(), []
     code = supervise(
-        runner,
+        runner,  # type: ignore[arg-type]
         first=["train"],
         later=["train", "--resume"],
         max_failures=max_failures,
@@ -205,6 +205,10 @@ def interrupted(codes: list[int | type[KeyboardInterrupt] | None]) -> tuple[int,
     stop.request("SIGINT")
     runner.poll = poll  # type: ignore[method-assign]
     return supervised(runner, stop=stop)[0], runner
+
+
+def test_an_attempt_that_a_request_ends_before_it_can_take_signals_has_stopped() -> None:
+    assert interrupted([None, None, -15])[0] == EXIT_STOPPED
 
 
 def test_a_second_request_is_passed_on_once_more_and_no_more_often() -> None:
