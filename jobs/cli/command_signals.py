@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP from the first moment of a command to its last.
+"""Ctrl-C, SIGTERM and SIGHUP from the first moment of a command to its last, and the first words of one that trains.
 
 Imports take seconds, and on a busy machine up to a minute. So the command line imports this module before all that
 takes time, and it imports nothing that does. While a run trains, `orchestrator.api.signals.StopSignals` has the signals
@@ -110,6 +110,14 @@ def _leave(exit_code: int) -> None:
     os._exit(exit_code)
 
 
+def is_announced(arguments: Sequence[str]) -> bool:
+    """Whether a command says that it loads: one that trains, for a person."""
+    return arguments[:1] in (["train"], ["resume"]) and not {"--help", "-h", "json", "--log=json"} & {*arguments}
+
+
 COMMAND_SIGNALS = CommandSignals(sys.argv[1:])
 if is_the_command():
     COMMAND_SIGNALS.take_over()
+    if is_announced(sys.argv[1:]):
+        with contextlib.suppress(OSError):
+            os.write(2, b"podembed: loading the program\n")

@@ -46,14 +46,15 @@ def train(command: Train) -> int:
             job_name, command.data, command.eval_data, max_bad_lines=command.max_bad_lines, notice=print
         )
     reference = job_reference(job_name, command.set, given)
-    job = reference.resolve()
+    reporter = reporter_for(command.log)
+    with _told(reporter, f"loading the job {job_name} and what it imports; a built-in one makes its data once"):
+        job = reference.resolve()
     check_hosts(job, scaling)
     check_policies(job, run_config(command, steps=1))
     name = command.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     storage = command.storage or default_storage()
     if not command.resume:
         _refuse_existing(f"{storage.rstrip('/')}/{name}")
-    reporter = reporter_for(command.log)
     with _told(reporter, "reading the index of the data"):
         run = create_run(
             f"{storage.rstrip('/')}/{name}",
@@ -101,7 +102,7 @@ def resume(command: Resume) -> int:
     """Goes on with a run. Returns the exit code."""
     run_config(command, steps=1)  # what is wrong with the flags should be known before the storage is touched
     reporter = reporter_for(command.log)
-    with _told(reporter, "opening the run and reading the index of its data"):
+    with _told(reporter, "opening the run, loading its job and reading the index of its data"):
         run = open_run(
             command.run,
             job_folder=current_folder(),

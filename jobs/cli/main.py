@@ -27,6 +27,7 @@ import tyro
 
 from podembed.jobs.chaos import command as chaos
 from podembed.jobs.cli import calibrating, repeated, supervise, tools
+from podembed.jobs.cli.unknown import unknown_in
 from podembed.jobs.prepare import command as prepare_command
 from podembed.version import describe
 
@@ -309,8 +310,11 @@ def _main(arguments: list[str] | None) -> None:
 
 
 def _gathered(arguments: list[str]) -> list[str]:
-    """See `jobs.cli.repeated`."""
+    """See `jobs.cli.unknown` and `jobs.cli.repeated`."""
     kinds = {note.name: kind for kind, note in map(get_args, get_args(Command))}
+    if (unknown := unknown_in(arguments, kinds)) is not None:
+        print(f"podembed: {unknown}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
     if not arguments or arguments[0] not in kinds:
         return arguments
     from podembed.orchestrator.api.config import ConfigurationError
