@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, RowIdInitializer, TableConfig
 from podembed.embedding.features.feature_order import FeatureOrder
-from podembed.embedding.initializers import Constant, RowId, TruncatedNormal, Uniform
+from podembed.embedding.initializers import Constant, RandomNormal, RowId, TruncatedNormal, Uniform
 from podembed.embedding.optimizers import (
     FTRL,
     SGD,
@@ -88,6 +88,7 @@ __all__ = [
     "PerReplica",
     "QuantizationConfig",
     "Ragged",
+    "RandomNormal",
     "ReduceOp",
     "RowId",
     "RowIdInitializer",

@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 from scipy.stats import kstest
 
 from podembed.embedding.initializers import (
+    _HALF_MASS,
     ROWS_PER_SHARD,
     Constant,
+    RandomNormal,
     RowId,
     TruncatedNormal,
     Uniform,
+    _normal_center,
+    _normal_tail,
     initial_rows,
     table_seed,
 )
@@ -36,7 +40,7 @@ def made(initializer, rows, dim=4, seed=3, table_name="t", num_rows=None):
 @given(
     rows=st.lists(st.integers(0, 2**40), max_size=20),
     dim=st.sampled_from([1, 3, 8, 17]),
-    initializer=st.sampled_from([TruncatedNormal(0.5), Uniform(-1.0, 2.0), Constant(3.0), RowId(2)]),
+    initializer=st.sampled_from([TruncatedNormal(0.5), RandomNormal(0.5), Uniform(-1.0, 2.0), Constant(3.0), RowId(2)]),
 )
 @settings(max_examples=examples(50), deadline=None)
 def test_a_row_does_not_depend_on_the_rows_made_with_it(rows, dim, initializer):
@@ -58,10 +62,12 @@ def test_values_are_pinned():
     """These bits are part of what a run is: changing them changes every run that starts from scratch."""
     assert table_seed(0, "users") == 1617513272942915387
     assert made(TruncatedNormal(1.0), [0, 1], dim=2, seed=0, table_name="users").tolist() == PINNED_NORMAL
+    assert made(RandomNormal(1.0), [0, 1], dim=2, seed=0, table_name="users").tolist() == PINNED_WHOLE_NORMAL
     assert made(Uniform(0.0, 1.0), [5], dim=2, seed=0, table_name="users").tolist() == PINNED_UNIFORM
 
 
 PINNED_NORMAL = [[0.7798119783401489, 0.6351567506790161], [-0.6604397296905518, -0.36589914560317993]]
+PINNED_WHOLE_NORMAL = [[0.826373279094696, 0.6702494025230408], [-0.6973804235458374, -0.38420310616493225]]
 PINNED_UNIFORM = [[0.4149104058742523, 0.8266013860702515]]
 
 
@@ -73,6 +79,26 @@ def test_truncated_normal_has_the_distribution_it_names():
     assert kstest(scaled, cdf).pvalue > 1e-3
     assert scaled.mean() == pytest.approx(0.0, abs=0.015)
     assert scaled.std() == pytest.approx(0.8796, abs=0.01)
+
+
+def test_normal_has_the_distribution_it_names():
+    values = made(RandomNormal(stddev=2.0, mean=1.0), np.arange(40_000), dim=25).astype(np.float64).ravel()
+    scaled = (values - 1.0) / 2.0
+    assert kstest(scaled, "norm").pvalue > 1e-3
+    assert scaled.std() == pytest.approx(1.0, abs=0.005)
+    # As many in the tails as there should be: 2.7e-3 and 6.3e-5 of a million.
+    assert (np.abs(scaled) > 3).sum() == pytest.approx(2_700, rel=0.1)
+    assert 35 < (np.abs(scaled) > 4).sum() < 100
+
+
+def test_normal_is_the_inverse_of_the_normal_distribution_at_every_random_bit():
+    """Against scipy, center, seam and both tails; it rises, and what is as far on both sides is the same number."""
+    units = (np.r_[np.arange(50_000), np.arange(2**23 - 1_000, 2**23), np.arange(370_000, 390_000)] + 0.5) / 2**24
+    seam = 0.5 - _HALF_MASS
+    for unit in units:
+        z = _normal_tail(unit) if unit <= seam else -_normal_center(unit - 0.5)
+        assert z == pytest.approx(-ndtri(unit), abs=2e-7)
+    assert _normal_tail(seam) == pytest.approx(_normal_center(_HALF_MASS), abs=2e-7)
 
 
 def test_uniform_has_the_distribution_it_names():
