@@ -62,6 +62,7 @@ def _features(job: JobConfig, read: Collection[str], files: ExportFiles) -> list
                     for one in column.parts[1:]
                 ],
                 "weights": column.weights,
+                "last": column.last,
                 "invalid_ids": table.invalid_ids,
                 "table": binding.table,
                 "combiner": binding.combiner,
@@ -85,7 +86,7 @@ def _extra_column(column: ExtraColumn) -> dict[str, Any]:
     kinds = {DenseColumn: "number", IntegerColumn: "integer", VectorColumn: "vector", ListColumn: "list"}
     size = getattr(column, "size", getattr(column, "max_length", None))
     described = {"name": column.name, "kind": kinds[type(column)], "size": size}
-    defaults = {"dtype": "float32", "missing": 0, "transform": "identity", "unit": None, "since": None}
+    defaults = {"dtype": "float32", "missing": 0, "transform": "identity", "unit": None, "since": None, "keep": "first"}
     return described | {field: getattr(column, field, default) for field, default in defaults.items()}
 
 

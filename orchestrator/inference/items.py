@@ -90,7 +90,7 @@ def ids_in(job: JobConfig, paths: Sequence[str], feature: str) -> np.ndarray:
         sample_weight=None,
         sample_id=None,
         order="files",
-        features={feature: replace(data.id_columns[feature], negatives=None)},
+        features={feature: replace(data.id_columns[feature], negatives=None, last=None)},
     )
     index = build_index(wanted)
     plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=_ROWS, shuffle=False)

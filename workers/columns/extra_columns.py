@@ -81,6 +81,8 @@ def _take_lists(
         is_wrong = (lengths != declared.size) & ~_null_mask(column)
         reason = f"Vectors have {declared.size} numbers. Correct the size of its VectorColumn, or clean the data."
         faults.add(is_wrong, declared.name, found=lambda row: f"{lengths[row]} numbers", reason=reason)
+    if isinstance(declared, ListColumn) and declared.keep == "last":
+        starts = starts + lengths - kept
     out = declared.shape.zeros(len(order))
     width = out[0, :1].nbytes if len(out) else 4
     take_padded(

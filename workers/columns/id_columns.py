@@ -119,7 +119,7 @@ class IdStage:
         layouts: BagLayouts,
         faults: RowFaults,
     ) -> Ragged:
-        """The rows of the table for the samples `order`, in that order.
+        """The rows of the table for the samples `order`, in that order; of lists the last ones, if that is declared.
 
         Args:
           columns: those of `IdColumn.columns`, of all samples of a row group.
@@ -133,6 +133,19 @@ class IdStage:
         Raises:
           InputError: a value is refused, and malformed rows are not tolerated.
         """
+        bags = self._all_rows(columns, order, singles=singles, layouts=layouts, faults=faults)
+        return bags if self.source.last is None else _last_of(bags, self.source.last, layouts)
+
+    def _all_rows(
+        self,
+        columns: Sequence[pa.Array],
+        order: np.ndarray,
+        *,
+        singles: np.ndarray,
+        layouts: BagLayouts,
+        faults: RowFaults,
+    ) -> Ragged:
+        """As `rows`, of whole lists."""
         column = self._values_of(columns, faults)
         has_lists = is_list(column.type)
         items = column.flatten() if has_lists else column
@@ -267,6 +280,18 @@ class IdStage:
         if len(outside):
             self._add_outside(sample_of(outside), raw[outside], faults)
         return np.array(raw, np.int64)
+
+
+def _last_of(bags: Ragged, last: int, layouts: BagLayouts) -> Ragged:
+    """The last ids of each bag with their weights; the same value if no bag has more."""
+    lengths = np.diff(bags.row_splits)
+    if not len(lengths) or lengths.max() <= last:
+        return bags
+    kept = np.minimum(lengths, last)
+    splits = layouts.even(last) if lengths.min() >= last else _splits(kept)
+    # The ends of a bag, before and after, are as far from each of its ids.
+    at = np.arange(splits[-1]) + np.repeat(bags.row_splits[1:] - splits[1:], kept)
+    return Ragged(bags.values[at], splits, None if bags.weights is None else bags.weights[at])
 
 
 def hashed_rows(present: pa.Array, *, vocabulary_size: int, salt: int) -> np.ndarray:

@@ -219,6 +219,8 @@ class IdColumn:
       outside: what becomes of integers outside the table, as `TableConfig.invalid_ids` says it. But for `error`, they
         are handed on as they are. `InputData.resolved` fills it in.
       negatives: ids that are drawn beside those of the column.
+      last: of a list the most ids that are kept, its last ones; None keeps all. What stands behind is as if the file
+        had no others, but ids that are left out must be rows of the table as well.
     """
 
     column: str
@@ -235,6 +237,7 @@ class IdColumn:
     boundaries: tuple[float, ...] = ()
     crossed_with: tuple[str | IdColumn, ...] = ()
     weights: str | None = None
+    last: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.negatives, Negatives | None):
@@ -269,6 +272,12 @@ class IdColumn:
                 f"Found num_reserved {self.num_reserved} for id column {self.column!r}. Expected at least 1, since row "
                 "0 is for values "
                 "that the vocabulary does not have."
+            )
+        if self.last is not None and (self.last < 1 or self.crossed_with):
+            beside = " beside crossed_with" if self.crossed_with else ""
+            raise DataConfigError(
+                f"Found last={self.last}{beside} for id column {self.column!r}. Expected how many ids of a list are "
+                "kept, at least 1, of a column whose values are not crossed. Leave it out to keep all."
             )
         num_buckets = len(self.boundaries) + 1 if self.boundaries else 1
         least = {"as_is": self.first_row + num_buckets, "hash": 2, "vocabulary": self.num_reserved}[self.mode]

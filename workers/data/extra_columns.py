@@ -17,6 +17,7 @@ from podembed.workers.declared_types import check_plain_fields, shown
 
 IntegerType = Literal["int32", "int64"]
 ListType = Literal["float32", "int32", "int64"]
+Kept = Literal["first", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,12 @@ class ListColumn:
     How many a row has is `ModelBatch.lengths[name]`.
 
     Attributes:
-      name: the column, of lists of numbers, integers or times. Its first `max_length` are kept, as those of a feature.
-        A null list is empty, and a null in a list is 0.
+      name: the column, of lists of numbers, integers or times. A null list is empty, and a null in a list is 0.
       max_length: the most that a row keeps.
       dtype: `float32`, or one of `IntegerColumn`; int64 comes as `[n, max_length, 2]`.
       unit, since: of lists of times alone, as of `IntegerColumn`.
+      keep: `first`: of longer lists the first numbers are kept, as those of a feature. `last`: the last ones, as those
+        of an `IdColumn(last=max_length)`.
     """
 
     name: str
@@ -99,11 +101,13 @@ class ListColumn:
     dtype: ListType = "float32"
     unit: Unit | None = None
     since: str | None = None
+    keep: Kept = "first"
 
     def __post_init__(self) -> None:
         check_plain_fields(self, DataConfigError)
         _check_size(self.max_length, where=f"max_length of list column {self.name!r}")
         check_choice(self.dtype, ListType, where=f"dtype of list column {self.name!r}")
+        check_choice(self.keep, Kept, where=f"keep of list column {self.name!r}")
         check_scale(self.unit, self.since, where=f"list column {self.name!r}")
 
     @property

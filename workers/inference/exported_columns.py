@@ -51,7 +51,14 @@ def ids_of(
     before = np.zeros(len(flat) + 1, np.int64)
     np.cumsum(kept, out=before[1:])
     weights = None if feature["weights"] is None else _weights(columns, feature, lengths, is_missing)[kept]
-    return rows[kept], before[splits_of(lengths)], weights
+    rows, splits = rows[kept], before[splits_of(lengths)]
+    # Exports from before there was a choice do not have the field.
+    if feature.get("last") is None:
+        return rows, splits, weights
+    place = np.repeat(splits[1:], np.diff(splits)) - np.arange(len(rows))
+    is_last = place <= feature["last"]
+    splits = splits_of(np.minimum(np.diff(splits), feature["last"]))
+    return rows[is_last], splits, None if weights is None else weights[is_last]
 
 
 def _rows(present: np.ndarray, feature: Mapping[str, Any], vocabulary: Vocabulary | None) -> np.ndarray:

@@ -44,7 +44,9 @@ def extra_of(values: Any, column: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if kind == "vector":
         return {f"columns/{name}": _vectors(values, column)}
     items, lengths, _ = _lists(values, name)
-    out, kept = _padded(_items(items, column), lengths, column["size"])
+    # Exports from before there was a choice do not have the field.
+    is_last = column.get("keep") == "last"
+    out, kept = _padded(_items(items, column), lengths, column["size"], is_last=is_last)
     return {f"columns/{name}": out, f"columns/{name}/length": kept.astype(np.int32)}
 
 
@@ -58,13 +60,17 @@ def _vectors(values: Any, column: Mapping[str, Any]) -> np.ndarray:
     return _padded(finite_numbers(items, name), lengths, size)[0]
 
 
-def _padded(stored: np.ndarray, lengths: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first items of each list in a row of their own, with zeros behind them; and how many these are."""
+def _padded(
+    stored: np.ndarray, lengths: np.ndarray, size: int, *, is_last: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first or last items of each list in a row of their own, with zeros behind them; and how many these are."""
     kept = np.minimum(lengths, size)
     out = np.zeros((len(lengths), size, *stored.shape[1:]), stored.dtype)
     sample = np.repeat(np.arange(len(lengths)), lengths)
     place = np.arange(len(sample)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    is_kept = place < size
+    if is_last:
+        place -= np.repeat(lengths - kept, lengths)
+    is_kept = (place >= 0) & (place < size)
     out[sample[is_kept], place[is_kept]] = stored[is_kept]
     return out, kept
 

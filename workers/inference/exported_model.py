@@ -30,9 +30,9 @@ from podembed.workers.inference.exported_columns import (
 from podembed.workers.inference.exported_extra import dense_block, extra_of
 
 FORMAT = "podembed-model"
-FORMAT_VERSION = 3
-# Exports of version 2 have no extra columns.
-_READ_VERSIONS = (2, FORMAT_VERSION)
+FORMAT_VERSION = 4
+# Exports of version 2 have no extra columns, and those of version 3 no lists that keep their last items.
+_READ_VERSIONS = (2, 3, FORMAT_VERSION)
 _DTYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I16": "<i2", "I8": "i1"}
 _DTYPES |= {"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?"}
 

@@ -69,7 +69,8 @@ def read_interactions(data: InputData, index: InputIndex, *, feature: str, owner
     """
     names = [feature] if owner is None else [feature, owner]
     columns = data.id_columns
-    features = {name: replace(columns[name], negatives=None) for name in names}
+    # What a list shows a model may be cut; what its user has is all of it.
+    features = {name: replace(columns[name], negatives=None, last=None) for name in names}
     wanted = replace(data, labels=(), extra=(), dense=(), sample_weight=None, features=features)
     sizes = {name: columns[name].vocabulary_size for name in names}
     num_ids = sizes[feature] or 0

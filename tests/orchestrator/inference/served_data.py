@@ -92,13 +92,13 @@ def pooled_job(folder: str) -> JobConfig:
         "user": IdColumn("user", mode="hash", salt=5),
         "word": IdColumn("word", vocabulary=f"{folder}/words.txt", num_reserved=2),
         "hour": IdColumn("seen", mode="hash", unit="h", since="monday"),
-        "history": IdColumn("history", missing="zero"),
-        "tags": IdColumn("tags", mode="hash", missing="empty"),
+        "history": IdColumn("history", missing="zero", last=2),
+        "tags": IdColumn("tags", mode="hash", missing="empty", last=1),
         "age": IdColumn("price", boundaries=(-1.0, 0.0, 0.5), missing="zero"),
         "crossed": IdColumn("user", salt=2, crossed_with=("tags", IdColumn("seen", unit="h", since="midnight"))),
         "part_of_day": IdColumn("seen", "hash", boundaries=(6, 12, 18), unit="h", since="midnight"),
         "brands": IdColumn("brands", "hash", weights="shares"),
-        "root": IdColumn("brands", "hash", weights="shares", missing="empty"),
+        "root": IdColumn("brands", "hash", weights="shares", missing="empty", last=2),
         "clipped": IdColumn("wild"),
         "hashed": IdColumn("wild"),
     }
@@ -167,7 +167,7 @@ EXTRA = (
     VectorColumn("image", 3),
     ListColumn("marks", 4),
     ListColumn("serials", 3, "int64"),
-    ListColumn("times", 4, "int32", unit="m", since="1999-06-01"),
+    ListColumn("times", 2, "int32", unit="m", since="1999-06-01", keep="last"),
     IntegerColumn("click"),
 )
 

@@ -350,7 +350,7 @@ def test_exports_without_extra_columns_in_their_manifest_are_read(exports: list[
     """Those of version 2."""
     copy = shutil.copytree(exports[1], tmp_path / "copy")
     manifest = json.loads((copy / "manifest.json").read_text())
-    assert (manifest["format_version"], manifest.pop("extra_columns")) == (3, [])
+    assert (manifest["format_version"], manifest.pop("extra_columns")) == (4, [])
     del manifest["sha256"]
     (copy / "manifest.json").write_text(json.dumps(manifest | {"format_version": 2}))
     names = load(str(exports[1])).columns
@@ -417,8 +417,8 @@ def test_a_damaged_export_is_refused(exports: list[Path], tmp_path: Path) -> Non
     (copy / "dense.safetensors").unlink()
     with pytest.raises(ModelError, match=r"Found (no file|other bytes) (at|in)"):
         load(str(copy))
-    (copy / "manifest.json").write_text('{"format": "podembed-model", "format_version": 4}')
-    with pytest.raises(ModelError, match=r"podembed-model 4 in .*Expected podembed-model 2 or 3"):
+    (copy / "manifest.json").write_text('{"format": "podembed-model", "format_version": 5}')
+    with pytest.raises(ModelError, match=r"podembed-model 5 in .*Expected podembed-model 2 or 3 or 4"):
         load(str(copy))
     with pytest.raises(ModelError, match="Found no manifest.json"):
         load(str(tmp_path))

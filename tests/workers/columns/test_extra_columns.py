@@ -65,6 +65,16 @@ TIMES = [datetime(2024, 5, 1, 0, 0, 1), None, datetime(2024, 5, 1, 1)]
             ListColumn("c", 3, "int32"),
             np.array([[1, 2, 3], [0, 0, 0], [0, 0, 0], [5, 0, 0], [0, 0, 0]], np.int32),
         ),
+        (
+            pa.array([[1, 2, 3, 4], [], None, [5], [6, None, 7, None]]),
+            ListColumn("c", 3, "int32", keep="last"),
+            np.array([[2, 3, 4], [0, 0, 0], [0, 0, 0], [5, 0, 0], [0, 7, 0], [0, 0, 0]], np.int32),
+        ),
+        (
+            pa.array([[BIG, 8], [1, BIG, 3]]),
+            ListColumn("c", 1, "int64", keep="last"),
+            np.array([[[8, 0]], [[3, 0]], [[0, 0]]], np.uint32),
+        ),
         (pa.array([[0.5, None]]), ListColumn("c", 2), np.array([[0.5, 0], [0, 0]], np.float32)),
         (
             pa.array([[BIG], [1, 2, 3]]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,40 @@ def test_ids_keep_their_weights_in_any_order(missing: Any) -> None:
     else:
         assert bags.to_lists() == [[2, 2], [7, 8, 9], [1, 0], [0], [5]]
         assert [part.tolist() for part in cut] == [[1, 4], [0.5, -1, 0], [2, 1], [1], [3]]
+
+
+@given(
+    st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=5), min_size=1, max_size=8),
+    st.integers(1, 4),
+    st.sampled_from(["zero", "empty"]),
+    st.booleans(),
+    st.randoms(),
+)
+def test_the_last_ids_of_a_list_are_those_of_the_whole_list(
+    lists: list[Any], last: int, missing: Any, has_weights: bool, random: Any
+) -> None:
+    """In any order, with nulls, and with weights; lists that are all long enough share their offsets."""
+    columns = {"a": pa.array(lists, pa.list_(pa.int64()))}
+    source = IdColumn("a", vocabulary_size=10, missing=missing)
+    if has_weights:
+        weights = [None if one is None else [float(at + 1) for at in range(len(one))] for one in lists]
+        columns["w"] = pa.array(weights, pa.list_(pa.float64()))
+        source = replace(source, weights="w")
+    order = random.sample(range(len(lists)), len(lists))
+    whole, found = decoded(columns, source, order), decoded(columns, replace(source, last=last), order)
+    for name in ("values", "weights")[: 1 + has_weights]:
+        parts = [np.split(getattr(bags, name), bags.row_splits[1:-1]) for bags in (whole, found)]
+        assert [part[-last:].tolist() for part in parts[0]] == [part.tolist() for part in parts[1]]
+    assert found.row_splits[-1] == len(found.values)
+
+
+def test_lists_of_one_length_are_cut_to_another() -> None:
+    bags = decoded({"a": pa.array([[1, 2, 3], [4, 5, 6]])}, IdColumn("a", vocabulary_size=10, last=2), [1, 0])
+    assert (bags.values.tolist(), bags.row_splits.tolist()) == ([5, 6, 2, 3], [0, 2, 4])
+    with pytest.raises(DataConfigError, match=r"Found last=0 for id column 'a'"):
+        IdColumn("a", last=0)
+    with pytest.raises(DataConfigError, match=r"Found last=2 beside crossed_with"):
+        IdColumn("a", crossed_with=("b",), last=2)
 
 
 def test_single_ids_have_single_weights() -> None:
