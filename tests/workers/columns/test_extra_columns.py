@@ -211,7 +211,7 @@ def test_csv_has_them_and_npy_has_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ParquetData("a", label="y", extra="age"), r"extra='age'. Expected a tuple"),
+        (lambda: ParquetData("a", label="y", extra="age"), r"extra='age'. Expected a tuple"),  # pyright: ignore
         (lambda: ParquetData("a", label="y", extra=("age", IntegerColumn("age"))), r"columns \['age'\] more than once"),
         (lambda: ParquetData("a", label="y", extra=("y",)), r"\['y'\] more than once, or among the labels \['y'\]"),
         (lambda: VectorColumn("a", 0), "Found 0 as size of vector column 'a'"),

@@ -285,7 +285,7 @@ SIZES = {"bucket": 5, "pair": 1000, "tags": 9, "hashed": 50}
 def by_sample(batches: list[Batch]) -> dict[int, Any]:
     found = {}
     for batch in batches:
-        for at in np.flatnonzero(~batch.is_padding):
+        for at in np.flatnonzero(~batch.is_padding).tolist():
             row = batch.slice(at, at + 1).features
             found[int(batch.sample_ids[at])] = {
                 name: (bags.values.tolist(), None if bags.weights is None else bags.weights.tolist())
