@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from podembed.embedding.row_optimizers.base import (
     LearningRate,
     Optimizer,
     SlotSpec,
+    check_number,
     learning_rate_at,
     refuse,
 )
@@ -41,6 +42,9 @@ class Adam(Optimizer):
 
     Without `sum_inside_sqrt` the divisor is `sqrt(v) + epsilon`. Without `lazy_adam` every row of the table takes the
     step, with g = 0 where no sample named it. `Adam.corrected` makes the one of optax and torch.
+
+    `l2` adds `l2 * w` to the gradient of every row that takes a step, as `weight_decay` of `torch.optim.Adam` does: the
+    gradient of `l2 / 2` times the sum of its squared numbers. `weight_decay_factor` is the decoupled decay of AdamW.
     """
 
     learning_rate: LearningRate = 0.001
@@ -57,6 +61,7 @@ class Adam(Optimizer):
     slot_variable_creation_fn: Callable[..., Any] | None = None
     clipvalue: ClipValue | None = None
     low_dimensional_packing_status: bool = False
+    l2: float = field(default=0.0, kw_only=True)
     tpu_message: ClassVar[tuple[str, dict[str, str]] | None] = (
         "adam",
         {
@@ -75,6 +80,7 @@ class Adam(Optimizer):
                 raise refuse(f"{name}={beta!r}", "at least 0 and below 1", "Leave it out for the default.")
         if not self.epsilon > 0:
             raise refuse(f"epsilon={self.epsilon!r}", "more than 0", "Leave it out for 1e-7.")
+        check_number("l2", self.l2, least=0.0)
         if not self.use_gradient_accumulation and not self.lazy_adam:
             raise refuse(
                 "lazy_adam=False with use_gradient_accumulation=False",
@@ -115,12 +121,20 @@ class Adam(Optimizer):
         return not self.lazy_adam
 
     def kernel(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        return _update, (float(self.beta_1), float(self.beta_2), float(self.epsilon), bool(self.sum_inside_sqrt))
+        return _update, (
+            float(self.beta_1),
+            float(self.beta_2),
+            float(self.epsilon),
+            bool(self.sum_inside_sqrt),
+            float(self.l2),
+        )
 
     def oracle(
         self, weight: Any, slots: Sequence[Any], gradient: Any, rate: Any, xp: Any = np
     ) -> tuple[Any, list[Any]]:
         b1, b2, g = self.beta_1, self.beta_2, gradient
+        if self.l2:
+            g = g + self.l2 * weight
         m = b1 * slots[0] + (1.0 - b1) * g
         v = b2 * slots[1] + (1.0 - b2) * (g * g)
         divisor = xp.sqrt(v + self.epsilon * self.epsilon) if self.sum_inside_sqrt else xp.sqrt(v) + self.epsilon
@@ -130,10 +144,11 @@ class Adam(Optimizer):
 @jit
 def _update(
     width, dim, table, momentum, velocity, rows, head, following, gradients, learning_rate, limits,
-    beta_1, beta_2, epsilon, sum_inside_sqrt,
+    beta_1, beta_2, epsilon, sum_inside_sqrt, l2,
 ):  # fmt: skip
     rate, eps = splat(width, np.float32(learning_rate)), splat(width, np.float32(epsilon))
     eps_squared = splat(width, np.float32(epsilon * epsilon))
+    penalty = splat(width, np.float32(l2))
     keep_1, add_1 = splat(width, np.float32(beta_1)), splat(width, np.float32(1.0 - beta_1))
     keep_2, add_2 = splat(width, np.float32(beta_2)), splat(width, np.float32(1.0 - beta_2))
     last = rows.shape[0] - 1
@@ -145,6 +160,8 @@ def _update(
             prefetch_to_write(width, velocity, ahead, column)
             g = gradient_of(width, gradients, head, u, following, column, limits)
             w = decayed(width, load(width, table, row, column), limits)
+            if l2 != 0.0:
+                g = g + penalty * w
             m = keep_1 * load(width, momentum, row, column) + add_1 * g
             v = keep_2 * load(width, velocity, row, column) + add_2 * (g * g)
             store(momentum, row, column, m)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from podembed.embedding.config import QuantizationConfig
-from podembed.embedding.optimizers import ROW_OPTIMIZERS, Adagrad, Optimizer
+from podembed.embedding.optimizers import ROW_OPTIMIZERS, Adagrad, Adam, Optimizer
 from podembed.embedding.tpu_config.checks import UnsupportedConfigField, as_float32, reject_enum, reject_unknown_fields
 
 _ENABLED, _DISABLED = 1, 2
@@ -78,6 +78,13 @@ def _check_expressible(optimizer: Optimizer, table: str) -> None:
             f"{_PARAMETERS}.adagrad",
             f"Found epsilon={optimizer.epsilon}. Expected 0, since the message has no field for it. "
             "Leave epsilon out, or use AdagradMomentum, which has one.",
+        )
+    if isinstance(optimizer, Adam) and optimizer.l2:
+        raise UnsupportedConfigField(
+            table,
+            f"{_PARAMETERS}.adam",
+            f"Found l2={optimizer.l2}. Expected 0, since the message has no field for it. "
+            "Leave l2 out, or use weight_decay_factor, which is the decoupled decay.",
         )
 
 

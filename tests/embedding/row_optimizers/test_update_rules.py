@@ -54,6 +54,8 @@ RULES = {
     "adam": Adam(),
     "adam outside": Adam(sum_inside_sqrt=False, epsilon=1e-3),
     "adam all rows": Adam(lazy_adam=False, beta_1=0.5, beta_2=0.9),
+    "adam l2": Adam(beta_1=0.5, l2=0.3),
+    "adam l2 all rows": Adam(lazy_adam=False, beta_1=0.5, beta_2=0.9, l2=0.3),
 }
 OPTIONS = {
     "plain": {},
@@ -136,6 +138,7 @@ def by_hand_momentum(o, w, s, g, lr):
 
 
 def by_hand_adam(o, w, s, g, lr):
+    g += o.l2 * w
     s["momentum"] = o.beta_1 * s["momentum"] + (1 - o.beta_1) * g
     s["velocity"] = o.beta_2 * s["velocity"] + (1 - o.beta_2) * g * g
     inside = math.sqrt(s["velocity"] + o.epsilon**2)
@@ -221,7 +224,8 @@ def test_zero_gradients_on_touched_rows():
         table.update(np.array([3, 4]), np.zeros((2, 8), np.float32), RATE)
         moved[rule] = (not np.array_equal(table.rows[3], after_one[3]), not np.array_equal(table.rows[4], before[4]))
         untouched = [row for row in range(NUM_ROWS) if row not in (3, 4)]
-        assert np.array_equal(table.rows[untouched], before[untouched])
+        is_still = np.array_equal(table.rows[untouched], before[untouched])
+        assert is_still == (rule != "adam l2 all rows"), "a penalty on all rows moves them"
     assert moved["sgd"] == moved["adagrad"] == moved["row-wise"] == (False, False)
     assert moved["adam"] == moved["adam all rows"] == (True, False)
     assert moved["momentum"] == (True, False)
@@ -256,6 +260,35 @@ def test_corrected_adam_is_that_of_optax_also_on_rows_that_nobody_named(rate):
         updates, state = theirs.update(jnp.asarray(gradient), state, weights)
         weights = optax.apply_updates(weights, updates)
         np.testing.assert_allclose(table.rows, weights, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"l2": 0.2}, optax.chain(optax.add_decayed_weights(0.2), optax.adam(0.05, 0.8, 0.9))),
+        ({"weight_decay_factor": 0.05 * 0.2}, optax.adamw(0.05, 0.8, 0.9, weight_decay=0.2)),
+    ],
+)
+@pytest.mark.parametrize("lazy_adam", [False, True])
+def test_penalties_on_all_rows_are_those_of_optax_on_the_whole_table(ours, theirs, lazy_adam):
+    """In the gradient, which is torch's Adam(weight_decay=...), and decoupled, AdamW. Lazy ones leave rows alone."""
+    rng = np.random.default_rng(0)
+    rule = Adam.corrected(0.05, 0.8, 0.9, lazy_adam=lazy_adam, **ours)
+    table = make_table(rule, 3)
+    first = table.rows.copy()
+    weights = jnp.asarray(first)
+    state = theirs.init(weights)
+    for step in range(6):
+        gradient = np.zeros((NUM_ROWS, 3), np.float32)
+        named = rng.permutation(NUM_ROWS // 2)[:5]
+        gradient[named] = rng.normal(size=(5, 3))
+        table.update(named, gradient[named], learning_rate_at(rule.learning_rate, step))
+        updates, state = theirs.update(jnp.asarray(gradient), state, weights)
+        weights = optax.apply_updates(weights, updates)
+        if not lazy_adam:
+            np.testing.assert_allclose(table.rows, weights, rtol=2e-5, atol=1e-6)
+    is_still = np.array_equal(table.rows[NUM_ROWS // 2 :], first[NUM_ROWS // 2 :])
+    assert is_still == lazy_adam
 
 
 def test_ftrl_times_rate_equals_the_first_form_at_a_constant_rate_and_survives_rate_zero():

@@ -245,6 +245,7 @@ class OwnAdagrad(Adagrad):
         (CustomRowOptimizer(lambda g, r, s, lr, h: (r, ())), "parameters", "CustomRowOptimizer"),
         (OwnAdagrad(), "parameters", "OwnAdagrad"),
         (Adagrad(epsilon=1e-8), "adagrad", "epsilon=1e-08"),
+        (Adam(l2=0.5), "adam", "l2=0.5"),
     ],
 )
 def test_what_has_no_place_is_named(optimizer, field, found):
