@@ -259,7 +259,7 @@ def test_corrected_adam_is_that_of_optax_also_on_rows_that_nobody_named(rate):
         table.update(named, gradient[named], learning_rate_at(rule.learning_rate, step))
         updates, state = theirs.update(jnp.asarray(gradient), state, weights)
         weights = optax.apply_updates(weights, updates)
-        np.testing.assert_allclose(table.rows, weights, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(table.rows, np.asarray(weights), rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_penalties_on_all_rows_are_those_of_optax_on_the_whole_table(ours, their
         updates, state = theirs.update(jnp.asarray(gradient), state, weights)
         weights = optax.apply_updates(weights, updates)
         if not lazy_adam:
-            np.testing.assert_allclose(table.rows, weights, rtol=2e-5, atol=1e-6)
+            np.testing.assert_allclose(table.rows, np.asarray(weights), rtol=2e-5, atol=1e-6)
     is_still = np.array_equal(table.rows[NUM_ROWS // 2 :], first[NUM_ROWS // 2 :])
     assert is_still == lazy_adam
 
