@@ -1,5 +1,12 @@
-# Everything is installed into .venv by the first target that needs it. Python 3.11 and make are all that has to be there.
-PYTHON ?= python3.11
+# Everything is installed into .venv by the first target that needs it. make and one of these versions of Python are all
+# that has to be there. JAX ends support of a Python long before we do, so newer ones have a newer JAX: constraints.txt.
+VERSIONS := 3.13 3.12 3.11
+# pyenv has a command for each version that it installed, which fails if that version is not chosen. So each candidate is
+# run, and pyenv's folders are looked into. Debian has interpreters that cannot make environments.
+PYENV_ROOT ?= $(HOME)/.pyenv
+CANDIDATES = $(foreach version,$(VERSIONS),python$(version) $(wildcard $(PYENV_ROOT)/versions/$(version).*/bin/python$(version)))
+RUNNING = $(shell for python in $(CANDIDATES); do $$python -c 'import ensurepip, venv' 2>/dev/null && echo $$python; done)
+PYTHON ?= $(firstword $(RUNNING))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -12,6 +19,7 @@ help:
 	@echo "make train   train DLRM on two hosts of this machine"
 	@echo "make test    checks and tests"
 	@echo "make check   ruff and pyright only"
+	@echo "make test-other-python   what JAX's versions change, on another Python than that of .venv, if one is there; some minutes"
 	@echo "make simulate SEEDS=1000        random faults over the real driver, on a fake clock; SEED=17 replays one"
 	@echo "make simulate-slices SEEDS=200  the same with TPU slices that come and go"
 	@echo "make slices SEEDS=20            random schedules of pretended slices on real Ray nodes; a quarter of an hour"
@@ -29,8 +37,9 @@ help:
 env: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "Found no $(PYTHON). Expected Python 3.11 or newer. Install it, or run: make PYTHON=/path/to/python3"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(if $(PYTHON),command -v $(PYTHON) >/dev/null,false) || { echo "Found no Python that runs among: $(or $(PYTHON),$(CANDIDATES)). Expected Python $(lastword $(VERSIONS)) to $(firstword $(VERSIONS)). Install one, or run: make PYTHON=/path/to/python3"; exit 1; }
+	@# An environment that works keeps its Python, unless one is asked for.
+	$(if $(filter command environment,$(origin PYTHON)),$(PYTHON) -m venv --clear $(VENV),$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV))
 	@# Python compiles what is imported. To compile all of 20,000 files beforehand would take more than a minute.
 	@# uv needs a fifth of pip's time. It does not know pip's settings, so pip installs where uv cannot.
 	-@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt uv
@@ -73,6 +82,14 @@ WITH_RAY = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
 
 tests-with-ray: $(STAMP)
 	$(BIN)/python -m pytest -m ray -n 2 --dist loadscope $(WITH_RAY)
+
+# The oldest one beside that of .venv. What depends on JAX most, and one run with kills.
+OTHER_PYTHON = $(lastword $(filter-out %python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'),$(RUNNING)))
+ON_OTHER_PYTHON = tests/embedding/keras tests/orchestrator/sparsecore tests/orchestrator/inference/test_export_model.py tests/faults/test_chaos.py
+
+test-other-python: $(STAMP)
+	@$(if $(OTHER_PYTHON),$(MAKE) --no-print-directory VENV=$(VENV)-other PYTHON=$(OTHER_PYTHON) env,echo "Found no Python among $(VERSIONS) that runs, beside that of $(VENV). So nothing is tested on another one.")
+	$(if $(OTHER_PYTHON),PODEMBED_DRAW_CASES=1 $(VENV)-other/bin/python -m pytest -n 2 --dist loadscope $(ON_OTHER_PYTHON))
 
 # make simulate SEEDS=1000 [FIRST=1] [PROCESSES=2], or SEED=17 to see what happens in one of them.
 SEEDS ?= 1000
@@ -119,4 +136,4 @@ fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGETS)
 
 clean:
-	rm -rf $(VENV) .data .runs .fuzz .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VENV)-other .data .runs .fuzz .pytest_cache .ruff_cache .hypothesis *.egg-info
