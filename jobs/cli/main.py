@@ -58,8 +58,8 @@ class Train:
     set: tuple[str, ...] = ()
     """Arguments of the job's function as name=value, values in JSON: --set epochs=2 learning_rate=0.02."""
     hosts: str = "1"
-    """Hosts that train together: a number, or a range such as 2-8 for as many as the cluster has machines. On one
-    machine they share it.
+    """Hosts that train together: a number, or a range such as 2-8 for as many as the cluster has room for. Of a range,
+    each machine has one host, or as many as --resources lets it have. A number of hosts on one machine share it.
     """
     threads_per_host: int | None = None
     """Threads of a host's kernels and CPU device."""

@@ -1,6 +1,5 @@
 """The page `docs/from-tpuembedding.md` runs from top to bottom, in one process and on two hosts."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -8,22 +7,21 @@ import pytest
 
 from podembed.embedding.replicas.strategies import LocalStrategy
 from tests.long_tests import is_long
+from tests.pages import blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-tpuembedding.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-LOCAL = "strategy = LocalStrategy()"
+BEGINNING = 'strategy = LocalStrategy()\nfolder = "saved"\n'
 
 
 def run_page(strategy, folder):
     """Runs all blocks as one program. Functions are taken for those of a script, so that they travel by value."""
-    text = PAGE.read_text(encoding="utf-8")
-    assert LOCAL in text
-    namespace = {"__name__": "__main__", "folder": str(folder), "given": strategy}
-    for found in BLOCK.finditer(text):
-        # Empty lines in front, so that a traceback names the line of the page.
-        lines_before = text.count("\n", 0, found.start(1))
-        source = found[1].replace(LOCAL, "strategy = given")
-        exec(compile("\n" * lines_before + source, str(PAGE), "exec"), namespace)
+    namespace = {"__name__": "__main__"}
+    first, *others = blocks("docs/from-tpuembedding.md")
+    assert first.code.endswith(BEGINNING)
+    first.run(namespace)
+    namespace |= {"strategy": strategy, "folder": str(folder)}
+    for block in others:
+        block.run(namespace)
     return namespace
 
 

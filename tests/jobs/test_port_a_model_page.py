@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,9 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.workers.columns.id_columns import hashed_rows
 from podembed.workers.device.dense_half import model_spec
 from tests.long_tests import is_long
+from tests.pages import blocks
 from tests.run_state import committed_state
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "port-a-model.md"
 USERS, TITLES = 40, [f"Film {at:02d}, née {at}" for at in range(30)]
 
 
@@ -48,8 +47,8 @@ USERS, TITLES = 40, [f"Film {at:02d}, née {at}" for at in range(30)]
 def names() -> dict[str, Any]:
     """What the blocks of the page define."""
     found: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), found)
+    for block in blocks("docs/port-a-model.md"):
+        block.run(found)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,8 @@ import pytest
 from podembed import JobConfig, RunConfig, ScalingConfig, SilentReporter, Trainer
 from podembed.embedding.optimizers import Adagrad
 from tests.long_tests import is_long
+from tests.pages import blocks
 from tests.small_job import small_job
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "track.md"
 
 
 def job_of(folder: str, learning_rate: float = 0.1) -> JobConfig:
@@ -26,9 +24,9 @@ def job_of(folder: str, learning_rate: float = 0.1) -> JobConfig:
 @pytest.fixture
 def names(small_data: str) -> dict[str, Any]:
     """What the blocks of the page define."""
-    found: dict[str, Any] = {"replace": replace, "job": job_of(small_data), "make_job": partial(job_of, small_data)}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), found)
+    found: dict[str, Any] = {"job": job_of(small_data), "make_job": partial(job_of, small_data)}
+    for block in blocks("docs/track.md", fragments=True):
+        block.run(found)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,18 +35,17 @@ from podembed import (
 )
 from podembed.embedding import Adagrad
 from podembed.workers.device.dense_half import model_spec
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "write-a-job.md"
+from tests.pages import blocks
 
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the blocks of the page define."""
     found: dict[str, Any] = {"WithState": WithState, "Losses": Losses}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+    for block in blocks("docs/write-a-job.md", fragments=True):
         # The last one is of a prompt: it has a spec and a model.
-        if "spec.example" not in block:
-            exec(compile(block, str(PAGE), "exec"), found)
+        if "spec.example" not in block.code:
+            block.run(found)
     return found
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from podembed.workers.model.context import StepContext
 from tests.orchestrator.committed_tables import flip_byte
 from tests.orchestrator.inference import served_data, serving_process
 from tests.orchestrator.inference.served_data import NUM_ROWS, columns_job, pooled_job, sequence_job, write_data
+from tests.pages import blocks
 from tests.run_state import committed_state
 
 
@@ -500,14 +500,15 @@ def test_the_commands_find_the_job_by_the_run(
     assert (code, "Found --memory-gib 0. Expected more than 0" in err) == (87, True)
 
 
-def test_the_page_serves_an_export(exports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_serves_an_export(exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first program of docs/inference.md, by requests."""
-    page = (Path(__file__).parents[3] / "docs" / "inference.md").read_text(encoding="utf-8")
-    program = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FastAPI" in block)
+    program, _ = blocks("docs/inference.md")
+    (tmp_path / "model").symlink_to(exports[1])
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "served_model", raising=False)
     names: dict[str, Any] = {}
-    exec(compile(program.replace('"model"', repr(str(exports[1]))), "page", "exec"), names)
+    program.run(names)
     monkeypatch.delitem(sys.modules, "served_model")
     columns = {
         "price": [1.5, None],

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,8 +17,8 @@ from podembed.orchestrator.trainer import Trainer
 from podembed.workers.inference.exported_model import load
 from tests.long_tests import is_long
 from tests.orchestrator.inference.served_data import sequence_job, write_data
+from tests.pages import blocks
 
-PAGE = Path(__file__).parents[3] / "docs" / "inference.md"
 COLUMNS: dict[str, Any] = {
     "price": [1.5, None, 0.0],
     "image": [[1, 2, 3], None, [0.5, None, 0]],
@@ -51,10 +49,9 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_page_serves_an_export_with_ray_serve(export: str, ray_cluster: None) -> None:
     from ray import serve
 
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    program = next(block for block in blocks if "serve.deployment" in block)
+    _, program = blocks("docs/inference.md")
     names: dict[str, Any] = {}
-    exec(compile(program.replace('"/models/clicks"', repr(export)), "page", "exec"), names)
+    exec(compile(program.code.replace('"/models/clicks"', repr(export)), "page", "exec"), names)
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import pytest
 
 from podembed.jobs.cli.main import main
 from podembed.orchestrator.run.reference import open_commit
-from tests.architecture.test_imports import ROOT
 from tests.orchestrator.committed_tables import SampleTable
 from tests.orchestrator.sparsecore.models import features
 from tests.orchestrator.sparsecore.package import embedding_spec
 from tests.orchestrator.sparsecore.samples import awkward_tables, committed, same_arrays
-
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sparsecore.md").read_text("utf-8"), re.DOTALL)
+from tests.pages import blocks
 
 
 def podembed(*arguments: object) -> None:
@@ -33,11 +30,11 @@ def test_the_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     optimizer = embedding_spec.AdagradOptimizerSpec()
     names: dict[str, Any] = {"feature_specs": features(tables, chips=16, cores=2, together=[["odd", "tiny"]])}
     state = committed(tmp_path / "run", tables)
-    layout, transfer = BLOCKS
-    exec(layout, names)
+    layout, transfer = blocks("docs/sparsecore.md", fragments=True)
+    layout.run(names)
     podembed("export", state.store.location, "--layout", "sparsecore", "--spec", "model.pb", "--slots", "--out", "out")
 
-    exec(transfer, names)
+    transfer.run(names)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x", None))
     variables = names["load"]("out", "odd_tiny", optimizer, sharding)
