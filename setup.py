@@ -11,6 +11,7 @@ FLOORS = ("embedding", "workers", "orchestrator", "jobs")
 setup(
     packages=[
         "podembed",
+        "podembed.docs",
         *(f"podembed.{name}" for floor in FLOORS for name in find_packages(include=[floor, f"{floor}.*"])),
     ]
 )

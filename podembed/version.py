@@ -36,6 +36,13 @@ def describe() -> str:
     return f"{NAME} {version()}" + (f" (checkout {place})" if place else "")
 
 
+def pages() -> str:
+    """The folder of the pages that messages name as docs/NAME.md: a wheel has them within the package."""
+    inside = os.path.join(os.path.dirname(os.path.abspath(podembed.__file__)), "docs")
+    # Where git makes no links, a file stands in the place of the folder.
+    return inside if os.path.isdir(inside) else os.path.join(_folder(), "docs")
+
+
 def _folder() -> str:
     return os.path.dirname(os.path.dirname(os.path.abspath(podembed.__file__)))
 

@@ -29,7 +29,7 @@ from podembed.jobs.chaos import command as chaos
 from podembed.jobs.cli import calibrating, repeated, supervise, tools
 from podembed.jobs.cli.unknown import unknown_in
 from podembed.jobs.prepare import command as prepare_command
-from podembed.version import describe
+from podembed.version import describe, pages
 
 EXIT_USAGE = 2  # as of flags that are not known
 EXIT_NO_READER = 141  # what a shell reports of a program that SIGPIPE ended
@@ -299,7 +299,7 @@ def _main(arguments: list[str] | None) -> None:
         Command,  # pyright: ignore[reportArgumentType]
         prog="podembed",
         description="Train JAX models whose embedding tables outgrow one machine. With --version: say which version "
-        "this is.",
+        f"this is. Pages such as docs/operations.md lie in {pages()}.",
         args=own,
     )
     if isinstance(command, supervise.Supervise):

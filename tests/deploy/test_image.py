@@ -30,12 +30,21 @@ def instructions() -> list[tuple[str, str]]:
 
 def test_the_image_is_of_a_python_that_the_project_takes() -> None:
     (name, image), *_ = instructions()
-    assert (name, image) == ("FROM", "python:3.11-slim")
+    assert (name, image) == ("FROM", "python:3.13-slim")
 
 
 def test_what_is_copied_is_all_that_an_install_needs() -> None:
     copied = {source for name, words in instructions() if name == "COPY" for source in words.split()[:-1]}
-    assert copied == {"constraints.txt", "pyproject.toml", "setup.py", "README.md", "LICENSE", "podembed", *FLOORS}
+    assert copied == {
+        "constraints.txt",
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+        "podembed",
+        "docs",
+        *FLOORS,
+    }
     assert all((ROOT / name).exists() for name in copied)
 
 

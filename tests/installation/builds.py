@@ -21,11 +21,11 @@ def copy_checkout(folder: Path, *, with_links: bool) -> Path:
     folder.mkdir(parents=True)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
-    for name in ("podembed", *FLOORS):
+    for name in ("podembed", "docs", *FLOORS):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     if not with_links:
-        for floor in FLOORS:
-            link = folder / "podembed" / floor
+        for name in ("docs", *FLOORS):
+            link = folder / "podembed" / name
             target = os.readlink(link)
             link.unlink()
             link.write_text(target)

@@ -20,6 +20,7 @@ def test_a_wheel_has_every_module_under_one_name(tmp_path: Path, with_links: boo
     with zipfile.ZipFile(wheel) as opened:
         names = {name for name in opened.namelist() if ".dist-info/" not in name}
         (entries,) = [opened.read(name).decode() for name in opened.namelist() if name.endswith("entry_points.txt")]
-    own = {f"podembed/{path.name}" for path in (ROOT / "podembed").glob("*.py")}
+    own = {f"podembed/{path.name}" for path in (ROOT / "podembed").glob("*.py")} | {"podembed/py.typed"}
+    own |= {f"podembed/docs/{path.name}" for path in (ROOT / "docs").iterdir()}
     assert names == own | {f"podembed/{label(path)}" for path in MODULES}
     assert entries.split() == ["[console_scripts]", "podembed", "=", "podembed.jobs.cli.main:main"]
