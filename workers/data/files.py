@@ -1,12 +1,15 @@
 """Data files on any filesystem fsspec knows: found by pattern, told from a replaced one, and read by ranges.
 
 Requests to a store that fail with errors which usually pass are repeated with growing, random pauses until
-`DATA_RETRIES` gives up. Each has a deadline of its own where the filesystem is an asynchronous one. Nothing is cached.
+`DATA_RETRIES` gives up. Each has a deadline of its own where the filesystem is an asynchronous one. Nothing of a store is
+cached.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import functools
+import hashlib
 import io
 import os
 import re
@@ -29,6 +32,9 @@ REQUEST_TIMEOUT_S = 60.0
 # The extra that brings the filesystem of a protocol.
 _EXTRAS = {"s3": ("s3", "s3a"), "gcs": ("gs", "gcs")}
 _MAGIC = re.compile(r"[*?[]")
+# Where Ray unpacks the working folder of a job, on each machine that the job comes to and when it comes there. So times
+# of equal files differ. Ray takes no more than some hundred megabytes, which are read in a second.
+_UNPACKED_BY_RAY = "/runtime_resources/working_dir_files/"
 # The first of these that a filesystem reports tells a replaced file from the old one; local files and object stores
 # differ here.
 _VERSION_KEYS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated", "created")
@@ -126,7 +132,8 @@ def locate(patterns: Sequence[str], *, storage_options: dict[str, Any] | None = 
 
 
 def file_version(path: str, *, storage_options: dict[str, Any] | None = None) -> tuple[int, str]:
-    """Size in bytes and whatever tells of the last change, an etag or a time, as text.
+    """Size in bytes and whatever tells of the last change, an etag or a time, as text. In a working folder that Ray
+    unpacked it is a digest of the content.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -137,11 +144,13 @@ def file_version(path: str, *, storage_options: dict[str, Any] | None = None) ->
         # Of what a link leads to: a file that is rewritten behind one is another file. And in a fiftieth of the time.
         try:
             found = call_with_retries(lambda _: os.stat(path), what=f"stat {path}", policy=DATA_RETRIES)
+            require_plain(path, found.st_mode)
+            if _UNPACKED_BY_RAY in path:
+                return found.st_size, _content_version(path, found.st_mtime_ns, found.st_size)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise unreadable(path, error) from error
-        require_plain(path, found.st_mode)
         return found.st_size, str(found.st_mtime)
     filesystem, location = filesystem_of(path, storage_options=storage_options)
     # Filesystems of object stores cache listings; a stale one would hide the change that is looked for.
@@ -149,6 +158,13 @@ def file_version(path: str, *, storage_options: dict[str, Any] | None = None) ->
     info = _insist(filesystem, "info", location)
     version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None), "unknown")
     return int(info["size"]), version
+
+
+@functools.lru_cache(maxsize=1024)
+def _content_version(path: str, mtime_ns: int, size_bytes: int) -> str:
+    """Digest of a local file, which is read again when its time or size is another one."""
+    with _open_plain(path) as file:
+        return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def local_path(path: str, *, storage_options: dict[str, Any] | None = None) -> str | None:

@@ -171,6 +171,21 @@ def test_a_url_of_no_known_kind_is_named() -> None:
         read_whole("nosuch://a")
 
 
+def test_files_that_ray_unpacks_anew_are_told_by_their_content(tmp_path) -> None:
+    """As on a machine that joins a job: equal bytes with a time of its own."""
+    folder = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    folder.mkdir(parents=True)
+    for place, stays in ((folder, True), (tmp_path, False)):
+        file = place / "clicks.parquet"
+        file.write_bytes(b"clicks")
+        os.utime(file, (1, 1))
+        before = file_version(str(file))
+        os.utime(file, (2, 2))
+        assert (file_version(str(file)) == before) == stays
+        file.write_bytes(b"CLICKS")
+        assert file_version(str(file)) != before
+
+
 def test_a_file_behind_a_link_that_is_rewritten_is_another_file(tmp_path) -> None:
     (tmp_path / "data").write_bytes(b"abc")
     (tmp_path / "link").symlink_to(tmp_path / "data")
