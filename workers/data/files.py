@@ -1,8 +1,8 @@
 """Data files on any filesystem fsspec knows: found by pattern, told from a replaced one, and read by ranges.
 
 Requests to a store that fail with errors which usually pass are repeated with growing, random pauses until
-`DATA_RETRIES` gives up. Each has a deadline of its own where the filesystem is an asynchronous one. Nothing of a store is
-cached.
+`DATA_RETRIES` gives up. Each has a deadline of its own where the filesystem is an asynchronous one. Nothing of a store
+is cached.
 """
 
 from __future__ import annotations
