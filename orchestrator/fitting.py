@@ -61,7 +61,15 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
         if config.fault_plan is not None:
             run, emit = stack.enter_context(injecting(config.fault_plan, run, emit))
         try:
-            place = stack.enter_context(joined(scaling, patience_s=patience_s, activity=reporter.activity, emit=emit))
+            place = stack.enter_context(
+                joined(
+                    scaling,
+                    patience_s=patience_s,
+                    activity=reporter.activity,
+                    emit=emit,
+                    run=run.store.location.rstrip("/").rsplit("/", 1)[-1],
+                )
+            )
             stack.callback(reporter.close)
             driver = Driver(
                 run,

@@ -114,6 +114,7 @@ class Actor:
       prepare: makes this process ready for the work of a job with so many buckets a table.
       lease: what a process follows that stands by. It is known from the first moment, since the owner of a call sends
         it only when the process is there: a driver that froze in between would never say it.
+      label: what Ray calls this process in its dashboard, in `ray list actors --detail` and before lines of its log.
     """
 
     def __init__(
@@ -121,13 +122,21 @@ class Actor:
         new_worker: Callable[[], Any],
         prepare: Callable[[AnyJob, tuple[int, ...]], None] = lambda job, table_buckets: None,
         lease: LeaseTerms | None = None,
+        *,
+        label: str = "",
     ) -> None:
+        self._label = label
         _leave_signals_to_the_driver()
         self._driver = LeaseWatch()
         if lease is not None:
             self._driver.stand_by(lease)
         self._worker = new_worker()
         self._prepare = prepare
+
+    def __repr__(self) -> str:
+        # Ray asks once, when the process is up. Ray's `name` instead would have to be unique, and to give one waits for
+        # the cluster's head.
+        return self._label or type(self).__name__
 
     def _watch_over(self, storage_url: str, generation: int, lease_timeout_s: float) -> None:
         """To be called for every generation that this process is part of: it follows the heartbeat of that one."""
@@ -199,8 +208,8 @@ class Actor:
 class _HostActor(Actor):
     """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
 
-    def __init__(self, lease: LeaseTerms | None = None) -> None:
-        super().__init__(HostWorker, _prepare_host, lease)
+    def __init__(self, lease: LeaseTerms | None = None, *, label: str = "") -> None:
+        super().__init__(HostWorker, _prepare_host, lease, label=label)
 
     def _arrived(self, argument: Any) -> Any:
         """A spec gets the address by which the cluster knows this machine."""
@@ -215,8 +224,8 @@ class _HostActor(Actor):
 class _DeviceActor(Actor):
     """One host's member of the JAX gang."""
 
-    def __init__(self, lease: LeaseTerms | None = None) -> None:
-        super().__init__(_device_process, _prepare_device, lease)
+    def __init__(self, lease: LeaseTerms | None = None, *, label: str = "") -> None:
+        super().__init__(_device_process, _prepare_device, lease, label=label)
         self._own: frozenset[int] | None = None
 
     def run(self, method: str, *arguments: Any) -> Any:

@@ -46,13 +46,19 @@ class Joined:
 
 @contextlib.contextmanager
 def joined(
-    scaling: ScalingConfig, *, patience_s: Callable[[], float], activity: Callable[[str], None], emit: Emit
+    scaling: ScalingConfig,
+    *,
+    patience_s: Callable[[], float],
+    activity: Callable[[str], None],
+    emit: Emit,
+    run: str,
 ) -> Iterator[Joined]:
     """Joins or starts a cluster, unless hosts are in this process.
 
     Args:
       patience_s: says how long a cluster that does not answer is waited for.
       activity: told what is being done.
+      run: name of the run, by which Ray shows its processes.
 
     Raises:
       StoppedAtStart: a signal came before there was a cluster.
@@ -74,7 +80,7 @@ def joined(
             # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
             raise StoppedAtStart(signal.SIGTERM.name) from left
         stop.claim()
-        backend = _backend(scaling, connection, emit)
+        backend = _backend(scaling, connection, emit, run=run)
         cluster = RayNodes(backend, scaling, connection=connection, emit=emit)
         if connection.is_own and (nodes := cluster.look()) is not None:
             check_alone(nodes, cluster.rules())
@@ -84,10 +90,10 @@ def joined(
         yield Joined(backend=backend, cluster=cluster, stop=stop)
 
 
-def _backend(scaling: ScalingConfig, connection: Connection, emit: Emit) -> RayBackend:
+def _backend(scaling: ScalingConfig, connection: Connection, emit: Emit, *, run: str) -> RayBackend:
     if (topology := scaling.slices) is None:
-        return RayBackend(scaling, emit, lost=connection.lost, answers=connection.answers)
-    return SliceBackend(scaling, emit, topology=topology, lost=connection.lost, answers=connection.answers)
+        return RayBackend(scaling, emit, lost=connection.lost, answers=connection.answers, run=run)
+    return SliceBackend(scaling, emit, topology=topology, lost=connection.lost, answers=connection.answers, run=run)
 
 
 def _go_on(stop: StopSignals) -> None:

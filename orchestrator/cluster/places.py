@@ -8,6 +8,7 @@ what a run holds whenever it matters.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import selectors
 import socket
 import time
@@ -315,13 +316,18 @@ def spread(num_hosts: int, *, avoided: frozenset[str], has_own_machines: bool | 
     return "SPREAD"
 
 
-def group_off(avoided: Collection[str], bundles: Sequence[dict[str, float]], *, strategy: str) -> Any:
-    """A placement group with these bundles, none of them on the avoided nodes; its room may come later."""
+def group_off(avoided: Collection[str], bundles: Sequence[dict[str, float]], *, strategy: str, name: str) -> Any:
+    """A placement group with these bundles, none of them on the avoided nodes; its room may come later.
+
+    Args:
+      name: for people, in Ray's dashboard. Ray takes each name once, so some digits are put behind it.
+    """
     from ray.util.placement_group import placement_group
 
     selector = {NODE_ID_LABEL: f"!in({', '.join(sorted(avoided))})"} if avoided else {}
     return placement_group(
         list(bundles),
         strategy=strategy,
+        name=f"{name} {secrets.token_hex(4)}",
         bundle_label_selector=[selector] * len(bundles) if selector else None,  # type: ignore[arg-type]
     )

@@ -63,6 +63,7 @@ class RayBackend:
       lost: why the cluster is gone, so that calls of Ray are of no use and may not come back; None while all is well.
       answers: whether its head answers now; without one Ray lets what gives places back wait for a minute. By default,
         while it is not lost.
+      run: name of the run, by which Ray shows its processes and placement groups.
 
     Attributes:
       avoided: nodes on which no host is placed.
@@ -78,8 +79,10 @@ class RayBackend:
         actors: tuple[Any, Any] | None = None,
         lost: Callable[[], str | None] = lambda: None,
         answers: Callable[[], bool] | None = None,
+        run: str = "a pod",
     ) -> None:
         self._scaling = scaling
+        self._run = run
         self._emit = emit
         self._actors = actors
         self._lost = lost
@@ -187,8 +190,8 @@ class RayBackend:
         self._drop_dead(reservation)
         own = zip(reservation.places, hosts, strict=True)
         handles = handles_of(
-            [actor or self._take("host", reservation, place) for place, actor in own],
-            [self._take("device", reservation, place) for place in reservation.places],
+            [actor or self._take("host", rank, reservation, place) for rank, (place, actor) in enumerate(own)],
+            [self._take("device", rank, reservation, place) for rank, place in enumerate(reservation.places)],
             machines=[place.node for place in reservation.places],
             bind_address=bind_address,
             compile_cache=cache,
@@ -196,17 +199,23 @@ class RayBackend:
         self._reservations[id(handles)] = reservation
         return handles
 
-    def _take(self, kind: WorkerKind, reservation: Reservation, place: Place) -> Any:
+    def _take(self, kind: WorkerKind, rank: int, reservation: Reservation, place: Place) -> Any:
         """A standby on the node of a place, or else a new actor in it."""
         for standby in reservation.standbys:
             # Of another placement group it would end with that.
             if standby.kind == kind and standby.place.group is place.group and standby.place.node == place.node:
                 reservation.standbys.remove(standby)
                 return standby.actor
-        return self._new_actor(kind, reservation.bundle, place)
+        return self._new_actor(kind, reservation.bundle, place, label=f"{kind} {rank} of {self._run}")
 
     def _new_actor(
-        self, kind: WorkerKind, bundle: dict[str, float], place: Place, *, leases: Sequence[LeaseTerms] | None = None
+        self,
+        kind: WorkerKind,
+        bundle: dict[str, float],
+        place: Place,
+        *,
+        label: str,
+        leases: Sequence[LeaseTerms] | None = None,
     ) -> Any:
         """A process of a generation; with `leases`, even with none in it, one that stands by and follows them."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -225,7 +234,8 @@ class RayBackend:
         if kind == "device" and leases is None:
             options["num_gpus"] = bundle.get("GPU", 0)
             options["resources"] = {n: amount for n, amount in bundle.items() if n not in ("CPU", "GPU", "memory")}
-        actor = (host_class if kind == "host" else device_class).options(**options).remote(*(leases or ()))
+        made = (host_class if kind == "host" else device_class).options(**options)
+        actor = made.remote(*(leases or ()), label=label)
         self._marks[actor._actor_id] = mark[VARIABLE]
         return actor
 
@@ -251,7 +261,8 @@ class RayBackend:
             if (kind, place.node) in there:
                 there.remove((kind, place.node))
             elif place.node:
-                actor = self._new_actor(kind, reservation.bundle, place, leases=leases)
+                label = f"spare {kind} of {self._run}"
+                actor = self._new_actor(kind, reservation.bundle, place, label=label, leases=leases)
                 prepared = actor.prepare.remote(job, table_buckets)
                 reservation.standbys.append(Standby(kind, place, actor, prepared))
 
@@ -296,7 +307,7 @@ class RayBackend:
     ) -> Any:
         """A placement group for so many hosts, off the avoided nodes and these; its room may come later."""
         bundles = [bundle or self.bundle(num_hosts)] * num_hosts
-        return group_off({*self.avoided, *avoid}, bundles, strategy=strategy)
+        return group_off({*self.avoided, *avoid}, bundles, strategy=strategy, name=f"hosts of {self._run}")
 
     def demand(self, num_hosts: int, usable: Set[str], *, is_one_a_machine: bool) -> Any | None:
         """A placement group for what is missing on usable machines, so that a cluster that grows by demand grows."""

@@ -30,8 +30,8 @@ class RayPacking:
 class _StepwiseHostActor(Actor):
     """One host of a strategy: its shard of the tables."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda: StepwiseHost(RayPacking()))
+    def __init__(self, *, label: str = "") -> None:
+        super().__init__(lambda: StepwiseHost(RayPacking()), label=label)
 
     def run(self, method: str, *arguments: Any) -> Any:
         """A call of the driver by Ray, in its turn: others come over lines."""
@@ -67,8 +67,8 @@ class PackedFunction:
 class _StepwiseDeviceActor(Actor):
     """One host's member of the JAX gang; runs the functions of a strategy."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda: StepwiseDevice(RayPacking()))
+    def __init__(self, *, label: str = "") -> None:
+        super().__init__(lambda: StepwiseDevice(RayPacking()), label=label)
 
     def _arrived(self, argument: Any) -> Any:
         return _with_address(argument)

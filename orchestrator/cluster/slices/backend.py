@@ -46,8 +46,9 @@ class SliceBackend(RayBackend):
         topology: Topology,
         lost: Callable[[], str | None] = lambda: None,
         answers: Callable[[], bool] | None = None,
+        run: str = "a pod",
     ) -> None:
-        super().__init__(scaling, emit, actors, lost=lost, answers=answers)
+        super().__init__(scaling, emit, actors, lost=lost, answers=answers, run=run)
         self.chosen: Sequence[Slice] = ()
         self._topology = topology
         self._holds: dict[int, Hold] = {}
