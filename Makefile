@@ -1,12 +1,11 @@
 # Everything is installed into .venv by the first target that needs it. make and one of these versions of Python are all
 # that has to be there. JAX ends support of a Python long before we do, so newer ones have a newer JAX: constraints.txt.
 VERSIONS := 3.13 3.12 3.11
-# pyenv has a command for each version that it installed, which fails if that version is not chosen. So each candidate is
-# run, and pyenv's folders are looked into. Debian has interpreters that cannot make environments.
-PYENV_ROOT ?= $(HOME)/.pyenv
-CANDIDATES = $(foreach version,$(VERSIONS),python$(version) $(wildcard $(PYENV_ROOT)/versions/$(version).*/bin/python$(version)))
-RUNNING = $(shell for python in $(CANDIDATES); do $$python -c 'import ensurepip, venv' 2>/dev/null && echo $$python; done)
-PYTHON ?= $(firstword $(RUNNING))
+# Each is run, not only looked for: pyenv has a command for every version that it installed, which fails unless that one
+# is chosen, and Debian has interpreters that cannot make environments.
+that_run = $(shell for python in $(1); do $$python -c 'import ensurepip, venv' 2>/dev/null && echo $$python; done)
+# Found out once, and only where it is used.
+PYTHON ?= $(eval PYTHON := $(firstword $(call that_run,$(VERSIONS:%=python%))))$(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -37,7 +36,7 @@ help:
 env: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(if $(PYTHON),command -v $(PYTHON) >/dev/null,false) || { echo "Found no Python that runs among: $(or $(PYTHON),$(CANDIDATES)). Expected Python $(lastword $(VERSIONS)) to $(firstword $(VERSIONS)). Install one, or run: make PYTHON=/path/to/python3"; exit 1; }
+	@$(if $(PYTHON),command -v $(PYTHON) >/dev/null,false) || { echo "Found no $(or $(PYTHON),$(VERSIONS:%=python%)) that runs. Expected Python $(lastword $(VERSIONS)) to $(firstword $(VERSIONS)). Install one, or run: make PYTHON=/path/to/python3"; exit 1; }
 	@# An environment that works keeps its Python, unless one is asked for.
 	$(if $(filter command environment,$(origin PYTHON)),$(PYTHON) -m venv --clear $(VENV),$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV))
 	@# Python compiles what is imported. To compile all of 20,000 files beforehand would take more than a minute.
@@ -83,9 +82,13 @@ WITH_RAY = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
 tests-with-ray: $(STAMP)
 	$(BIN)/python -m pytest -m ray -n 2 --dist loadscope $(WITH_RAY)
 
-# The oldest one beside that of .venv. What depends on JAX most, and one run with kills.
-OTHER_PYTHON = $(lastword $(filter-out %python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'),$(RUNNING)))
-ON_OTHER_PYTHON = tests/embedding/keras tests/orchestrator/sparsecore tests/orchestrator/inference/test_export_model.py tests/faults/test_chaos.py
+# What depends on JAX most, and one run with kills, on the newest other Python; beside the newest one on the oldest. Here
+# versions that pyenv has and nobody chose will do.
+PYENV_ROOT ?= $(HOME)/.pyenv
+NAME_OF_PYTHON = python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+OTHER_PYTHONS = $(call that_run,$(foreach name,$(filter-out $(NAME_OF_PYTHON),$(VERSIONS:%=python%)),$(name) $(wildcard $(PYENV_ROOT)/versions/$(name:python%=%).*/bin/$(name))))
+OTHER_PYTHON = $(eval OTHER_PYTHON := $(if $(filter python$(firstword $(VERSIONS)),$(NAME_OF_PYTHON)),$(lastword $(OTHER_PYTHONS)),$(firstword $(OTHER_PYTHONS))))$(OTHER_PYTHON)
+ON_OTHER_PYTHON = tests/embedding/keras tests/orchestrator/sparsecore tests/orchestrator/inference/test_export_model.py tests/workers/model/test_frameworks.py tests/faults/test_chaos.py
 
 test-other-python: $(STAMP)
 	@$(if $(OTHER_PYTHON),$(MAKE) --no-print-directory VENV=$(VENV)-other PYTHON=$(OTHER_PYTHON) env,echo "Found no Python among $(VERSIONS) that runs, beside that of $(VENV). So nothing is tested on another one.")

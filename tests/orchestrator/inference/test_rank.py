@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ def test_a_run_its_commit_and_numpy_agree(folder: Path, ranked: Result) -> None:
     found = ranked.evaluations[-1]
     assert found.values == pytest.approx(expected)
     assert found.num_samples == USERS
-    assert evaluate(ranked.path, job=job).evaluation == found
+    assert astuple(evaluate(ranked.path, job=job).evaluation) == astuple(found)
     # In one block a sample, whatever room the job has, and also with drawn candidates in its own evaluations.
     for other in (job, job_of(folder, is_ranked=True, evaluation=9)):
         assert rank_all(ranked.path, job=other, at=(5,)).evaluation.values == pytest.approx(expected)
@@ -337,7 +337,7 @@ def test_an_evaluation_without_a_positive_loses_its_figures_and_nothing_else(
     assert ". No hit_rate@5, ndcg@5, mrr, gauc: Found no sample of label 1. Expected some to rank." in said or (
         ". No hit_rate@5, ndcg@5, recall@5, mrr, gauc: Found no sample of label 1" in said
     )
-    assert evaluate(result.path, job=job).evaluation == found
+    assert astuple(evaluate(result.path, job=job).evaluation) == astuple(found)
     for stops in (None, EarlyStopping(patience=2, metric="ndcg@5")):
         config = RunConfig(
             storage_path=str(tmp_path / f"asked {bool(stops)}"),
@@ -389,7 +389,7 @@ def test_a_positive_outside_of_the_table_is_ranked_as_its_row_and_counted(
         allowed = [{*range(20, 28)}] * USERS if given else unseen(folder)
         expected = figures(scores_of(result, kept), kept, allowed, 5)
         assert result.evaluations[-1].metrics == pytest.approx(expected)
-        assert evaluate(result.path, job=job).evaluation == result.evaluations[-1]
+        assert astuple(evaluate(result.path, job=job).evaluation) == astuple(result.evaluations[-1])
         if not given:
             assert rank_all(result.path, job=job, at=(5,)).evaluation.values == pytest.approx(expected)
         altered = [event for event in listener.events if isinstance(event, IdsAltered)]
@@ -428,7 +428,7 @@ def test_a_run_gives_its_model_the_chances_of_drawn_ids_and_nothing_else_does(fo
         values = batch.columns["item/log_q"].sum(axis=1) + 10 * batch.columns["item/log_frequency"][:, 0]
         assert loss == pytest.approx(np.average(values, weights=batch.weights), rel=1e-5)
     found, rows = result.evaluations[-1], rows_of(folder, "eval")
-    assert evaluate(result.path, job=job).evaluation == found
+    assert astuple(evaluate(result.path, job=job).evaluation) == astuple(found)
     scores = scores_of(result, rows)
     ranked = rank_all(result.path, job=job, at=(5,), items=[str(folder / "eval.parquet")]).evaluation.values
     held_out = {row["item"] for row in rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_figures_and_scores_are_those_of_the_run(job: JobConfig, tmp_path: Path)
         reporter=SilentReporter(),
     ).fit()
     found = evaluate(result.path, job=job).evaluation
-    assert found == result.evaluations[-1]
+    assert astuple(found) == astuple(result.evaluations[-1])
     assert set(found.values) == {"click/auc", "click/log_loss", "genre/loss", "genre/accuracy", "loss"}
     # The data has no labels now.
     rows = pq.read_table(job.data.paths[0])
