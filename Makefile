@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # Tests start several hundred processes, and each would compile all of our modules if none kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test check lint types tests-with-ray tests-without-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers signals
+.PHONY: help train test check lint types tests-with-ray tests-without-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers signals test-other-python
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,8 @@ def test_each_program_of_the_readme_runs_by_itself(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, program],
             cwd=tmp_path,
+            # Of which a busy machine needs more than Ray's default.
+            env=os.environ | {"RAY_raylet_start_wait_time_s": "600"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
