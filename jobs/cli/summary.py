@@ -80,6 +80,7 @@ def _values(result: Result, *, seconds: float, is_whole: bool) -> dict[str, Any]
         "is_whole": is_whole,
         "samples": result.num_samples,
         "samples_per_second": result.samples_per_s,
+        "median_samples_per_second": result.median_samples_per_s,
         "seconds": seconds,
         "commit": result.commit,
         "stopped_by": result.stopped_by,
@@ -218,10 +219,7 @@ def _rates(result: Result) -> Iterator[str]:
         f"{result.samples_per_s:,.0f} samples/s"
     )
     yield f"               (first step to last{within}; starting and evaluating left out)"
-    yield (
-        f"               {result.median_samples_per_s:,.0f} samples/s in the median of "
-        f"{plural(result.num_windows, 'window')}"
-    )
+    yield (f"               {result.median_samples_per_s:,.0f} samples/s in the median step, without starts")
     if result.is_short:
         yield "               a short run: its rates say little about a longer one"
 

@@ -233,8 +233,8 @@ class Result:
       trained_s: seconds from the beginning of this call's first window of steps to the end of its last one, but for
         evaluations. Recoveries, changes of hosts, discarded steps and waiting for commits count.
       samples_per_s: `num_samples` over `trained_s`.
-      median_samples_per_s: of the windows whose steps count, each weighted with its seconds: how fast it went while
-        nothing was in the way.
+      median_samples_per_s: half of the steps that count went at least so fast, without the first window after each
+        start: how fast it went while nothing was in the way.
       num_windows: whose steps count.
       losses: global loss of each step since this call began or last recovered to, by step number.
       changes: planned changes of hosts.

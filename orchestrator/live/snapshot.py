@@ -18,7 +18,6 @@ from podembed.orchestrator.run.reference import open_run_store
 MOST_FAULTS = 50
 # What people should know of.
 SHOWN = (*FAULTS, "callback_failed", "sink_failed", "stopped_early")
-_RATE_WINDOWS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +97,11 @@ class Snapshot:
 
     @property
     def left_s(self) -> float | None:
-        """To the end, at the pace of the last windows of one generation. What a fault cost is no pace."""
-        if self.window is None or not self.total:
-            return None
-        windows = self.stream.windows
-        for generation in dict.fromkeys(window.generation for window in reversed(windows)):
-            alike = [window for window in windows if window.generation == generation][-_RATE_WINDOWS:]
-            if len(alike) > 1:
-                pace = (alike[-1].unix_s - alike[0].unix_s) / max(1, alike[-1].step - alike[0].step)
-                return pace * (self.total - self.window.step)
-        return None
+        """To the end, as the driver's own lines have it, less what has passed since; None where it was not known."""
+        left_s = self.window.value("left_seconds") if self.window else None
+        return (
+            None if left_s is None or self.window is None else max(0.0, left_s - self.now_unix_s + self.window.unix_s)
+        )
 
     def event(self, kind: str) -> Line | None:
         """The newest of a kind."""

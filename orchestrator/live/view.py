@@ -128,9 +128,11 @@ def _learning(seen: Snapshot, *, is_unicode: bool) -> Text:
 def _speed(seen: Snapshot, *, is_unicode: bool) -> Text:
     rate, step_s = seen.last("samples_per_second"), seen.last("step_seconds")
     per_cpu = seen.last("samples_per_cpu_second")
+    median = seen.stream.median_samples_per_s
     parts = [
         f"speed    {format_rate(rate) if rate is not None else '-'} samples/s",
         _spark(seen.values("samples_per_second"), is_unicode=is_unicode),
+        f"median {format_rate(median)}" if median is not None else "",
         f"{step_s * 1e3:.4g} ms a step" if step_s is not None else "",
         f"{format_rate(per_cpu)} a CPU second" if per_cpu is not None else "",
     ]

@@ -53,6 +53,7 @@ CATALOG: dict[str, Metric] = {
         # Where the run stands.
         _gauge("step", "steps", "Steps that are done."),
         _gauge("steps_planned", "steps", "Steps of the whole run."),
+        _gauge("left_seconds", "seconds", "Time to the end of the run at the pace of the last windows."),
         _gauge("generation", "", "Number of the generation that trains."),
         _gauge("hosts", "hosts", "Hosts that train."),
         # Learning.

@@ -165,6 +165,7 @@ class Measurer:
         measurements = [
             Measurement("step", report.step),
             Measurement("steps_planned", report.total_steps),
+            *([] if report.left_s is None else [Measurement("left_seconds", report.left_s)]),
             Measurement("generation", report.generation),
             Measurement("hosts", report.num_hosts),
             Measurement("loss", report.loss),

@@ -7,11 +7,13 @@ later one begins.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from podembed.orchestrator.metrics.point import POINT, Line, Point, point_of
 from podembed.orchestrator.metrics.segments import MOST_SEGMENT_BYTES, SegmentName, list_segments
+from podembed.orchestrator.run.history import Window, median_samples_per_s
 from podembed.workers.storage.errors import NameNotFound
 from podembed.workers.storage.store import Store
 
@@ -54,6 +56,26 @@ class Stream:
     def windows(self) -> tuple[Point, ...]:
         """The points of windows of steps."""
         return tuple(point for point in self.points if point.step > point.first_step)
+
+    @property
+    def median_samples_per_s(self) -> float | None:
+        """As the summary of a call has it, over all drivers; None without a window that has a rate."""
+        found = []
+        for point in self.windows:
+            rate, step_s = point.value("samples_per_second"), point.value("step_seconds")
+            if rate is not None and step_s is not None and math.isfinite(rate * step_s):
+                seconds = step_s * (point.step - point.first_step)
+                found.append(
+                    Window(
+                        generation=point.generation,
+                        first_step=point.first_step,
+                        step=point.step,
+                        loss=point.value("loss") or math.nan,
+                        num_samples=round(rate * seconds),
+                        seconds=seconds,
+                    )
+                )
+        return median_samples_per_s(found) if found else None
 
     def series(self, name: str, **labels: str) -> list[tuple[int, float]]:
         """Step and value of all points that have it."""

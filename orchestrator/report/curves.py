@@ -18,7 +18,15 @@ MOST_ROWS = 100
 MOST_LINES = 12
 """Of a curve, for each run."""
 # Where the run stands, and what other parts of the report show.
-_NOT_DRAWN = {"step", "steps_planned", "generation", "committed_step", "malformed_rows", "recovery_seconds"}
+_NOT_DRAWN = {
+    "step",
+    "steps_planned",
+    "generation",
+    "committed_step",
+    "left_seconds",
+    "malformed_rows",
+    "recovery_seconds",
+}
 _MAIN = ("loss", "samples_per_second", "goodput_ratio", "step_seconds")
 _EVALUATION = "evaluation"
 _FIGURES = {"auc": "AUC", "log_loss": "Log loss"}

@@ -15,6 +15,7 @@ from podembed.orchestrator.report.curves import worded
 from podembed.orchestrator.report.markup import Html, command, element, figure, folded, join, pairs, table
 from podembed.orchestrator.report.material import Material
 from podembed.orchestrator.report.times import date, date_and_time
+from podembed.orchestrator.run.history import median_samples_per_s
 
 MOST_ROWS = 200
 """Of a table; the report says how many it leaves out."""
@@ -63,8 +64,14 @@ def outcome(material: Material) -> list[tuple[str, str]]:
     found.append(("Last loss", figure(loss)))
     if history and history.evaluations:
         found += [(f"Last {worded(name)}", figure(value)) for name, value in _figures(history.evaluations[-1].metrics)]
-    rates = sorted(value for _, value in material.stream.series("samples_per_second"))
-    found.append(("Median samples/s", figure(rates[len(rates) // 2]) if rates else "–"))
+    rate = material.stream.median_samples_per_s
+    if rate is None and history and history.windows:
+        rate = median_samples_per_s(history.windows)
+    found.append(("Median samples/s", "–" if rate is None else f"{rate:,.0f}"))
+    left_s = (
+        material.stream.windows[-1].value("left_seconds") if material.is_driven and material.stream.windows else None
+    )
+    found += [] if left_s is None else [("Time left", format_duration(left_s))]
     alarms = [one.alarm for one, _ in material.alarms if not one.kind.is_note]
     found.append(("Alarms", ", ".join(dict.fromkeys(alarms)) or ("none" if material.num_measured else "–")))
     goodput = material.last("goodput_ratio")

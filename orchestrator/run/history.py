@@ -47,6 +47,26 @@ class Window:
         return self.num_samples / self.seconds if self.seconds > 0 else 0.0
 
 
+def median_samples_per_s(windows: Sequence[Window]) -> float:
+    """Half of the steps went at least so fast; 0.0 without a window.
+
+    The first window of each generation is left out, unless there are no others: caches are cold there, and programs are
+    compiled. Windows differ in length, so each counts with its steps. This one figure is what the summary, the report,
+    the live view and the comparison with predictions have.
+
+    Args:
+      windows: whose steps count, in their order.
+    """
+    firsts = [at == 0 or windows[at - 1].generation != window.generation for at, window in enumerate(windows)]
+    warm = [window for window, is_first in zip(windows, firsts, strict=True) if not is_first] or windows
+    half, passed = sum(window.step - window.first_step for window in warm) / 2, 0
+    for window in sorted(warm, key=lambda window: window.samples_per_s):
+        passed += window.step - window.first_step
+        if passed >= half:
+            return window.samples_per_s
+    return 0.0
+
+
 @dataclass(slots=True)
 class History:
     """What this call of the driver has seen. Mutated as the run goes on; cut back to the base when a generation is
@@ -70,6 +90,8 @@ class History:
     _ended_s: float = 0.0
     _evaluated_s: float = 0.0
     _evaluated_before_end_s: float = 0.0
+    # Also those that were lost.
+    _num_steps: int = 0
     _generation: int = -1
     _pace_generation: int = -1
     # Steps and seconds of the last windows of that generation, without its first one.
@@ -105,6 +127,7 @@ class History:
             self._take_pace(generation, len(losses), spent_s)
         is_first, self._generation = generation != self._generation, generation
         self._ended_s, self._evaluated_before_end_s = ended_s, self._evaluated_s
+        self._num_steps += len(losses)
         done = Window(
             generation=generation,
             first_step=first_step,
@@ -150,14 +173,15 @@ class History:
         return 0.0 if self._began_s is None else self._ended_s - self._began_s - self._evaluated_before_end_s
 
     def left_s(self, num_steps: int) -> float | None:
-        """Seconds for so many steps more, at the pace of the last windows of one generation and what came in between.
-        None before there are two.
+        """Seconds for so many steps more, at the pace of the last windows of one generation and what came in between,
+        and with as much of evaluations a step as so far. None before there are two windows.
 
         What a fault cost is no pace, and the first window of a generation has cold caches.
         """
         if not self._pace:
             return None
-        return sum(spent_s for _, spent_s in self._pace) / sum(steps for steps, _ in self._pace) * num_steps
+        pace_s = sum(spent_s for _, spent_s in self._pace) / sum(steps for steps, _ in self._pace)
+        return (pace_s + self._evaluated_s / self._num_steps) * num_steps
 
     def _take_pace(self, generation: int, num_steps: int, spent_s: float) -> None:
         if generation != self._pace_generation:
@@ -167,16 +191,8 @@ class History:
 
     @property
     def median_samples_per_s(self) -> float:
-        """Half of the time of the windows went at least so fast. Windows differ in length, so each counts with its
-        seconds.
-        """
-        windows = sorted(self.windows, key=lambda window: window.samples_per_s)
-        half_s, passed_s = sum(window.seconds for window in windows) / 2, 0.0
-        for window in windows:
-            passed_s += window.seconds
-            if passed_s >= half_s:
-                return window.samples_per_s
-        return 0.0
+        """See the function of this name."""
+        return median_samples_per_s(self.windows)
 
     @property
     def undisturbed(self) -> UndisturbedSteps:

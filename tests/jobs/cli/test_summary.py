@@ -72,7 +72,7 @@ def lines(job: JobConfig, result: Result, *, is_whole: bool = True, scaling: Sca
 def test_the_rate_is_told_with_its_seconds_and_the_median_beside_it(job: JobConfig) -> None:
     told = "\n".join(lines(job, result()))
     assert "1,000,000,000 samples in 36000.0 s: 27,778 samples/s" in told
-    assert "31,111 samples/s in the median of 18,000 windows" in told
+    assert "31,111 samples/s in the median step" in told
     assert "short run" not in told
     recovery = Recovery(
         generation=2,

@@ -220,20 +220,14 @@ def replace_first_step(line: Line) -> Line:
     return replace(line, values=point.to_json(), point=point)
 
 
-def test_what_is_left_goes_by_the_pace_of_one_generation(tmp_path: Path) -> None:
-    run_with(tmp_path / "run", two_tables(), 3)
-    slow = replace(a_window(36), unix_s=2e9 + 1000)
-    for number, lines in enumerate(([a_window(10), a_window(20)], [slow, replace(a_window(38), unix_s=2e9 + 1006)])):
-        points = [line.point for line in lines if line.point is not None]
-        moved = [
-            replace(point, generation=number + 1, unix_s=line.unix_s) for point, line in zip(points, lines, strict=True)
-        ]
-        add_lines(
-            tmp_path / "run",
-            *(replace(line, values=point.to_json(), point=point) for point, line in zip(moved, lines, strict=True)),
-        )
-    seen = Watcher(str(tmp_path / "run")).look(now_unix_s=NOW_UNIX_S)
-    assert seen.left_s == pytest.approx(2 * 3.0)
+def test_what_is_left_is_what_the_driver_said_less_what_has_passed(run: Path) -> None:
+    line = a_window(30)
+    assert line.point is not None
+    point = replace(line.point, measurements=(*line.point.measurements, Measurement("left_seconds", 90.0)))
+    assert Watcher(str(run)).look(now_unix_s=NOW_UNIX_S).left_s is None
+    add_lines(run, replace(line, values=point.to_json(), point=point))
+    assert Watcher(str(run)).look(now_unix_s=NOW_UNIX_S).left_s == pytest.approx(60.0)
+    assert Watcher(str(run)).look(now_unix_s=NOW_UNIX_S + 900).left_s == 0.0
 
 
 def test_it_reads_from_an_object_store(run: Path, s3_url: str) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 import vl_convert
 
-from podembed.orchestrator.api.config import ScalingConfig
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.metrics.point import Measurement
 from podembed.orchestrator.report.commands import commands_of
 from podembed.orchestrator.report.material import Material, distinct_names, read_material
 from podembed.orchestrator.report.page import render_report
-from podembed.orchestrator.report.sections import phase_times
+from podembed.orchestrator.report.sections import outcome, phase_times
+from podembed.orchestrator.trainer import Trainer
 from tests.orchestrator.report.runs import (
     EVIL,
     NUM_STEPS,
@@ -33,6 +35,7 @@ from tests.orchestrator.report.runs import (
     trained_run,
     without_measurements,
 )
+from tests.small_job import small_job
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 RAW = {"script", "style"}
@@ -116,6 +119,18 @@ def test_it_says_what_was_trained_and_how_it_went(page: Reader, run: Path) -> No
     assert {"run-1-phases", "run-1-time-line"} <= page.specs.keys()
     loss = page.specs["curve-loss"]["data"]["values"]
     assert [one["step"] for one in loss] == [point.step for point in material(run).stream.windows]
+
+
+def test_the_report_the_top_view_and_the_result_have_one_median(small_data: str, tmp_path: Path) -> None:
+    result = Trainer(
+        small_job(folder=small_data),
+        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
+        run_config=RunConfig(name="clicks", storage_path=str(tmp_path), max_steps=60),
+        reporter=SilentReporter(),
+    ).fit()
+    made = material(tmp_path / "clicks")
+    assert made.stream.median_samples_per_s == pytest.approx(result.median_samples_per_s, rel=1e-3)
+    assert dict(outcome(made))["Median samples/s"] == f"{made.stream.median_samples_per_s:,.0f}"
 
 
 def test_it_says_which_alarms_stand(page: Reader, run: Path, tmp_path: Path) -> None:

@@ -44,17 +44,31 @@ def evaluation(step: int) -> Evaluation:
     return Evaluation(step=step, auc=0.7, log_loss=0.5, num_samples=10)
 
 
-def test_the_rate_is_samples_over_seconds_and_not_the_median_of_unequal_windows() -> None:
-    """Many short fast windows beside one long slow one: the median of the windows' rates would be 1000, though most of
-    the time went at 50.
-    """
+def test_the_median_is_that_of_steps_without_the_cold_window() -> None:
+    """Compilation in the first window takes most of the time, and another one in the middle takes some of it."""
     history, now_s = History(), 10.0
-    for step in range(5):
+    now_s = trained(history, 0, 10, seconds=40.0, at_s=now_s)
+    for step in range(10, 60, 10):
+        now_s = trained(history, step, 10, seconds=0.1, at_s=now_s)
+    now_s = trained(history, 60, 10, seconds=20.0, at_s=now_s)
+    assert history.num_samples == 7000
+    assert history.trained_s == pytest.approx(60.5)
+    assert history.median_samples_per_s == pytest.approx(10_000)
+
+
+def test_windows_count_with_their_steps() -> None:
+    history, now_s = History(), 10.0
+    now_s = trained(history, 0, 1, seconds=9.0, at_s=now_s)
+    for step in range(1, 6):
         now_s = trained(history, step, 1, seconds=0.1, at_s=now_s)
-    now_s = trained(history, 5, 5, seconds=10.0, at_s=now_s)
-    assert history.num_samples == 1000
-    assert history.trained_s == pytest.approx(10.5)
+    trained(history, 6, 8, seconds=16.0, at_s=now_s)
     assert history.median_samples_per_s == pytest.approx(50)
+
+
+def test_a_run_of_one_window_has_its_rate() -> None:
+    history = History()
+    trained(history, 0, 10, seconds=2.0, at_s=0.0)
+    assert history.median_samples_per_s == pytest.approx(500)
 
 
 def test_lost_steps_are_no_samples_but_their_time_was_spent() -> None:
@@ -99,12 +113,13 @@ def test_what_is_left_goes_by_the_pace_of_the_last_windows() -> None:
     assert history.left_s(100) == pytest.approx(20.0)
     history.evaluation(evaluation(300), seconds=50.0)
     now_s = trained(history, 300, 10, seconds=1.0, at_s=now_s + 51.0)
-    assert history.left_s(100) == pytest.approx(20.0)
+    # Evaluations will go on to take their share.
+    assert history.left_s(100) == pytest.approx(20.0 + 100 * 50 / 310)
     # A fault takes all but the first window back, and the hosts that are left take twice as long.
     history.cut(10)
     now_s = trained(history, 10, 1, seconds=9.0, at_s=now_s + 600.0, generation=2)
     now_s = trained(history, 11, 9, seconds=1.8, at_s=now_s, generation=2)
-    assert history.left_s(100) == pytest.approx(20.0)
+    assert history.left_s(100) == pytest.approx(20.0 + 100 * 50 / 320)
 
 
 def test_what_is_left_is_known_at_once_in_another_generation() -> None:
