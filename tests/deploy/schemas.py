@@ -1,7 +1,7 @@
 """JSON schemas of what the files in `deploy/kuberay` use of the custom resources, written by hand from public sources.
 
 Sources: `rayjob_types.go` and `raycluster_types.go` of ray-project/kuberay (ray.io/v1), the pod template of Kubernetes
-(core/v1), and Kueue's `ResourceFlavor`, `ClusterQueue` and `LocalQueue` (kueue.x-k8s.io/v1beta1). The published schemas
+(core/v1), and Kueue's `ResourceFlavor`, `ClusterQueue` and `LocalQueue` (kueue.x-k8s.io/v1beta2). The published schemas
 are on no package registry. These know the fields that the files use, and refuse all others: a slip of the pen is found,
 and a new field needs a line here.
 """
@@ -92,7 +92,7 @@ RAY_JOB = resource(
         submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
     ),
 )
-_KUEUE = "kueue.x-k8s.io/v1beta1"
+_KUEUE = "kueue.x-k8s.io/v1beta2"
 _FLAVOR = record({"name": NAME, "resources": many(record({"name": TEXT, "nominalQuota": QUANTITY}))})
 SCHEMAS: dict[str, Schema] = {
     "RayJob": RAY_JOB,
