@@ -13,6 +13,12 @@ ZOOM = "zoom"
 WIDTH, HEIGHT, WIDE = 520, 200, 1000
 _DASHES = [[1, 0], [6, 3], [2, 2], [8, 2, 2, 2]]
 _FEW_POINTS = 60
+_LEAST_LATER = 5
+# The day at midnight, else a time of 24 hours.
+_TIME_OF_DAY = (
+    "utcFormat(datum.value, utchours(datum.value) + utcminutes(datum.value) + utcseconds(datum.value) > 0 "
+    "? '%H:%M:%S' : '%b %d')"
+)
 _INK, _MUTED, _RULE = "var(--ink)", "var(--muted)", "var(--rule)"
 CONFIG: dict[str, Any] = {
     "background": "transparent",
@@ -71,7 +77,7 @@ def curve_chart(curve: Curve) -> Spec:
                 "field": "value",
                 "type": "quantitative",
                 "title": curve.unit or None,
-                "scale": {"zero": False, "nice": True},
+                "scale": {"zero": False, "nice": True, **_domain(curve)},
                 "axis": {"tickCount": 5, **_format(curve.unit)},
             },
             "color": {
@@ -94,6 +100,17 @@ def curve_chart(curve: Curve) -> Spec:
             ],
         },
     )
+
+
+def _domain(curve: Curve) -> Spec:
+    """Without the first value of each line, where it lies so far off that the others would be a flat line."""
+    later = [value for line in curve.lines.values() for _, value in line[1:]]
+    low, high = min(later, default=0.0), max(later, default=0.0)
+    span = high - low
+    firsts = [line[0][1] for line in curve.lines.values()]
+    if span <= 0 or len(later) < _LEAST_LATER or (min(firsts) >= low - span and max(firsts) <= high + span):
+        return {}
+    return {"domain": [low - span / 20, high + span / 20]}
 
 
 def _format(unit: str) -> Spec:
@@ -147,7 +164,7 @@ def time_line_chart(marks: Sequence[Spec], rows: Sequence[str]) -> Spec:
         "type": "temporal",
         "title": "time (UTC)",
         "scale": {"type": "utc"},
-        "axis": {"tickCount": 6, "labelOverlap": True, "labelFlush": True},
+        "axis": {"tickCount": 6, "labelOverlap": True, "labelFlush": True, "labelExpr": _TIME_OF_DAY},
     }
     colour = {
         "field": "row",

@@ -64,7 +64,9 @@ pre {{ background: var(--panel); border: 1px solid var(--rule); border-radius: 6
   .scroll {{ overflow: visible; max-height: none; }} pre {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
   h2, h3, h4, summary {{ break-after: avoid; }} figure details, .hint {{ display: none; }}
   tr {{ break-inside: avoid; }} figure {{ background: none; }}
-  .charts {{ grid-template-columns: 1fr 1fr; }} table.figures td {{ white-space: normal; }}
+  .charts {{ grid-template-columns: 1fr 1fr; }}
+  table.figures td, table.figures thead th, table.words th, table.words td {{ white-space: normal; }}
+  table {{ font-size: 8pt; table-layout: auto; }} th, td {{ padding-right: .4rem; overflow-wrap: anywhere; }}
 }}
 """
 

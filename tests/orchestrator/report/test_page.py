@@ -18,10 +18,13 @@ import vl_convert
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.metrics.point import Measurement
+from podembed.orchestrator.report.charts import curve_chart, time_line_chart
 from podembed.orchestrator.report.commands import commands_of
+from podembed.orchestrator.report.curves import Curve
 from podembed.orchestrator.report.material import Material, distinct_names, read_material
 from podembed.orchestrator.report.page import render_report
 from podembed.orchestrator.report.sections import outcome, phase_times
+from podembed.orchestrator.report.vega import drawn
 from podembed.orchestrator.trainer import Trainer
 from tests.orchestrator.report.runs import (
     EVIL,
@@ -131,6 +134,25 @@ def test_the_report_the_top_view_and_the_result_have_one_median(small_data: str,
     made = material(tmp_path / "clicks")
     assert made.stream.median_samples_per_s == pytest.approx(result.median_samples_per_s, rel=1e-3)
     assert dict(outcome(made))["Median samples/s"] == f"{made.stream.median_samples_per_s:,.0f}"
+
+
+def test_a_first_step_that_is_far_off_does_not_squash_a_curve() -> None:
+    line = [(1, 9.0), *((step, 0.5 + 0.01 * (step % 7)) for step in range(2, 40))]
+
+    def scale(line: list[tuple[int, float]]) -> dict[str, Any]:
+        curve = Curve(key="loss", title="Loss", meaning="", unit="", lines={"loss": line}, is_main=True)
+        return curve_chart(curve)["encoding"]["y"]["scale"]
+
+    assert scale(line)["domain"] == pytest.approx([0.497, 0.563])
+    assert "domain" not in scale(line[1:])
+
+
+def test_times_are_of_24_hours() -> None:
+    marks = [{"row": "commits", "from": 1.7e12 + at, "until": 1.7e12 + at, "text": ""} for at in (0, 4 * 3600_000)]
+    svg = drawn(time_line_chart(marks, ["commits"]))
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert "22:30:00" in labels
+    assert not [label for label in labels if "PM" in label]
 
 
 def test_it_says_which_alarms_stand(page: Reader, run: Path, tmp_path: Path) -> None:
