@@ -58,7 +58,7 @@ class PodEngine:
     def apply_gradients(
         self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
     ) -> None:
-        rates = list(rates_at(learning_rates, lambda: self._all(lambda host: host.num_steps())[0]))
+        rates = list(rates_at(learning_rates, lambda: self._all(lambda host: host.next_step(name))[0]))
         self._pod.ask_hosts(lambda at, host: host.apply_gradients(list(gradients[at]), rates, name))
 
     def discard(self) -> None:

@@ -26,6 +26,8 @@ from podembed.orchestrator.group.backend import Call
 from podembed.orchestrator.group.calls import StepwiseDeviceCalls
 from podembed.orchestrator.pod import Pod, in_sentences
 from podembed.orchestrator.pod_engine import PodEngine
+from podembed.orchestrator.pod_rates import until_ended
+from podembed.workers.stepwise.asking import Asked
 from podembed.workers.stepwise.device import Ran
 from podembed.workers.storage.store import Store
 
@@ -48,7 +50,7 @@ class PodStrategy(CrossReplica):
         library's own choice for the device.
       start_timeout_s: for processes to start and join.
       step_timeout_s: longest wait of a host for its peers within a call.
-      run_timeout_s: longest time that a function may run.
+      run_timeout_s: longest time that a function may run, and between two updates of one whose rates change.
       shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between
         machines.
       notice: told about facts such as hosts that share a machine.
@@ -122,12 +124,12 @@ class PodStrategy(CrossReplica):
         engine = self.running
         after = 0 if engine is None else engine.num_enqueued
 
-        def ask(replica: int, device: StepwiseDeviceCalls) -> Call[Ran]:
+        def ask(replica: int, device: StepwiseDeviceCalls) -> Call[Ran | Asked]:
             own = [local_value(arg, replica) for arg in args]
             named = {name: local_value(value, replica) for name, value in (kwargs or {}).items()}
             return device.run_function(packed, own, named, after)
 
-        ran = pod.ask_devices(ask, timeout_s=self._run_timeout_s)
+        ran = until_ended(pod, pod.ask_devices(ask, timeout_s=self._run_timeout_s), timeout_s=self._run_timeout_s)
         if engine is not None and any(one.has_room is not None for one in ran):
             engine.has_room = all(one.has_room for one in ran)
         results = [one.value for one in ran]

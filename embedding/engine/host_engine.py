@@ -127,6 +127,13 @@ class HostEngine:
     def num_steps(self, count: int) -> None:
         self._order.num_applied = count
 
+    def next_step(self, name: str | None) -> int:
+        """The number of the step that gradients under this name would be, from 0. Raises OrderError as
+        `apply_gradients`.
+        """
+        self._order.require_unapplied(name)
+        return self._order.num_applied
+
     def initialize(self) -> None:
         """Gives all rows and slots of this host their first values."""
         for table in self.tables:

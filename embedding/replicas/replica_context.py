@@ -4,7 +4,7 @@ stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,12 +24,15 @@ class ReplicaContext:
       num_replicas_in_sync: how many there are.
       engine: this replica's side of the strategy's engine; None before one was built.
       state: stays on this replica from one run to the next; for parameters and the like.
+      ask_driver: a `RatesQuestion` to the driver's one answer, the same on all replicas; None where the driver is this
+        process.
     """
 
     replica_id_in_sync_group: int
     num_replicas_in_sync: int
     engine: Engine | None
     state: dict[str, Any] = field(default_factory=dict)
+    ask_driver: Callable[[Any], Sequence[float]] | None = None
 
 
 @contextmanager

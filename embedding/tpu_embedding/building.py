@@ -22,6 +22,7 @@ from podembed.embedding.features.shapes import (
     times,
 )
 from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.replicas.dynamic_rates import DynamicRates, RatesOfDriver
 from podembed.embedding.replicas.kept import Kept
 from podembed.embedding.replicas.strategies import RemoteStrategy, Strategy, current_strategy, get_replica_context
 from podembed.embedding.tpu_config.learning_rate_tags import learning_rate_tags
@@ -62,7 +63,12 @@ class BuiltEmbedding(ModuleMembers):
         self._declared = DeclaredTables.of(feature_config, optimizer, needs_optimizer=self._strategy is not None)
         # As replicas get it, once it was packed.
         self._declared_there: Kept[DeclaredTables] | None = None
-        self._learning_rates = learning_rate_tags(self._declared.tables)
+        numbered = learning_rate_tags(self._declared.tables)
+        # Per table the tag of its callable; a replica has no callables, and asks the driver.
+        self._rate_tags = numbered.tags
+        self._dynamic_rates: DynamicRates | RatesOfDriver | None = (
+            DynamicRates(numbered.callables) if numbered.callables else None
+        )
         self._batch_size = batch_size
         self._default_optimizer = optimizer
         self._restore_from: str | None = None
@@ -193,11 +199,11 @@ class BuiltEmbedding(ModuleMembers):
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels to a replica. Left out are the driver's engine, since the replica has its own, what the driver
-        dequeued, and initializers, which only hosts need.
+        dequeued, and initializers, which only hosts need. Callables of learning rates stay on the driver as well.
         """
         strategy = None if self._strategy is None else RemoteStrategy.of(self._strategy)
         if self._declared_there is None:
-            self._declared_there = Kept(self._declared.for_replicas(no_first_values))
+            self._declared_there = Kept(self._declared.for_replicas(no_first_values, self._rate_tags))
         return {
             **self.__dict__,
             "_declared": None,

@@ -5,7 +5,7 @@ filled in.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.structures import flatten_with_paths, pack_like, shown_path
 from podembed.embedding.optimizers import Optimizer
 from podembed.embedding.table_spec import TableSpec
+from podembed.embedding.tpu_config.learning_rate_tags import TaggedLearningRate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +82,21 @@ class DeclaredTables:
                 table.optimizer = optimizer
         return replace(self, tables=tuple(tables))
 
-    def for_replicas(self, initializer: Callable[..., Any]) -> DeclaredTables:
-        """The same with this initializer in place of the tables' own, which may be slow to pack."""
+    def for_replicas(self, initializer: Callable[..., Any], rate_tags: Sequence[int | None]) -> DeclaredTables:
+        """The same with this initializer in place of the tables' own, which may be slow to pack, and without the
+        callables of learning rates, of which a copy would be another rate.
+
+        Args:
+          rate_tags: of the tables; those of one tag go on sharing a rate.
+        """
+        rates = {tag: TaggedLearningRate(tag) for tag in rate_tags if tag is not None}
         tables: dict[int, TableConfig] = {}
         features: dict[int, FeatureConfig] = {}
-        for table in self.tables:
+        for table, tag in zip(self.tables, rate_tags, strict=True):
             own = tables[id(table)] = copy.copy(table)
             own.initializer = initializer
+            if tag is not None and own.optimizer is not None:
+                own.optimizer = replace(own.optimizer, learning_rate=rates[tag])  # pyright: ignore[reportArgumentType]
         for feature in self.features:
             copied = features[id(feature)] = copy.copy(feature)
             copied.table = tables[id(feature.table)]

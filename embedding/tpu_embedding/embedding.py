@@ -14,12 +14,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from podembed.embedding.features.shapes import (
     check_shapes,
 )
-from podembed.embedding.optimizers import learning_rate_at
 from podembed.embedding.tpu_embedding.batches import StepValues
 from podembed.embedding.tpu_embedding.state import EmbeddingState
 from podembed.embedding.tracing import require_eager
@@ -127,14 +124,14 @@ class TPUEmbedding(EmbeddingState):
         engine = self._running
         shares = self._values.gradients(gradients, self._shapes_here, self._sizes, num_shares=engine.num_shares)
         # Rates that are numbers need no step, whose number only the hosts know.
-        engine.apply_gradients(shares, self._rates if self._learning_rates.callables else self._rates(0), name)
+        engine.apply_gradients(shares, self._rates(0) if self._dynamic_rates is None else self._rates, name)
 
     def _rates(self, step: int) -> list[float]:
-        """One learning rate a table. Every callable is called once, also if tables share it."""
-        dynamic = [float(np.float32(learning_rate_at(rate, step))) for rate in self._learning_rates.callables]
+        """One learning rate a table. Every callable is called once, on the driver, also if tables share it."""
+        dynamic = [] if self._dynamic_rates is None else self._dynamic_rates.at(step)
         return [
             dynamic[tag] if tag is not None else float(table.optimizer.learning_rate)  # type: ignore[union-attr]
-            for table, tag in zip(self._declared.tables, self._learning_rates.tags, strict=True)
+            for table, tag in zip(self._declared.tables, self._rate_tags, strict=True)
         ]
 
     @property

@@ -17,6 +17,7 @@ import numpy as np
 from podembed.embedding.engine.engine import Engine
 from podembed.embedding.features.bags import share_ends
 from podembed.embedding.features.inputs import host_array
+from podembed.embedding.replicas.dynamic_rates import RatesQuestion, agreed
 from podembed.embedding.replicas.strategies import running_engines
 from podembed.embedding.tpu_config.serialized import check_learning_rates, parse_config
 from podembed.embedding.tracing import require_eager
@@ -38,7 +39,7 @@ def send_tpu_embedding_gradients(
     Raises:
       RuntimeError: no engine runs, no training batch waits for gradients, or called inside a function that JAX traces.
       ValueError: the configuration is that of no running engine, rates or gradients are missing or too many, or a shape
-        is wrong.
+        is wrong. Inside `strategy.run` also, replicas gave different rates.
       TypeError: a gradient is not a float32 array.
     """
     require_eager("send_tpu_embedding_gradients", "Return the gradients from the function and send them once a step.")
@@ -50,8 +51,16 @@ def send_tpu_embedding_gradients(
         per_feature = _per_feature(engine, gradients)
     else:
         per_feature = _from_tables(engine, gradients)
-    own_rates = [_rate(table.optimization_parameters.learning_rate, rates) for table in message.table_descriptor]
-    engine.apply_gradients(_shares(engine, per_feature), own_rates, name)
+    described = [table.optimization_parameters.learning_rate for table in message.table_descriptor]
+
+    def rates_of_tables(step: int) -> list[float]:
+        # Replicas may have found their rates each by itself, and tables must not get different ones.
+        same = agreed(RatesQuestion(step=step, given=tuple(float(rate) for rate in rates)))
+        return [_rate(one, same) for one in described]
+
+    engine.apply_gradients(
+        _shares(engine, per_feature), rates_of_tables if rates else [_rate(one, ()) for one in described], name
+    )
 
 
 def _engine_of(config: bytes) -> Engine:
@@ -129,9 +138,9 @@ def _require_count(found: int, expected: int, what: str) -> None:
         )
 
 
-def _rate(described: Any, rates: Sequence[np.float32]) -> float:
+def _rate(described: Any, rates: Sequence[float]) -> float:
     if described.WhichOneof("learning_rate") == "dynamic":
-        return float(rates[described.dynamic.tag])
+        return rates[described.dynamic.tag]
     return float(described.constant)
 
 

@@ -22,6 +22,7 @@ from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpe
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.liveness.progress import Progress, Recorded
+from podembed.workers.stepwise.asking import Asked
 from podembed.workers.stepwise.device import Ran
 from podembed.workers.stepwise.driver_line import DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseSpec
@@ -224,8 +225,8 @@ class StepwiseHostCalls(StepwiseCalls):
     ) -> Call[None]:
         return self.directly("apply_gradients", gradients, learning_rates, name)
 
-    def num_steps(self) -> Call[int]:
-        return self.directly("num_steps")
+    def next_step(self, name: str | None) -> Call[int]:
+        return self.directly("next_step", name)
 
     def discard(self) -> Call[None]:
         return self.handle.call("discard")
@@ -267,5 +268,11 @@ class StepwiseDeviceCalls(StepwiseCalls):
 
     def run_function(
         self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], after: int
-    ) -> Call[Ran]:
+    ) -> Call[Ran | Asked]:
         return self.directly("run_function", function, arguments, keywords, after)
+
+    def go_on(self, answer: Any) -> Call[Ran | Asked]:
+        return self.directly("go_on", answer)
+
+    def give_up(self) -> Call[None]:
+        return self.directly("give_up")

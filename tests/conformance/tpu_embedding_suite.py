@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,25 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adam, sum outside": Adam(0.1, beta_1=0.8, beta_2=0.9, epsilon=1e-4, sum_inside_sqrt=False),
     "adam, not lazy": Adam(0.1, lazy_adam=False),
 }
+
+
+RATE = [0.0]
+"""Of this module, which a replica imports for itself: there nobody ever assigns it."""
+
+
+def rate_of_module() -> float:
+    return RATE[0]
+
+
+class CountedRate:
+    """0.5, then half of it, and so on: a rate by the number of its calls."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self) -> float:
+        self.num_calls += 1
+        return 0.5**self.num_calls
 
 
 class TPUEmbeddingConformance:
@@ -122,6 +142,101 @@ class TPUEmbeddingConformance:
         for table, total in zip((first, second, third, fourth), (0.75, 0.75, 0.75, 0.25), strict=True):
             np.testing.assert_allclose(before[table]["rows"][:2] - after[table]["rows"][:2], total, rtol=1e-5)
             assert np.array_equal(before[table]["rows"][2:], after[table]["rows"][2:])
+
+    @pytest.fixture(params=["driver", "replicas"])
+    def update(self, request, strategy):
+        """Makes one update of every row of the batch by -1 times its rate, on the driver or in a function."""
+
+        def update(embedding: TPUEmbedding) -> None:
+            embedding.apply_gradients(jax.tree.map(jnp.ones_like, embedding.dequeue()))
+
+        return update if request.param == "driver" else lambda embedding: strategy.run(update, args=(embedding,))
+
+    @staticmethod
+    def moved(embedding: TPUEmbedding, before: Any, table: TableConfig) -> np.ndarray:
+        return (before[table]["rows"] - embedding.read_tables()[table]["rows"])[:4, 0]
+
+    def test_rates_are_those_of_the_driver_wherever_gradients_are_applied(self, make, update):
+        driver = os.getpid()
+
+        def rate_elsewhere() -> float:
+            return float(os.getpid() != driver)
+
+        one = TableConfig(40, 2, combiner="sum", optimizer=SGD(rate_of_module), name="one")
+        other = TableConfig(40, 2, combiner="sum", optimizer=SGD(rate_elsewhere), name="b")
+        embedding = make([FeatureConfig(one), FeatureConfig(other)], 4)
+        before = embedding.read_tables()
+        for rate, total in ((0.5, 0.5), (0.25, 0.75), (0.0, 0.75)):
+            RATE[0] = rate
+            embedding.enqueue([np.arange(4)] * 2)
+            update(embedding)
+            assert embedding.metrics.learning_rates == {"one": rate, "b": 0.0}
+            np.testing.assert_allclose(self.moved(embedding, before, one), total, rtol=1e-5)
+        np.testing.assert_allclose(self.moved(embedding, before, other), 0.0)
+
+    def test_a_rate_is_called_once_an_update_and_for_no_other_call(self, make, update, tmp_path):
+        rate = CountedRate()
+        one = TableConfig(40, 2, combiner="sum", optimizer=SGD(rate), name="one")
+        other = TableConfig(40, 2, combiner="sum", optimizer=SGD(rate), name="other")
+        by_step = TableConfig(40, 2, combiner="sum", optimizer=SGD(lambda step: float(step)), name="by step")
+        embedding = make([FeatureConfig(table) for table in (one, other, by_step)], 4)
+        before = embedding.read_tables()
+        embedding.enqueue([np.arange(4)] * 3, training=False)
+        with pytest.raises(RuntimeError, match="training=False"):
+            update(embedding)
+        assert rate.num_calls == 0
+        embedding.enqueue([np.arange(4)] * 3)
+        update(embedding)
+        embedding.enqueue([np.arange(4)] * 3)
+        update(embedding)
+        assert rate.num_calls == 2
+        assert embedding.metrics.learning_rates == {"one": 0.25, "other": 0.25, "by step": 1.0}
+        for table, total in ((one, 0.75), (other, 0.75), (by_step, 1.0)):
+            np.testing.assert_allclose(self.moved(embedding, before, table), total, rtol=1e-5)
+        # After a restore steps go on as saved, and a rate by calls goes on with its next call.
+        embedding.save(str(tmp_path / "saved"))
+        embedding.enqueue([np.arange(4)] * 3)
+        update(embedding)
+        embedding.restore(str(tmp_path / "saved"))
+        embedding.enqueue([np.arange(4)] * 3)
+        update(embedding)
+        assert embedding.metrics.learning_rates == {"one": 0.0625, "other": 0.0625, "by step": 2.0}
+
+    def test_functions_of_many_steps_and_of_none_call_rates_as_often_as_they_update(self, make, strategy):
+        rate = CountedRate()
+        table = TableConfig(40, 2, combiner="sum", optimizer=SGD(rate), name="t")
+        embedding = make([FeatureConfig(table)], 4)
+        before = embedding.read_tables()
+
+        def steps(ids: np.ndarray, num_steps: int) -> int:
+            for _ in range(num_steps):
+                embedding.enqueue([ids])
+                embedding.apply_gradients([jnp.ones_like(embedding.dequeue()[0])])
+            embedding.enqueue([ids], training=False)
+            embedding.dequeue()
+            return embedding.metrics.num_steps
+
+        for num_steps, calls in ((0, 0), (3, 3), (1, 4)):
+            found = strategy.run(steps, args=(strategy.split(np.arange(4)), num_steps))
+            assert set(strategy.local_results(found)) == {calls}
+            assert rate.num_calls == calls
+        np.testing.assert_allclose(self.moved(embedding, before, table), 0.9375, rtol=1e-5)
+
+    def test_a_rate_that_raises_costs_no_step(self, make, update):
+        rates: list[Any] = [-1.0, "fast", 0.5]
+        table = TableConfig(40, 2, combiner="sum", optimizer=SGD(lambda: rates[0]), name="t")
+        embedding = make([FeatureConfig(table)], 4)
+        before = embedding.read_tables()
+        for error, message in ((ValueError, "-1.0 from the learning rate"), (TypeError, "'fast' from the learning")):
+            embedding.enqueue([np.arange(4)])
+            with pytest.raises(error, match=message):
+                update(embedding)
+            embedding.discard()
+            del rates[0]
+        embedding.enqueue([np.arange(4)])
+        update(embedding)
+        assert embedding.metrics.num_steps == 1
+        np.testing.assert_allclose(self.moved(embedding, before, table), 0.5, rtol=1e-5)
 
     def test_gradients_are_summed_over_samples_and_features_never_averaged(self, make):
         table = TableConfig(5, 2, combiner="sum", name="t")

@@ -70,7 +70,7 @@ def test_an_error_of_all_hosts_is_the_users_and_the_pod_goes_on() -> None:
         run(pod)
     # Of the first replica, whatever the order in which they ended.
     assert raised.value.args == (0,)
-    assert pod.ask_hosts(lambda at, host: host.num_steps()) == ["mine", "mine"]
+    assert pod.ask_hosts(lambda at, host: host.next_step(None)) == ["mine", "mine"]
     assert backend.num_stops == 0
     pod.close()
     assert backend.num_stops == 1
@@ -107,7 +107,7 @@ def test_a_process_that_is_gone_costs_the_tables_at_once_and_is_named(kind: Fail
     assert isinstance(raised.value.__cause__, WorkerFailure)
     assert backend.num_stops == 1, "processes that cannot be used any more are ended, not only those of a closed one"
     with pytest.raises(PodLost, match="host 1"):
-        pod.ask_hosts(lambda at, host: host.num_steps())
+        pod.ask_hosts(lambda at, host: host.next_step(None))
 
 
 def test_a_host_that_dies_while_functions_run_is_named_though_only_its_device_misses_it() -> None:
@@ -180,7 +180,9 @@ def test_what_hosts_are_told_is_waited_for_by_the_next_call() -> None:
     pod.close()
 
 
-@pytest.mark.parametrize("following", [run, lambda pod: pod.ask_hosts(lambda at, host: host.num_steps()), Pod.close])
+@pytest.mark.parametrize(
+    "following", [run, lambda pod: pod.ask_hosts(lambda at, host: host.next_step(None)), Pod.close]
+)
 def test_what_it_raises_is_raised_by_the_next_call_at_the_latest(following: Callable[[Pod], Any]) -> None:
     def script(worker: Worker, method: str) -> Any:
         if method == "enqueue":
@@ -193,7 +195,7 @@ def test_what_it_raises_is_raised_by_the_next_call_at_the_latest(following: Call
         following(pod)
     assert raised.value.args == (0,)
     assert "raised by enqueue, before this call" in raised.value.__notes__[0]
-    assert "num_steps" not in [method for _, method, _ in backend.asked], "asked after a call that had failed"
+    assert "next_step" not in [method for _, method, _ in backend.asked], "asked after a call that had failed"
     # It is raised once.
     if following is not Pod.close:
         assert pod.ask_hosts(lambda at, host: host.metrics()) == ["mine", "mine"]

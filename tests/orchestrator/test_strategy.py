@@ -371,6 +371,68 @@ def test_gradients_can_be_sent_from_driver_and_replicas(make, strategy):
     )
 
 
+def test_replicas_cannot_send_different_rates_nor_update_alone(make, strategy):
+    table = TableConfig(40_000, 8, name="t", combiner="sum", optimizer=SGD(lambda: 0.5))
+    embedding = make([FeatureConfig(table)], 4)
+    before = embedding.read_tables()[table]["rows"]
+
+    def send(config, rates):
+        (activations,) = embedding.dequeue()
+        send_tpu_embedding_gradients([jnp.ones_like(activations)], [np.float32(rates)], config)
+
+    def update(of_replicas):
+        activations = embedding.dequeue()
+        if get_replica_context().replica_id_in_sync_group in of_replicas:
+            embedding.apply_gradients(jax.tree.map(jnp.ones_like, activations))
+
+    for kind, message, function, arguments in (
+        (ValueError, r"by replica: {0: \[1.0\], 1: \[2.0\]}", send, (embedding.serialized_config, PerReplica((1, 2)))),
+        (RuntimeError, r"ended on replicas \[0\]", update, ([1],)),
+    ):
+        embedding.enqueue([np.arange(4)])
+        with pytest.raises(kind, match=message):
+            strategy.run(function, args=arguments)
+        embedding.discard()
+    assert np.array_equal(embedding.read_tables()[table]["rows"], before)
+    # Nothing was lost: both ways of an update go on.
+    embedding.enqueue([np.arange(4)])
+    strategy.run(send, args=(embedding.serialized_config, 0.25))
+    embedding.enqueue([np.arange(4)])
+    strategy.run(update, args=([0, 1],))
+    moved = before - embedding.read_tables()[table]["rows"]
+    np.testing.assert_allclose(moved[:4], 0.75, rtol=1e-5)
+
+
+def test_a_function_that_waits_for_a_rate_is_ended_by_the_next_one(make, strategy):
+    interrupts = [KeyboardInterrupt()]
+
+    def rate():
+        if interrupts:
+            raise interrupts.pop()
+        return 0.5
+
+    table = TableConfig(40_000, 8, name="t", combiner="sum", optimizer=SGD(rate))
+    embedding = make([FeatureConfig(table)], 4)
+
+    def step():
+        state = get_replica_context().state
+        activations = embedding.dequeue()
+        try:
+            embedding.apply_gradients(jax.tree.map(jnp.ones_like, activations))
+        except BaseException as error:
+            state["ended by"] = type(error).__name__
+            raise
+        return state.pop("ended by", None)
+
+    embedding.enqueue([np.arange(4)])
+    with pytest.raises(KeyboardInterrupt):
+        strategy.run(step)
+    embedding.discard()
+    embedding.enqueue([np.arange(4)])
+    assert strategy.run(step).values == ("FunctionGivenUp",) * 2
+    assert embedding.metrics.num_steps == 1
+
+
 def test_written_by_two_hosts_read_by_one_and_by_none(make, tmp_path):
     path = str(tmp_path / "saved")
     config, table = declared()

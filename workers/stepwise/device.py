@@ -19,6 +19,7 @@ from podembed.embedding.replicas.replica_context import ReplicaContext, in_repli
 from podembed.embedding.table.table_storage import WrittenTables
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
+from podembed.workers.stepwise.asking import Asked, AskingFunction
 from podembed.workers.stepwise.driver_line import DriverDoor, DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseHost
 from podembed.workers.stepwise.line import Answered, Line, LineEnd, Packing
@@ -140,7 +141,7 @@ class ReplicaEngine:
         self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
     ) -> None:
         (own,) = gradients
-        rates = list(rates_at(learning_rates, lambda: self._call(StepwiseHost.num_steps)))
+        rates = list(rates_at(learning_rates, lambda: self._call(StepwiseHost.next_step, name)))
         dequeued, self._dequeued = self._dequeued, None
         slot = None if dequeued is None else dequeued[0].slot_of_gradients
         if slot is None and self._values is not None:
@@ -211,6 +212,9 @@ class StepwiseDevice:
         self._line: LineEnd | None = None
         self._driver_line: Line | None = None
         self._attached: Callable[[HostCalls], ReplicaEngine] | None = None
+        # Whether a function may have to ask the driver for learning rates, and the one that waits for an answer.
+        self._may_ask = False
+        self._asking: AskingFunction | None = None
         self._tracker = Tracker()
         self._is_in_gang = False
 
@@ -257,10 +261,13 @@ class StepwiseDevice:
         own_values = None if values is None else DeviceValues(values)
         self._link = link
         self._attached = lambda host: ReplicaEngine(spec, host, own_values)
+        self._may_ask = None in spec.learning_rates
 
     def detach(self) -> None:
         """From now on functions find no engine."""
+        self.give_up()
         self._attached = None
+        self._may_ask = False
         forget_kept()
         if self._line is not None:
             self._line.close()
@@ -272,16 +279,45 @@ class StepwiseDevice:
 
     def run_function(
         self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], after: int = 0
-    ) -> Ran:
-        """Calls `function` as this host's replica.
+    ) -> Ran | Asked:
+        """Calls `function` as this host's replica. It goes on with `go_on` if it asks something.
 
         Args:
           after: number of the last `enqueue` of the driver that must have ended before the host answers this function.
         """
+        self.give_up()
         if self._attached is None:
             return Ran(self._run(function, arguments, keywords, None), None)
         host = HostCalls(self._link, self._tracker, after)
-        return Ran(self._run(function, arguments, keywords, self._attached(host)), host.has_room)
+        engine = self._attached(host)
+        if not self._may_ask:
+            return Ran(self._run(function, arguments, keywords, engine), host.has_room)
+        self._asking = AskingFunction(
+            lambda ask: Ran(self._run(function, arguments, keywords, engine, ask), host.has_room)
+        )
+        return self._until_asked(self._asking.start)
+
+    def go_on(self, answer: Any) -> Ran | Asked:
+        """Answers what the function asked; the rest as `run_function`."""
+        asking = self._asking
+        if asking is None:
+            raise RuntimeError("go_on was called for a function that did not ask. Expected an answer of Asked before.")
+        return self._until_asked(lambda: asking.go_on(answer))
+
+    def _until_asked(self, work: Callable[[], Ran | Asked]) -> Ran | Asked:
+        found = None
+        try:
+            found = work()
+            return found
+        finally:
+            if not isinstance(found, Asked):
+                self._asking = None
+
+    def give_up(self) -> None:
+        """Ends a function that waits for an answer, if there is one: none will come."""
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.give_up()
 
     def _run(
         self,
@@ -289,8 +325,9 @@ class StepwiseDevice:
         arguments: Sequence[Any],
         keywords: Mapping[str, Any],
         engine: ReplicaEngine | None,
+        ask: Callable[[Any], Any] | None = None,
     ) -> Any:
-        context = ReplicaContext(self._host, self._num_hosts, engine, self._state)
+        context = ReplicaContext(self._host, self._num_hosts, engine, self._state, ask)
         with self._tracker.phase(Phase.USER_FUNCTION), in_replica(context):
             try:
                 found = function(*arguments, **keywords)

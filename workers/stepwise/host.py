@@ -249,9 +249,13 @@ class StepwiseHost:
         gradients = layout.blocks(self._values.gradients(placed.slot, layout.num_floats))
         self._running.apply_gradients(gradients, learning_rates, name)
 
-    def num_steps(self) -> int:
-        """Calls of `apply_gradients` so far, which is the number of the next step."""
-        return self._running.num_steps
+    def next_step(self, name: str | None) -> int:
+        """The number of the step whose gradients come next, from 0.
+
+        Raises:
+          OrderError: as `apply_gradients`, so that rates are asked for no step that is refused.
+        """
+        return self._running.next_step(name)
 
     def discard(self) -> None:
         """Forgets batches in flight."""

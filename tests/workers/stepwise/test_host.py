@@ -122,7 +122,7 @@ def test_hosts_together_do_what_one_engine_does(hosts, is_pipelined, is_whole):
         alone.apply_gradients([gradients], lambda step: [0.1, 0.2, 0.3], None)
         cut = [np.split(one, np.cumsum([len(p[f]) for p in found])[:-1]) for f, one in enumerate(gradients)]
         together(lambda at, cut=cut: made[at].apply_gradients([own[at] for own in cut], [0.1, 0.2, 0.3], None))
-        assert {host.num_steps() for host in made} == {step + 1}
+        assert {host.metrics().num_steps for host in made} == {step + 1}
     together(lambda at: made[at].drain())
     for table, arrays in enumerate(alone.read_tables()):
         layout = spec.tables[table].layout
@@ -441,7 +441,7 @@ def test_a_function_goes_on_beside_an_update_that_cannot_be_refused(hosts):
     own_calls = [line for line in link.log if "apply" in line or line in ("goes on", "begin enqueue")]
     one = ["begin enqueue", begin_update, "goes on", wait_for_update]
     assert own_calls == one + one
-    assert made[0].num_steps() == 2
+    assert made[0].metrics().num_steps == 2
     # Under a name that the host does not wait for, the refusal is raised where the function can see it.
     link.log.clear()
     with pytest.raises(OrderError, match="name='other'"):
