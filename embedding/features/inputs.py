@@ -154,7 +154,8 @@ def checked_weights(feature_input: FeatureInput, values: np.ndarray) -> np.ndarr
             f"Found weights of shape {values.shape} for {path}. Expected {feature_input.ids.shape}, one for each id. "
             "Pass them in the order of the ids."
         )
-    if values.dtype.kind not in "fiu" and values.size:
+    # As JAX sees it: to numpy, bfloat16 is no float.
+    if not any(jax.dtypes.issubdtype(values.dtype, kind) for kind in (np.floating, np.integer)) and values.size:
         raise ValueError(
             f"Found weights of dtype {values.dtype} for {path}. Expected numbers. Pass weights.astype(np.float32)."
         )
@@ -333,10 +334,17 @@ def _sorted_sparse(path: str, places: np.ndarray, ids: np.ndarray, shape: tuple[
 
 def _read_scipy(path: str, matrix: Any) -> FeatureInput:
     # As coordinates: converting to rows would add up entries at one place.
-    entries = matrix.tocoo()
+    entries = _entries(matrix)
     shape = entries.shape
     places = np.stack([np.asarray(axis, np.int64) for axis in entries.coords], axis=1)
     return _read_sparse(path, places, entries.data, shape)
+
+
+def _entries(matrix: Any) -> Any:
+    """A `scipy.sparse` matrix as coordinates, in its own order. A dict of entries has none, so those come row by row:
+    ids and weights were put in one by one.
+    """
+    return (matrix.tocsr().sorted_indices() if matrix.format == "dok" else matrix).tocoo()
 
 
 def _of_pyarrow(path: str, array: Any) -> Ragged:
@@ -365,7 +373,7 @@ def _weight_values(weight: Any) -> np.ndarray | None:
     if isinstance(weight, Ragged | Sparse):
         return np.asarray(weight.values)
     if is_of(weight, "scipy"):
-        return np.asarray(weight.tocoo().data)
+        return np.asarray(_entries(weight).data)
     if is_of(weight, "pyarrow"):
         return np.asarray(_of_pyarrow("weights", weight).values)
     return None

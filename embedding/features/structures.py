@@ -33,7 +33,7 @@ def pack_like(structure: Any, leaves: Sequence[Any]) -> Any:
 
 def map_leaves(structure: Any, make_leaf: Callable[[], Any]) -> Any:
     """The nesting of `structure` with each leaf, in flat order, replaced by a call of `make_leaf`."""
-    if not _is_nested(structure):
+    if not is_nested(structure):
         return make_leaf()
     if isinstance(structure, Mapping):
         made = {key: map_leaves(structure[key], make_leaf) for key in sorted_keys(structure)}
@@ -105,11 +105,11 @@ def shown_path(path: str) -> str:
 
 def _is_flat_dict(structure: Any) -> bool:
     """A dict of leaves, which most structures are. Each step asks several times, so these get by without recursion."""
-    return type(structure) is dict and not any(map(_is_nested, structure.values()))
+    return type(structure) is dict and not any(map(is_nested, structure.values()))
 
 
 def _walk(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    if not _is_nested(structure):
+    if not is_nested(structure):
         yield "/".join(path), structure
         return
     for key, child in _children(structure):
@@ -126,7 +126,7 @@ def _children(structure: Any) -> list[tuple[str, Any]]:
 
 def _compare(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> None:
     _require_same_kind(expected, found, what, path)
-    if not _is_nested(expected):
+    if not is_nested(expected):
         return
     if isinstance(expected, Mapping):
         _compare_keys(expected, found, what, path)
@@ -141,13 +141,13 @@ def _compare(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> Non
 
 
 def _require_same_kind(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> None:
-    if _is_nested(expected) != _is_nested(found):
+    if is_nested(expected) != is_nested(found):
         raise ValueError(
             f"The structure of {what} differs{_at(path)}: found {_describe(found)}. Expected {_describe(expected)}, as "
             "in feature_config. "
             "Nest it like feature_config."
         )
-    if _is_nested(expected) and not _same_type(expected, found):
+    if is_nested(expected) and not _same_type(expected, found):
         raise TypeError(
             f"The structure of {what} differs{_at(path)}: found a {_type_name(found)}. Expected a "
             f"{_type_name(expected)}, "
@@ -185,13 +185,15 @@ def _same_type(expected: Any, found: Any) -> bool:
     return isinstance(found, list) == isinstance(expected, list) and not isinstance(found, Mapping)
 
 
-def _is_nested(structure: Any) -> bool:
+def is_nested(structure: Any) -> bool:
+    """Whether a value has leaves, or else is one."""
     return _is_nested_type(type(structure))
 
 
 @lru_cache(maxsize=256)
 def _is_nested_type(kind: type) -> bool:
-    return issubclass(kind, Mapping | list | tuple)
+    # A `dok` matrix of scipy is a dict, and yet one value.
+    return issubclass(kind, Mapping | list | tuple) and not kind.__module__.startswith("scipy.")
 
 
 def _is_namedtuple(structure: Any) -> bool:
@@ -215,6 +217,6 @@ def _type_name(structure: Any) -> str:
 
 
 def _describe(structure: Any) -> str:
-    if _is_nested(structure):
+    if is_nested(structure):
         return f"a {type(structure).__name__} of {len(structure)}"
     return "a single value" if structure is not None else "None"

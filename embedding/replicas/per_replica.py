@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from podembed.embedding.features.structures import is_nested
+
 
 @dataclass(frozen=True, slots=True)
 class PerReplica:
@@ -20,10 +22,10 @@ def local_value(value: Any, replica: int) -> Any:
     """
     if isinstance(value, PerReplica):
         return value.values[replica]
+    if not is_nested(value):
+        return value
     if isinstance(value, Mapping):
         return type(value)({key: local_value(child, replica) for key, child in value.items()})  # pyright: ignore[reportCallIssue]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(local_value(child, replica) for child in value))
-    if isinstance(value, list | tuple):
-        return type(value)([local_value(child, replica) for child in value])
-    return value
+    return type(value)([local_value(child, replica) for child in value])

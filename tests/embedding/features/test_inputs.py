@@ -159,11 +159,26 @@ def test_weights_that_do_not_fit_are_refused(value, weight, text):
         (Ragged.of_lists([[1, 2]]), pa.array([[0.5, 2.0]])),
         (Ragged.of([1, 2], [0, 2], [0.5, 2.0]), None),
         (Sparse([[0, 0], [0, 1]], [1, 2], (1, 2)), sp.coo_matrix(([0.5, 2.0], ([0, 0], [0, 1])))),
+        (Ragged.of_lists([[1, 2]]), Ragged(jnp.array([0.5, 2.0], jnp.bfloat16), [0, 2])),
+        (Ragged.of([1, 2], [0, 2], jnp.array([0.5, 2.0], jnp.bfloat16)), None),
+        (Ragged.of_lists([[1, 2]]), Ragged(np.array([0.5, 2.0], jnp.float8_e5m2), [0, 2])),
     ],
 )
 def test_weights_become_float32(value, weight):
     found = with_weight(read_input("f", value), weight).weights
     assert (found.tolist(), found.dtype) == ([0.5, 2.0], np.float32)
+
+
+def test_entries_of_a_dict_come_row_by_row_in_whatever_order_they_were_put_in():
+    ids, weights = sp.dok_array((3, 3), dtype=np.int64), sp.dok_array((3, 3), dtype=np.float32)
+    entries = {(0, 0): 3, (1, 1): 5, (1, 2): 7, (2, 0): 1}
+    for place in entries:
+        weights[place] = entries[place]
+    for place in reversed(entries):
+        ids[place] = entries[place]
+    found = with_weight(read_input("f", ids), weights)
+    assert rows_of(found) == [[3], [5, 7], [1]]
+    assert found.weights.tolist() == [3.0, 5.0, 7.0, 1.0]
 
 
 def test_only_the_values_of_a_weight_are_used():

@@ -35,6 +35,7 @@ FORMS = {
     "coo": lambda rows: as_scipy(rows, "coo"),
     "csr": lambda rows: as_scipy(rows, "csr"),
     "csc": lambda rows: as_scipy(rows, "csc"),
+    "dok": lambda rows: as_scipy(rows, "dok"),
     "matrix": lambda rows: scipy.sparse.csr_matrix(as_scipy(rows, "csr")),
     "pyarrow": lambda rows: pa.array(rows, pa.list_(pa.int64())),
     "chunked": lambda rows: pa.chunked_array(
