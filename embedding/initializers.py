@@ -173,7 +173,7 @@ def row_source(
       ValueError: the parameters fit none of these, or `num_rows` is missing where it is needed.
     """
     own_seed = table_seed(seed, table_name)
-    style = _style(initializer, table_name)
+    style = initializer_style(initializer, f"table '{table_name}'")
     if style == "rows":
         return _RowWise(initializer, own_seed, table_name)
     if num_rows is None:
@@ -187,7 +187,16 @@ def row_source(
     return _Whole(initializer, (num_rows, dim), own_seed if style == "key" else None, table_name)
 
 
-def _style(initializer: Callable[..., Any], table_name: str) -> str:
+def initializer_style(initializer: Callable[..., Any], owner: str) -> str:
+    """How an initializer is called: "rows" (rows, dim, seed), "shape" (shape, dtype), "shard_info" (shape, dtype,
+    shard_info) or "key" (key, shape, dtype).
+
+    Args:
+      owner: whose it is, in messages.
+
+    Raises:
+      ValueError: its parameters are none of these.
+    """
     try:
         parameters = inspect.signature(initializer).parameters
     except (TypeError, ValueError):
@@ -207,7 +216,7 @@ def _style(initializer: Callable[..., Any], table_name: str) -> str:
     if names[:1] == ["shape"] or len(required) in (1, 2):
         return "shape"
     raise ValueError(
-        f"Found initializer {initializer!r} of table '{table_name}' with parameters ({', '.join(names)}). "
+        f"Found initializer {initializer!r} of {owner} with parameters ({', '.join(names)}). "
         "Expected (rows, dim, seed), (shape, dtype), (shape, dtype, shard_info) or (key, shape, dtype). Wrap it in one "
         "of these."
     )
@@ -229,7 +238,8 @@ def fills_single_rows(initializer: Callable[..., Any], table_name: str) -> bool:
     Raises:
       ValueError: as `row_source`.
     """
-    return _style(initializer, table_name) == "rows" and not getattr(initializer, "reads_in_order", False)
+    style = initializer_style(initializer, f"table '{table_name}'")
+    return style == "rows" and not getattr(initializer, "reads_in_order", False)
 
 
 class _RowWise:

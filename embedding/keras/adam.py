@@ -7,14 +7,12 @@ row's moments decay in every step, as in Keras.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from podembed.embedding.keras.array_operators import cast_to
 from podembed.embedding.keras.gradients import dense_gradient
@@ -109,7 +107,7 @@ class AdamW(Adam):
     2019).
 
     2.9 itself subtracts `w * (1 - lr * weight_decay)`, which wipes out the weights in one step; here is what it and its
-    successors document. `exclude_from_weight_decay` is theirs.
+    successors document. It is Adam with a decay by default.
     """
 
     def __init__(
@@ -149,62 +147,13 @@ class AdamW(Adam):
             ema_overwrite_frequency,
             jit_compile,
             name,
+            weight_decay=weight_decay,
             **kwargs,
         )
         if weight_decay is None:
             raise ValueError(
                 "Found no weight_decay. Expected a number. Use 0.004, the default, or the class Adam for none."
             )
-        self.weight_decay = weight_decay
-        self._excluded_variables: list[Variable] = []
-        self._excluded_names: list[str] = []
-
-    def exclude_from_weight_decay(
-        self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None
-    ) -> None:
-        """Leaves out of the decay the given variables and those in whose name one of the regular expressions is found.
-
-        Raises:
-          RuntimeError: the optimizer has been built.
-        """
-        self._require_own_trace("exclude_from_weight_decay")
-        if self._built:
-            raise RuntimeError(
-                "Found an optimizer that is built. Expected exclusions before the first apply_gradients. "
-                "Call exclude_from_weight_decay right after construction."
-            )
-        self._excluded_variables = list(var_list or ())
-        self._excluded_names = list(var_names or ())
-
-    def update_step(self, gradient: Any, variable: Variable) -> None:
-        if self.weight_decay != 0 and self._is_decayed(variable):
-            rate = cast_to(self.learning_rate.value, variable.dtype)
-            variable.assign_sub(variable.value * rate * self.weight_decay)
-        super().update_step(gradient, variable)
-
-    def as_optax(self) -> optax.GradientTransformation:
-        """As `Optimizer.as_optax`.
-
-        Raises:
-          ValueError: variables were excluded as objects; parameters of optax have only names.
-        """
-        if self._excluded_variables:
-            raise ValueError(
-                f"Found variables {[one.name for one in self._excluded_variables]} excluded from the decay as objects. "
-                "Expected names, "
-                "for optax knows parameters by their paths. Use exclude_from_weight_decay(var_names=[...])."
-            )
-        return super().as_optax()
-
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        config["weight_decay"] = self.weight_decay
-        return config
-
-    def _is_decayed(self, variable: Variable) -> bool:
-        if any(variable is one for one in self._excluded_variables):
-            return False
-        return not any(re.search(pattern, variable.name) for pattern in self._excluded_names)
 
 
 def step_number(optimizer: Optimizer, variable: Variable) -> Any:

@@ -102,6 +102,7 @@ class _UpdateProgram:
         own = own_variables(self._optimizer)
         with bound(variables, values), bound(own, own_values):
             for gradient, variable in zip(gradients, variables, strict=True):
+                self._optimizer._decay(variable)
                 self._optimizer.update_step(gradient, variable)
             return [one.value for one in variables], [one.value for one in own]
 

@@ -80,8 +80,12 @@ def _as_dtype(gradient: Gradient, dtype: np.dtype) -> Gradient:
     return gradient.astype(dtype)
 
 
-def present(pairs: GradsAndVars) -> list[tuple[Gradient, Variable]]:
-    """The pairs that have a gradient. Warns of variables without one, and raises ValueError if there is none at all."""
+def present(pairs: GradsAndVars, warned: set[str]) -> list[tuple[Gradient, Variable]]:
+    """The pairs that have a gradient. Raises ValueError if there is none at all.
+
+    Args:
+      warned: names of variables that a warning has named as having none; gets the new ones.
+    """
     present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     missing = [variable.name for gradient, variable in pairs if gradient is None]
     if not present:
@@ -89,8 +93,9 @@ def present(pairs: GradsAndVars) -> list[tuple[Gradient, Variable]]:
             f"Found no gradient for any variable of {missing}. Expected at least one. Check that the loss depends on "
             "them."
         )
-    if missing:
-        _logger.warning("Gradients do not exist for variables %s; they stay as they are in this step.", missing)
+    if not warned.issuperset(missing):
+        _logger.warning("Gradients do not exist for variables %s; they stay as they are in such a step.", missing)
+        warned.update(missing)
     return present
 
 

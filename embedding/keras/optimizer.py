@@ -12,6 +12,7 @@ average belongs to its own variable. Rows that occur twice in a `RowSlices` are 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from jax.core import Tracer
 
 from podembed.embedding.keras import functional as keras_functional
 from podembed.embedding.keras import schedules
-from podembed.embedding.keras.array_operators import plain
+from podembed.embedding.keras.array_operators import cast_to, plain
 from podembed.embedding.keras.gradients import Gradient, GradsAndVars, checked_pair, checked_pairs, clipped, present
 from podembed.embedding.keras.optimizer_variables import OptimizerVariables
 from podembed.embedding.keras.reducer import GradientReducer, default_gradient_reducer
@@ -59,6 +60,8 @@ class Optimizer(OptimizerVariables):
       ema_overwrite_frequency: every so many steps variables take the value of their average; None or 0 for never.
       jit_compile: compile the updates of a step into one program. Becomes False where there is no GPU; the attribute
         can be set to True afterwards all the same.
+      weight_decay: before the update, each variable that has a gradient loses this part of itself times the rate:
+        `w -= w * weight_decay * lr`, as in Keras 3. None and 0 for no decay.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Optimizer(OptimizerVariables):
         ema_momentum: float = 0.99,
         ema_overwrite_frequency: int | None = None,
         jit_compile: bool = True,
+        weight_decay: float | None = None,
         **kwargs: Any,
     ) -> None:
         """Checks the arguments.
@@ -88,7 +92,12 @@ class Optimizer(OptimizerVariables):
         self.ema_momentum = ema_momentum
         self.ema_overwrite_frequency = ema_overwrite_frequency
         self.jit_compile = bool(jit_compile) and jax.default_backend() == "gpu"
+        self.weight_decay = weight_decay
+        self._excluded_variables: list[Variable] = []
+        self._excluded_names: list[str] = []
         self.gradient_reducer: GradientReducer | None = None
+        # Variables that were named once as having no gradient.
+        self._warned: set[str] = set()
         _check_averaging(use_ema, ema_momentum, ema_overwrite_frequency)
         if clipnorm is not None and global_clipnorm is not None:
             raise ValueError(
@@ -172,7 +181,7 @@ class Optimizer(OptimizerVariables):
 
         Args:
           grads_and_vars: pairs of a gradient (array, numbers, `RowSlices`) and a `Variable`. None leaves its variable,
-            the variable's slots and its average alone and warns.
+            the variable's slots and its average alone, and warns the first time.
           skip_gradients_aggregation: the gradients are already sums over the processes.
 
         Raises:
@@ -188,7 +197,7 @@ class Optimizer(OptimizerVariables):
             pairs = self.aggregate_gradients(pairs)
         if isinstance(self._learning_rate, LearningRateSchedule):
             self._current_learning_rate.assign(self._learning_rate(self.iterations))
-        given = present(pairs)
+        given = present(pairs, self._warned)
         with self._named_scope():
             self.build([variable for _, variable in pairs])
         gradients = self._clip_gradients([gradient for gradient, _ in given])
@@ -232,7 +241,35 @@ class Optimizer(OptimizerVariables):
             keras_functional.update_compiled(self, gradients, variables)
             return
         for gradient, variable in zip(gradients, variables, strict=True):
+            self._decay(variable)
             self.update_step(gradient, variable)
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Leaves out of the decay the given variables and those in whose name one of the regular expressions is found.
+
+        Raises:
+          RuntimeError: the optimizer has been built.
+        """
+        self._require_own_trace("exclude_from_weight_decay")
+        if self._built:
+            raise RuntimeError(
+                "Found an optimizer that is built. Expected exclusions before the first apply_gradients. "
+                "Call exclude_from_weight_decay right after construction."
+            )
+        self._excluded_variables = list(var_list or ())
+        self._excluded_names = list(var_names or ())
+
+    def _decay(self, variable: Variable) -> None:
+        if self.weight_decay and self._is_decayed(variable):
+            rate = cast_to(self.learning_rate.value, variable.dtype)
+            variable.assign_sub(variable.value * rate * self.weight_decay)
+
+    def _is_decayed(self, variable: Variable) -> bool:
+        if any(variable is one for one in self._excluded_variables):
+            return False
+        return not any(re.search(pattern, variable.name) for pattern in self._excluded_names)
 
     def _require_known(self, variable: Variable) -> None:
         if self._var_key(variable) not in self._index_dict:
@@ -269,7 +306,13 @@ class Optimizer(OptimizerVariables):
         return value() if callable(value) else value
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor arguments, without the name as in 2.9. Subclasses add the rate and their own."""
+        """Returns the constructor arguments, without the name as in 2.9. Subclasses add the rate and their own. A
+        decay is in it if there is one, since 2.9 knows none.
+
+        Raises:
+          TypeError: in subclasses, where the rate is a function.
+        """
+        decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
         return {
             "clipnorm": self.clipnorm,
             "global_clipnorm": self.global_clipnorm,
@@ -278,6 +321,7 @@ class Optimizer(OptimizerVariables):
             "ema_momentum": self.ema_momentum,
             "ema_overwrite_frequency": self.ema_overwrite_frequency,
             "jit_compile": self.jit_compile,
+            **decay,
         }
 
     @classmethod
@@ -291,7 +335,17 @@ class Optimizer(OptimizerVariables):
         return cls(**arguments)
 
     def as_optax(self) -> optax.GradientTransformation:
-        """Returns the same optimizer as a pure transformation, see `keras_functional.as_optax`."""
+        """Returns the same optimizer as a pure transformation, see `keras_functional.as_optax`.
+
+        Raises:
+          ValueError: variables were excluded from the decay as objects; parameters of optax have only names.
+        """
+        if self._excluded_variables:
+            raise ValueError(
+                f"Found variables {[one.name for one in self._excluded_variables]} excluded from the decay as objects. "
+                "Expected names, "
+                "for optax knows parameters by their paths. Use exclude_from_weight_decay(var_names=[...])."
+            )
         return keras_functional.as_optax(self)
 
 

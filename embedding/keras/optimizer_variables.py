@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from podembed.embedding.keras import functional as keras_functional
-from podembed.embedding.keras.schedules import LearningRateSchedule
+from podembed.embedding.keras.module_members import ModuleMembers
+from podembed.embedding.keras.named_initializers import initial_value_of
+from podembed.embedding.keras.schedules import FunctionSchedule, LearningRateSchedule
 from podembed.embedding.keras.variable import Variable
+from podembed.embedding.row_optimizers.base import needs_step
 from podembed.embedding.tracing import current_trace, require_own_trace
 
-# numpy's, since JAX's would warn about counters of 64 bits.
-_INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}
 _FUNCTIONAL = (
     "Inside use the pure form: `transformation = optimizer.as_optax()`, then `transformation.update(gradients, state, "
     "parameters)`."
 )
 
 
-class OptimizerVariables:
+class OptimizerVariables(ModuleMembers):
     """The variables of one optimizer, not the model's. Mutable by every step, outside of functions that JAX traces.
 
     Args:
@@ -52,6 +52,7 @@ class OptimizerVariables:
 
     @property
     def name(self) -> str:
+        """As given to the constructor."""
         return self._name
 
     @property
@@ -125,14 +126,16 @@ class OptimizerVariables:
         self.learning_rate = value
 
     @property
-    def variables(self) -> list[Variable]:
-        """All variables of the optimizer: iterations, rate, averages, slots. Not the model's."""
+    def variables(self) -> list[Variable]:  # pyright: ignore[reportIncompatibleMethodOverride]  # as in 2.9
+        """All variables of the optimizer: iterations, rate, averages, slots. Not the model's, and none is trainable."""
         return keras_functional.own_variables(self)
 
     def _build_learning_rate(self, learning_rate: Any) -> Variable | LearningRateSchedule:
-        """Returns what to keep as `self._learning_rate`: a schedule as it is, a number or what a callable returns as a
-        variable.
+        """Returns what to keep as `self._learning_rate`: a schedule as it is, a function of the step, as those of
+        optax, as a schedule, and a number or what a callable without arguments returns as a variable.
         """
+        if callable(learning_rate) and not isinstance(learning_rate, LearningRateSchedule | Variable):
+            learning_rate = FunctionSchedule(learning_rate) if needs_step(learning_rate) else learning_rate
         if isinstance(learning_rate, LearningRateSchedule):
             self._current_learning_rate = Variable(
                 learning_rate(self.iterations), trainable=False, name="learning_rate", dtype=np.float32
@@ -153,37 +156,47 @@ class OptimizerVariables:
         Args:
           shape: None for a scalar.
           dtype: None for float32.
-          initializer: "zeros", "ones" or a function of (shape, dtype).
+          initializer: as of `named_initializers.initial_value_of`. Random ones begin from `name`, the same in every
+            process.
           name: prefixed with the optimizer's name when called during `apply_gradients`.
 
         Raises:
-          ValueError: an initializer of another name.
+          ValueError: an initializer of another name, or one that makes another shape.
         """
         self._require_own_trace("add_variable")
-        if isinstance(initializer, str):
-            if initializer not in _INITIALIZERS:
-                raise ValueError(
-                    f"Found initializer '{initializer}'. Expected one of {sorted(_INITIALIZERS)}. Pass a function of "
-                    "(shape, dtype)."
-                )
-            initializer = _INITIALIZERS[initializer]
-        value = initializer(
-            () if shape is None else tuple(np.atleast_1d(shape).tolist()), np.dtype(dtype or np.float32)
-        )
-        return self._tracked(Variable(value, trainable=False, name=f"{self._scope}{name or 'Variable'}", dtype=dtype))
+        own_shape = () if shape is None else tuple(np.atleast_1d(shape).tolist())
+        name = f"{self._scope}{name or 'Variable'}"
+        value = initial_value_of(initializer, own_shape, np.dtype(dtype or np.float32), name)
+        return self._tracked(Variable(value, trainable=False, name=name, dtype=dtype, shape=own_shape))
 
     def add_variable_from_reference(
-        self, model_variable: Variable, variable_name: str, shape: Any = None, initial_value: Any = None
+        self,
+        model_variable: Variable,
+        variable_name: str,
+        shape: Any = None,
+        initial_value: Any = None,
+        initializer: str | Callable[..., Any] = "zeros",
     ) -> Variable:
-        """Makes a slot of a model variable: its dtype, its shape unless given, zeros unless given, not trainable.
+        """Makes a slot of a model variable: its dtype, its shape unless given, not trainable. It begins with
+        `initial_value`, else with what the initializer makes.
 
         It is called "<variable_name>/<model variable's name>", during `apply_gradients` "<optimizer name>/" before it.
+
+        Args:
+          initializer: as of `add_variable`.
+
+        Raises:
+          ValueError: as `add_variable`.
         """
         self._require_own_trace("add_variable_from_reference")
-        if initial_value is None:
-            initial_value = jnp.zeros(model_variable.shape if shape is None else tuple(shape), model_variable.dtype)
         name = f"{self._scope}{variable_name}/{model_variable.name}"
+        if initial_value is None:
+            own_shape = model_variable.shape if shape is None else tuple(shape)
+            initial_value = initial_value_of(initializer, own_shape, model_variable.dtype, name)
         return self._tracked(Variable(initial_value, trainable=False, name=name, dtype=model_variable.dtype))
+
+    def _held_variables(self) -> tuple[Variable, ...]:
+        return tuple(self.variables)
 
     def _tracked(self, variable: Variable) -> Variable:
         self._created.append(variable)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,24 @@ class LearningRateSchedule:
     def from_config(cls, config: Mapping[str, Any]) -> LearningRateSchedule:
         """Returns the schedule with these constructor arguments."""
         return cls(**config)
+
+
+class FunctionSchedule(LearningRateSchedule):
+    """A function of the step, such as a schedule of optax, as a schedule that an optimizer follows."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, step: Any) -> jax.Array:
+        return _float32(self._function(plain(step)))
+
+    def get_config(self) -> dict[str, Any]:
+        """Raises TypeError: what a function does cannot be written down."""
+        raise TypeError(
+            f"Found {self._function!r} as the learning rate of an optimizer to be described. Expected a number or a "
+            "LearningRateSchedule, since a function cannot be written into a configuration. Use one of "
+            "keras.schedules, or a subclass of LearningRateSchedule with get_config."
+        )
 
 
 class _DeclaredSchedule(LearningRateSchedule):
@@ -161,21 +179,43 @@ class PolynomialDecay(_DeclaredSchedule):
 
 @dataclass(frozen=True)
 class CosineDecay(_DeclaredSchedule):
-    """Half a cosine from `initial_learning_rate` to `alpha` times it over `decay_steps` (Loshchilov & Hutter, 2016)."""
+    """Half a cosine from `initial_learning_rate` to `alpha` times it over `decay_steps` (Loshchilov & Hutter, 2016).
+
+    With `warmup_target`, as in Keras 3, the rate first rises (or falls) evenly from `initial_learning_rate` to it in
+    `warmup_steps`; the cosine begins there and lasts `decay_steps` more.
+    """
 
     initial_learning_rate: float
     decay_steps: int
     alpha: float = 0.0
     name: str | None = None
+    warmup_target: float | None = None
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         _require_positive("decay_steps", self.decay_steps)
+        if not isinstance(self.warmup_steps, Tracer) and self.warmup_steps < 0:
+            raise ValueError(f"Found warmup_steps={self.warmup_steps}. Expected 0 or more. Pass 0 for no warmup.")
+        if self.warmup_target is None and self.warmup_steps:
+            raise ValueError(
+                f"Found warmup_steps={self.warmup_steps} without warmup_target. Expected the rate at which the warmup "
+                "ends. Pass warmup_target, and the first rate as initial_learning_rate."
+            )
 
     def __call__(self, step: Any) -> jax.Array:
+        initial = _float32(self.initial_learning_rate)
+        if self.warmup_target is None:
+            return self._cosine(_float32(step), initial)
+        target, after = _float32(self.warmup_target), _float32(step) - _float32(self.warmup_steps)
+        # Without steps there is nothing to divide by, and no step before them.
+        fraction = _float32(step) / _divisor(max(self.warmup_steps, 1))
+        return jnp.where(after < 0, initial + (target - initial) * fraction, self._cosine(after, target))
+
+    def _cosine(self, step: jax.Array, peak: jax.Array) -> jax.Array:
         duration = _divisor(self.decay_steps)
-        fraction = jnp.minimum(_float32(step), duration) / duration
+        fraction = jnp.minimum(step, duration) / duration
         cosine = 0.5 * (1.0 + jnp.cos(_float32(math.pi) * fraction))
-        return _float32(self.initial_learning_rate) * ((1.0 - self.alpha) * cosine + self.alpha)
+        return peak * ((1.0 - self.alpha) * cosine + self.alpha)
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ def learning_rate_at(learning_rate: LearningRate, step: int) -> float:
     """
     if not callable(learning_rate):
         return float(learning_rate)
-    rate = learning_rate(step) if _needs_step(learning_rate) else learning_rate()
+    rate = learning_rate(step) if needs_step(learning_rate) else learning_rate()
     if not is_number(rate):
         raise TypeError(
             f"Found {rate!r} from the learning rate {learning_rate!r}. Expected one number. Return a float."
@@ -322,7 +322,8 @@ def learning_rate_at(learning_rate: LearningRate, step: int) -> float:
     return float(rate)
 
 
-def _needs_step(function: Callable[..., Any]) -> bool:
+def needs_step(function: Callable[..., Any]) -> bool:
+    """Whether a learning rate is a function of the step: one argument at least has no default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

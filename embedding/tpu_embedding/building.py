@@ -5,6 +5,7 @@ Which engine that is, the strategy decides in whose scope the object was made (`
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from podembed.embedding.features.shapes import (
     share_of,
     times,
 )
+from podembed.embedding.keras.module_members import ModuleMembers
 from podembed.embedding.optimizers import Optimizer
 from podembed.embedding.replicas.dynamic_rates import DynamicRates, RatesOfDriver
 from podembed.embedding.replicas.kept import Kept
@@ -30,7 +32,6 @@ from podembed.embedding.tpu_embedding.attaching import require_same_configuratio
 from podembed.embedding.tpu_embedding.declared import DeclaredTables
 from podembed.embedding.tpu_embedding.engine_specs import engine_spec, serialized_config
 from podembed.embedding.tpu_embedding.host_tables import HostTables
-from podembed.embedding.tpu_embedding.module_members import ModuleMembers
 from podembed.embedding.tracing import require_eager
 
 
@@ -82,7 +83,8 @@ class BuiltEmbedding(ModuleMembers):
         self._output_shapes: list[Shape] = [times(f.output_shape, replicas) for f in self._declared.features]
         # Per share of the activations last dequeued, vectors of each feature.
         self._sizes: list[list[int]] = []
-        self._warned: set[str] = set()
+        # The same of all its copies.
+        self._key = secrets.token_hex(8)
         self._is_built = False
         if self._strategy is not None and not self._starts_engine and batch_size is None:
             self._engine_of_another(self._strategy, ())

@@ -29,6 +29,7 @@ from podembed.embedding.features.structures import (
     require_same_structure,
     shown_path,
 )
+from podembed.embedding.keras.module_members import ModuleMembers
 from podembed.embedding.keras.variable import Variable
 from podembed.embedding.optimizers import Optimizer
 from podembed.embedding.ragged import Ragged
@@ -37,7 +38,6 @@ from podembed.embedding.table.table_storage import WrittenTables, storage
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tpu_embedding.declared import DeclaredTables
 from podembed.embedding.tpu_embedding.host_tables import HostTables
-from podembed.embedding.tpu_embedding.module_members import ModuleMembers
 
 _logger = logging.getLogger(__name__)
 

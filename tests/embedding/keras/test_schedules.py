@@ -273,3 +273,44 @@ def test_the_base_class_only_says_what_is_missing():
 def test_bad_arguments_are_refused(make):
     with pytest.raises(ValueError, match=r"Found .* Expected"):
         make()
+
+
+# With Keras 3.15.1 over JAX.
+WARMED_UP = [
+    (
+        {"initial_learning_rate": 0.1, "decay_steps": 10, "alpha": 0.1, "warmup_target": 1.0, "warmup_steps": 4},
+        {
+            0: 0.1,
+            1: 0.325,
+            3: 0.775,
+            4: 1.0,
+            5: 0.9779753684997559,
+            6: 0.9140576124191284,
+            10: 0.4109422564506531,
+            16: 0.1,
+        },
+    ),
+    (
+        {"initial_learning_rate": 0.5, "decay_steps": 8, "warmup_target": 0.25, "warmup_steps": 0},
+        {0: 0.25, 1: 0.24048493802547455, 4: 0.1249999925494194, 8: 0.0, 12: 0.0},
+    ),
+    (
+        {"initial_learning_rate": 0.0, "decay_steps": 5, "alpha": 0.5, "warmup_target": 0.3, "warmup_steps": 3},
+        {0: 0.0, 2: 0.2, 3: 0.3, 5: 0.24817627668380737, 7: 0.16432371735572815, 14: 0.15},
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "rates"), WARMED_UP)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_cosine_may_warm_up_as_in_keras_3(arguments, rates, is_compiled):
+    schedule = CosineDecay(**arguments)
+    rate = jax.jit(schedule) if is_compiled else schedule
+    assert [float(rate(step)) for step in rates] == pytest.approx(list(rates.values()), abs=1e-6)
+    assert schedules.deserialize(schedules.serialize(schedule)) == schedule
+
+
+@pytest.mark.parametrize("arguments", [{"warmup_target": 1.0, "warmup_steps": -1}, {"warmup_steps": 2}])
+def test_half_a_warmup_is_refused(arguments):
+    with pytest.raises(ValueError, match="warmup_steps"):
+        CosineDecay(0.1, 4, **arguments)

@@ -263,7 +263,8 @@ def test_default_configuration_is_that_of_tensorflow(cls):
 def test_constructors_take_what_every_optimizer_takes_in_the_same_order(cls):
     parameters = list(inspect.signature(cls).parameters)
     common = list(inspect.signature(Optimizer).parameters)
-    common = [*common[1:-1], "name", "kwargs"]
+    # Keras 3 has its decay in another place in each class; here it goes by name alone.
+    common = [*(one for one in common[1:-1] if one != "weight_decay"), "name", "kwargs"]
     assert parameters[0] == "learning_rate"
     assert parameters[-len(common) :] == common
 
@@ -344,6 +345,49 @@ def test_adamw_decays_apart_from_the_gradient_and_leaves_out_what_is_excluded():
     assert [one.numpy()[0] for one in (kernel, bias, frozen)] == pytest.approx([0.95, 1.0, 1.0])
     with pytest.raises(RuntimeError, match="before the first apply_gradients"):
         optimizer.exclude_from_weight_decay(var_names=["kernel"])
+
+
+# With Keras 3.15.1 over JAX: rate 0.1, weight_decay=0.3, clipvalue=0.5; a kernel from [1, -2] that gets three
+# gradients, a bias from 0.5 that gets 1 and is excluded by name.
+DECAYED_BY_KERAS_3 = [
+    (SGD, {}, [0.8876505494117737, -1.9345159530639648], 0.34999996423721313),
+    (SGD, {"momentum": 0.9}, [0.8905755281448364, -2.0299160480499268], 0.21949999034404755),
+    (Adagrad, {}, [0.8684057593345642, -1.9886441230773926], 0.2967022657394409),
+    (Adadelta, {}, [0.9125332236289978, -1.8256726264953613], 0.49957090616226196),
+    (Adam, {}, [0.8325826525688171, -2.0905654430389404], 0.200003519654274),
+    (AdamW, {}, [0.8325826525688171, -2.0905654430389404], 0.200003519654274),
+    (Adamax, {}, [0.8280273675918579, -2.053297519683838], 0.20000015199184418),
+    (Nadam, {}, [0.8300803899765015, -2.037487506866455], 0.24522873759269714),
+    (Ftrl, {}, [0.16041703522205353, -1.0643671751022339], 0.029441015794873238),
+    (RMSprop, {}, [0.6741912364959717, -2.4325294494628906], -0.23773720860481262),
+]
+
+
+@pytest.mark.parametrize(("cls", "options", "kernel_after", "bias_after"), DECAYED_BY_KERAS_3)
+@pytest.mark.parametrize("way", ["one by one", "compiled", "optax"])
+def test_every_optimizer_decays_as_in_keras_3(cls, options, kernel_after, bias_after, way):
+    kernel, bias, still = (
+        Variable(value, name=name) for name, value in (("kernel", [1.0, -2.0]), ("bias", [0.5]), ("still", [4.0]))
+    )
+    optimizer = cls(0.1, weight_decay=0.3, clipvalue=0.5, **options)
+    assert cls.from_config(optimizer.get_config()).weight_decay == 0.3
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    optimizer.jit_compile = way == "compiled"
+    params = {"kernel": kernel.value, "bias": bias.value}
+    pure = optimizer.as_optax()
+    state = pure.init(params)
+    for gradient in ([0.25, 2.0], [-1.0, 0.125], [0.5, 0.5]):
+        own = {"kernel": jnp.array(gradient), "bias": jnp.ones(1)}
+        if way == "optax":
+            updates, state = pure.update(own, state, params)
+            params = {name: params[name] + updates[name] for name in params}
+        else:
+            # Without a gradient there is no decay either.
+            optimizer.apply_gradients([(own["kernel"], kernel), (own["bias"], bias), (None, still)])
+            params = {"kernel": kernel.value, "bias": bias.value}
+    np.testing.assert_allclose(params["kernel"], kernel_after, rtol=2e-5)
+    np.testing.assert_allclose(params["bias"], [bias_after], rtol=2e-5)
+    assert float(still.value[0]) == 4.0
 
 
 def test_nadam_counts_the_momentum_product_once_a_step_for_all_variables():

@@ -1,10 +1,12 @@
-"""The members of `tf.Module` that an embedding has."""
+"""The members of `tf.Module` that embeddings and optimizers have."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.keras import sgd_ftrl as keras_optimizers
+from podembed.embedding.keras.variable import Variable
 from podembed.embedding.optimizers import SGD, Adagrad
 from podembed.embedding.replicas.strategies import LocalStrategy
 from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
@@ -64,3 +66,19 @@ def test_names():
             return value * 3
 
     assert "named/add" in jax.jit(scoped).lower(jnp.ones(2)).as_text(debug_info=True)
+
+
+def test_an_optimizer_has_them_and_keeps_its_own_name():
+    class Halving(keras_optimizers.SGD):
+        @keras_optimizers.SGD.with_name_scope
+        def halved(self, value):
+            return value / 2
+
+    optimizer, variable = Halving(0.1, momentum=0.9, name="mine"), Variable([1.0], name="w")
+    optimizer.apply_gradients([([1.0], variable)])
+    assert (optimizer.name, optimizer.submodules, optimizer.trainable_variables) == ("mine", (), ())
+    names = [one.name for one in optimizer.non_trainable_variables]
+    assert names == [one.name for one in optimizer.variables]
+    assert sorted(names) == ["iteration", "learning_rate", "mine/m/w"]
+    compiled = jax.jit(lambda value: optimizer.halved(value)).lower(jnp.ones(2)).as_text(debug_info=True)
+    assert "mine/" in compiled

@@ -1,4 +1,6 @@
-"""The members of `tf.Module` for embeddings, with the meaning that they have where JAX takes TensorFlow's place."""
+"""The members of `tf.Module` for embeddings and optimizers, with the meaning that they have where JAX takes
+TensorFlow's place.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class ModuleMembers:
 
     @property
     def submodules(self) -> tuple[Any, ...]:
-        """The modules inside, of which an embedding has none."""
+        """The modules inside, of which embeddings and optimizers have none."""
         return ()
 
     @property
