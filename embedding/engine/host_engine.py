@@ -176,7 +176,7 @@ class InProcessEngine:
         self.spec = spec
         placement = [np.zeros(table.layout.num_buckets, np.int32) for table in spec.tables]
         lookups = spec.lookups(placement, host=0, num_hosts=1)
-        self._host = HostEngine(spec, LookupSteps(lookups, Alone()))
+        self._engine: HostEngine | None = HostEngine(spec, LookupSteps(lookups, Alone()))
         if restore_from is None:
             self._host.initialize()
         else:
@@ -221,7 +221,16 @@ class InProcessEngine:
         self._host.num_steps = table_storage.storage().restore(path, self._host.tables)
 
     def close(self) -> None:
-        pass
+        self._engine = None
+
+    @property
+    def _host(self) -> HostEngine:
+        if self._engine is None:
+            raise RuntimeError(
+                "The tables of this TPUEmbedding are freed. Expected a strategy that is not closed. Make a new "
+                "TPUEmbedding and restore what was saved."
+            )
+        return self._engine
 
 
 def whole_table(table: Table) -> dict[str, np.ndarray]:

@@ -19,6 +19,10 @@ Batch = TypeVar("Batch")
 Prepared = TypeVar("Prepared")
 
 
+ANY_NAME = "\0any"
+"""Given for a name by a call that belongs to the batch in turn, whatever that one was enqueued as."""
+
+
 class OrderError(RuntimeError):
     """A call that could never be answered where it came."""
 
@@ -166,7 +170,7 @@ class StepOrder(Generic[Batch, Prepared]):
           OrderError: as `apply`.
         """
         flight = next((f for f in self._flights if f.is_training and not f.is_applied), None)
-        if flight is None and name is not None:
+        if flight is None and name not in (None, ANY_NAME):
             flight = self._tagged(name)
         if flight is None:
             raise self._nothing_to_apply()
@@ -238,7 +242,7 @@ class StepOrder(Generic[Batch, Prepared]):
 
 
 def _require_name(method: str, enqueued: str | None, given: str | None) -> None:
-    if enqueued != given:
+    if given not in (enqueued, ANY_NAME):
         raise OrderError(
             f"{method} was called with name={given!r} while the batch in turn was enqueued with name={enqueued!r}. "
             "Expected one name for the "

@@ -134,7 +134,14 @@ class LocalStrategy(CrossReplica):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """There are no processes to end."""
+        self.close()
+
+    def close(self) -> None:
+        """Frees the tables and the state of `run`. Safe to call twice. There are no processes to end, so the strategy
+        may be used again, with a new embedding.
+        """
+        self.stop_engine()
+        self._state.clear()
 
     @property
     def num_replicas_in_sync(self) -> int:

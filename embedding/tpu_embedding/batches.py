@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from podembed.embedding.config import TableConfig
 from podembed.embedding.engine.engine import Share
 from podembed.embedding.features.bags import bags_of, share_ends, split_bags
 from podembed.embedding.features.ids import fit_ids
@@ -180,7 +179,7 @@ class StepValues:
     def gradients(
         self, gradients: Any, shapes: Sequence[Shape], sizes: Sequence[Sequence[int]], *, num_shares: int
     ) -> list[list[np.ndarray]]:
-        """Per share and feature float32 `[num_bags, dim]`, zeros with a warning for None.
+        """Per share and feature float32 `[num_bags, dim]`, zeros for None.
 
         Args:
           shapes: of the activations.
@@ -202,9 +201,21 @@ class StepValues:
                 own.append(array[ends[share] : ends[share + 1]])
         return per_share
 
+    def missing_gradients(self, gradients: Any) -> dict[str, str]:
+        """By path, a warning for each feature whose gradient is None."""
+        missing = [at for at, gradient in enumerate(flatten(gradients)) if gradient is None]
+        return {self.declared.paths[at]: self._effect_of_zeros(at) for at in missing}
+
+    def _effect_of_zeros(self, at: int) -> str:
+        optimizer = self.declared.features[at].table.optimizer
+        effect = next((text for kind, text in _EFFECTS_OF_ZEROS.items() if isinstance(optimizer, kind)), None)
+        return (
+            f"No gradient passed for feature {shown_path(self.declared.paths[at])}, sending zero gradient. "
+            f"{effect or 'Rows stay as they are, weight decay and limits aside'}."
+        )
+
     def _checked(self, at: int, path: str, gradient: Any, expected: tuple[int, ...]) -> np.ndarray:
         if gradient is None:
-            _warn_of_zeros(path, self.declared.features[at].table)
             return np.zeros((num_vectors(expected[:-1]), expected[-1]), np.float32)
         if not isinstance(gradient, jax.Array):
             raise ValueError(
@@ -263,15 +274,6 @@ def _weighted(parts: Sequence[FeatureInput], weight: Any) -> list[FeatureInput]:
             "PerReplica. Take both apart."
         )
     return [with_weight(part, one) for part, one in zip(parts, weights, strict=True)]
-
-
-def _warn_of_zeros(path: str, table: TableConfig) -> None:
-    effect = next((text for kind, text in _EFFECTS_OF_ZEROS.items() if isinstance(table.optimizer, kind)), None)
-    _logger.warning(
-        "No gradient passed for feature %s, sending zero gradient. %s.",
-        shown_path(path),
-        effect or "Rows stay as they are, weight decay and limits aside",
-    )
 
 
 def _known(shape: Sequence[int | None]) -> tuple[int, ...]:

@@ -22,6 +22,8 @@ from podembed.embedding.tpu_embedding.state import EmbeddingState
 from podembed.embedding.tracing import require_eager
 
 _logger = logging.getLogger(__name__)
+# By the key of an embedding. Of the process, since every run of a function gets a new copy of the embedding.
+_told: dict[str, set[str]] = {}
 _ONCE_A_STEP = "Call it once a step; pass activations into the function and gradients out of it."
 
 
@@ -107,8 +109,9 @@ class TPUEmbedding(EmbeddingState):
         forward.
 
         Gradients are summed over samples, features of one table and replicas, never averaged. None stands for zeros,
-        which still moves rows of some optimizers. Adam and AdagradMomentum go on by their momentum. FTRL sets a row to
-        what its linear slot says, which is 0 for a row that was never trained.
+        which still moves rows of some optimizers, and the first one of a feature is warned of. Adam and AdagradMomentum
+        go on by their momentum. FTRL sets a row to what its linear slot says, which is 0 for a row that was never
+        trained.
 
         Args:
           gradients: structured like `feature_config`, JAX arrays of the shapes of the activations, or None.
@@ -123,6 +126,7 @@ class TPUEmbedding(EmbeddingState):
         self._require_built("apply_gradients")
         engine = self._running
         shares = self._values.gradients(gradients, self._shapes_here, self._sizes, num_shares=engine.num_shares)
+        self._warn_once(self._values.missing_gradients(gradients))
         # Rates that are numbers need no step, whose number only the hosts know.
         engine.apply_gradients(shares, self._rates(0) if self._dynamic_rates is None else self._rates, name)
 
@@ -139,7 +143,9 @@ class TPUEmbedding(EmbeddingState):
         return StepValues(declared=self._declared, num_parts=1 if self._is_in_replica else self._num_replicas)
 
     def _warn_once(self, warnings: Mapping[str, str]) -> None:
-        """Logs each feature's warning with the first batch that it is about."""
-        for path in warnings.keys() - self._warned:
-            _logger.warning(warnings[path])
-        self._warned.update(warnings)
+        """Logs each feature's warning with the first batch that it is about, once in this process."""
+        told = _told.setdefault(self._key, set())
+        for text in warnings.values():
+            if text not in told:
+                _logger.warning(text)
+                told.add(text)

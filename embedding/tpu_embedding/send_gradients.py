@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from podembed.embedding.engine.engine import Engine
+from podembed.embedding.engine.order import ANY_NAME
 from podembed.embedding.features.bags import share_ends
 from podembed.embedding.features.inputs import host_array
 from podembed.embedding.replicas.dynamic_rates import RatesQuestion, agreed
@@ -34,7 +35,8 @@ def send_tpu_embedding_gradients(
       learning_rates: one float32 scalar for each dynamic tag, in the order of the tags; empty if every rate is
         constant.
       config: as `TPUEmbedding.serialized_config`.
-      name: that of the batch's enqueue.
+      name: of the operation in TensorFlow's graphs, and without effect as there: gradients are those of the batch in
+        turn, under whatever name it was enqueued.
 
     Raises:
       RuntimeError: no engine runs, no training batch waits for gradients, or called inside a function that JAX traces.
@@ -59,7 +61,7 @@ def send_tpu_embedding_gradients(
         return [_rate(one, same) for one in described]
 
     engine.apply_gradients(
-        _shares(engine, per_feature), rates_of_tables if rates else [_rate(one, ()) for one in described], name
+        _shares(engine, per_feature), rates_of_tables if rates else [_rate(one, ()) for one in described], ANY_NAME
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,8 @@ from podembed.embedding.table.table_storage import WrittenTables, storage
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tpu_embedding.building import BuiltEmbedding
 from podembed.embedding.tracing import require_eager
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +150,16 @@ class EmbeddingState(BuiltEmbedding):
         )
 
     def close(self) -> None:
-        """Frees the tables, so that the strategy can hold another embedding. Safe to call twice."""
+        """Frees the tables, so that the strategy can hold another embedding. Safe to call twice. Inside `strategy.run`
+        it does nothing and warns: other replicas may still need the tables.
+        """
         require_eager("close", _AROUND_IT)
+        if self._is_in_replica:
+            _logger.warning(
+                "close does nothing inside a function that a strategy runs. Expected a call on the driver, which frees "
+                "the tables of all hosts. Move it there."
+            )
+            return
         if self._strategy is not None and self._engine is not None:
             if self._strategy.running is self._engine:
                 self._strategy.stop_engine()

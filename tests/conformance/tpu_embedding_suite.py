@@ -340,6 +340,11 @@ class TPUEmbeddingConformance:
         # A fresh FTRL row is lost; a fresh Adam or momentum row has nothing to move by.
         expected = np.zeros((2, 2)) if isinstance(optimizer, FTRL) else first[1:3]
         np.testing.assert_array_equal(rows[1:3], expected)
+        embedding.enqueue({"x": np.array([1, 2])})
+        embedding.dequeue()
+        with caplog.at_level(logging.WARNING):
+            embedding.apply_gradients({"x": None})
+        assert caplog.text.count("feature x") == 1
 
     @pytest.mark.parametrize("optimizer", [Adam(0.1), AdagradMomentum(0.1, momentum=0.9)], ids=["adam", "momentum"])
     def test_none_moves_rows_that_have_momentum(self, make, optimizer):
