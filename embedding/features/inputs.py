@@ -155,7 +155,7 @@ def checked_weights(feature_input: FeatureInput, values: np.ndarray) -> np.ndarr
             "Pass them in the order of the ids."
         )
     # As JAX sees it: to numpy, bfloat16 is no float.
-    if not any(jax.dtypes.issubdtype(values.dtype, kind) for kind in (np.floating, np.integer)) and values.size:
+    if not any(jax.numpy.issubdtype(values.dtype, kind) for kind in (np.floating, np.integer)) and values.size:
         raise ValueError(
             f"Found weights of dtype {values.dtype} for {path}. Expected numbers. Pass weights.astype(np.float32)."
         )
