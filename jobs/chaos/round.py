@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podembed.jobs.chaos.schedule import RunShape, Schedule
+from podembed.jobs.cli.command_signals import COMMAND_SIGNALS
 from podembed.orchestrator.api.errors import EXIT_STOPPED
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.lease_files import read_head
@@ -156,7 +157,7 @@ class _Rounds:
         if hosts_after is not None:
             changed = [*self._train(hosts_after), "--resume"]
             self._runner.replace_later = lambda: changed
-        return supervise(
+        exit_code = supervise(
             self._runner,
             first=first,
             later=later,
@@ -167,6 +168,10 @@ class _Rounds:
             url=self._url,
             sleep=lambda seconds: self._watch(seconds, deadline_s),
         )
+        if COMMAND_SIGNALS.exit_code is not None:
+            # The supervisor has passed it on to the attempt. It ends the rounds, too.
+            raise KeyboardInterrupt
+        return exit_code
 
     def _newest_commit(self) -> str | None:
         try:
