@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podembed.jobs.chaos.schedule import RunShape, Schedule
-from podembed.jobs.cli.command_signals import COMMAND_SIGNALS
+from podembed.jobs.command_signals import COMMAND_SIGNALS
 from podembed.orchestrator.api.errors import EXIT_STOPPED
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.lease_files import read_head

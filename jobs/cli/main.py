@@ -13,7 +13,7 @@ import podembed.jobs.search_path  # noqa: F401
 # isort: split
 
 # Before what takes time: a signal that nobody has taken over ends the program without a word.
-from podembed.jobs.cli.command_signals import COMMAND_SIGNALS
+from podembed.jobs.command_signals import COMMAND_SIGNALS
 
 # isort: split
 

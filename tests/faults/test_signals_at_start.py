@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podembed.jobs.cli.command_signals import CommandSignals
+from podembed.jobs.command_signals import CommandSignals
 from tests.faults.signal_sweep import MODULE, ROOT, WAYS, fault_of, sent, training
 
 # What may be loaded before a signal is taken over; all of it is Python's own, and takes milliseconds.
@@ -27,7 +27,7 @@ def test_handlers_are_set_before_anything_that_takes_time() -> None:
         check=True,
     )
     loaded = [line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
-    ours = loaded[loaded.index("podembed") : loaded.index("podembed.jobs.cli.command_signals")]
+    ours = loaded[loaded.index("podembed") : loaded.index("podembed.jobs.command_signals")]
     assert len(ours) < MOST_MODULES_BEFORE
     assert not {name.split(".")[0] for name in ours} - {*sys.stdlib_module_names, "podembed"}
 
