@@ -22,6 +22,8 @@ MAX_DEPTH = 16
 # few bytes could otherwise cost gigabytes.
 MAX_CONTAINERS = 1 << 20
 MAX_VALUES = 1 << 23
+# Of one text, such as a name or a path. A long one costs several times its size before its meaning is looked at.
+MAX_TEXT_BYTES = 4 << 20
 _MAX_INT = 2**63 - 1
 _MIN_INT = -(2**63)
 _TAIL_PREFIX = b',"sha256":"'
@@ -29,6 +31,9 @@ _TAIL_LENGTH = len(_TAIL_PREFIX) + 64 + len(b'"}\n')
 # Everything up to the next bracket outside of strings, or to a string without an end; possessive, so that it is passed
 # over once.
 _TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}"]|\Z)', re.DOTALL)
+
+# A text, passed over once; it may lack its end.
+_TEXT = re.compile(rb'[^"]*+"((?:[^"\\]++|\\.)*+)"?', re.DOTALL)
 
 _REMEDY = "The file is damaged or not ours: restore it from a copy, or load an older commit."
 
@@ -60,7 +65,9 @@ def seal(document: dict[str, Any]) -> bytes:
     return body[:-1] + _TAIL_PREFIX + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
 
 
-def unseal(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
+def unseal(
+    name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTES, max_text_bytes: int = MAX_TEXT_BYTES
+) -> dict[str, Any]:
     """The document that `seal` was given.
 
     Raises:
@@ -71,23 +78,35 @@ def unseal(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> di
     body.update(b"}")
     if data[-_TAIL_LENGTH:] != _TAIL_PREFIX + body.hexdigest().encode() + b'"}\n':
         raise DocumentRefused(name, f"{len(data)} bytes whose checksum does not match them", "the bytes as written")
-    document = parse_strictly(name, data, max_bytes=max_bytes + _TAIL_LENGTH)
+    document = parse_strictly(name, data, max_bytes=max_bytes + _TAIL_LENGTH, max_text_bytes=max_text_bytes)
     if not isinstance(document, dict):
         raise DocumentRefused(name, type(document).__name__, "a JSON object")
     del document["sha256"]
     return document
 
 
-def parse_strictly(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+def parse_strictly(
+    name: str,
+    data: bytes,
+    *,
+    max_bytes: int = MAX_DOCUMENT_BYTES,
+    max_depth: int = MAX_DEPTH,
+    max_text_bytes: int = MAX_TEXT_BYTES,
+) -> Any:
     """Parses JSON, refusing what a careless reader would accept.
 
+    Args:
+      max_text_bytes: of the longest text, as it is written.
+
     Raises:
-      DocumentRefused: too large, too deep, not UTF-8, not JSON, a member twice, an integer outside 64 bits, NaN or
-        infinity.
+      DocumentRefused: too large, a text too long, too deep, not UTF-8, not JSON, a member twice, an integer outside 64
+        bits, NaN or infinity.
     """
     beyond = beyond_limits(data, max_bytes=max_bytes)
     if beyond is not None:
         raise DocumentRefused(name, *beyond)
+    if len(data) > max_text_bytes:
+        _check_texts(name, data, max_text_bytes)
     _check_depth(name, data, max_depth)
     try:
         return json.loads(
@@ -117,6 +136,13 @@ def beyond_limits(data: bytes, *, max_bytes: int) -> tuple[str, str] | None:
             f"at most {MAX_VALUES:,} in {MAX_CONTAINERS:,}",
         )
     return None
+
+
+def _check_texts(name: str, data: bytes, max_text_bytes: int) -> None:
+    for match in _TEXT.finditer(data):
+        start, end = match.span(1)
+        if end - start > max_text_bytes:
+            raise DocumentRefused(name, f"a text of {end - start:,} bytes", f"at most {max_text_bytes:,}")
 
 
 def _check_depth(name: str, data: bytes, max_depth: int) -> None:

@@ -33,6 +33,8 @@ _WITHOUT_NAMES = 3
 _WITH_SEPARATORS = 4
 _COLUMNS = ("name", "size_bytes", "crc32c")
 _PART_COLUMNS = ("buckets", "counts")
+# The longest text is a column of digests, in base64.
+_MAX_TEXT_BYTES = -(-MAX_BUCKETS * DIGEST_BYTES // 3) * 4
 _EXPECTED = "a manifest that names every bucket once"
 
 
@@ -72,7 +74,7 @@ def from_json(name: str, data: bytes) -> Manifest:
         manifest that contradicts itself or its name.
     """
     file = commit_file(name)
-    document = unseal(file, data, max_bytes=MAX_MANIFEST_BYTES)
+    document = unseal(file, data, max_bytes=MAX_MANIFEST_BYTES, max_text_bytes=_MAX_TEXT_BYTES)
     require_version(file, document.get("format_version"))
     is_packed = document["format_version"] >= _WITHOUT_NAMES
     if document["format_version"] < _WITH_SEPARATORS:
@@ -118,15 +120,23 @@ def _packed(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _unpacked(file: str, where: str, text: Any, *, item_bytes: int) -> bytes:
+def _unpacked(file: str, where: str, text: Any, *, item_bytes: int, most: int) -> bytes:
     """The bytes of a column.
 
+    Args:
+      most: items that it may have. A longer text is refused before it is decoded.
+
     Raises:
-      DocumentRefused: it is no text in canonical base64, or no whole number of items.
+      DocumentRefused: it is no text in canonical base64, or no whole number of items, or of more than there may be.
     """
     expected = f"base64 of {item_bytes} bytes a bucket"
     if not isinstance(text, str):
         raise DocumentRefused(file, f"{type(text).__name__} as {where}", expected)
+    most = max(0, min(most, MAX_BUCKETS))
+    if len(text) > -(-most * item_bytes // 3) * 4:
+        raise DocumentRefused(
+            file, f"a text of {len(text):,} characters as {where}", f"{expected}, of at most {most:,}"
+        )
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -148,23 +158,40 @@ def _read_packed(file: str, document: dict[str, Any]) -> Manifest:
     entries = document.get("tables")
     entries = entries if isinstance(entries, list) else []
     packed = [_taken(entry, chunks=[], digests=[]) for entry in entries]
-    for part in (part for entry in entries for part in _parts(entry)):
-        for name in _PART_COLUMNS:
-            if isinstance(part, dict) and name in part:
-                data = _unpacked(file, f"{name} of a delta", part[name], item_bytes=4)
-                part[name] = np.frombuffer(data, "<i4").tolist()
+    for entry in entries:
+        for part in _parts(entry):
+            for name in _PART_COLUMNS:
+                if isinstance(part, dict) and name in part:
+                    where, most = f"{name} of a delta", _buckets_of(entry)
+                    data = _unpacked(file, where, part[name], item_bytes=4, most=most)
+                    part[name] = np.frombuffer(data, "<i4").tolist()
     owners = _taken(document, placement={}).get("placement")
     manifest = from_document(Manifest, file, document)
     if not isinstance(owners, dict):
         raise DocumentRefused(file, f"{type(owners).__name__} as placement", "an object")
+    num_buckets = {table.name: table.num_buckets for table in manifest.tables}
     return replace(
         manifest,
         tables=tuple(_with_columns(file, table, own) for table, own in zip(manifest.tables, packed, strict=True)),
         placement={
-            name: Owners(_unpacked(file, f"placement of {name[:60]!r}", text, item_bytes=Owners.ITEM_BYTES))
+            name: Owners(
+                _unpacked(
+                    file,
+                    f"placement of {name[:60]!r}",
+                    text,
+                    item_bytes=Owners.ITEM_BYTES,
+                    most=num_buckets.get(name, MAX_BUCKETS),
+                )
+            )
             for name, text in owners.items()
         },
     )
+
+
+def _buckets_of(entry: Any) -> int:
+    """Buckets of a table's entry that is not checked yet; 0 where it does not say."""
+    found = entry.get("num_buckets") if isinstance(entry, dict) else None
+    return found if type(found) is int else 0
 
 
 def _parts(entry: Any) -> Iterator[Any]:
@@ -199,10 +226,12 @@ def _with_columns(file: str, table: TableFiles, packed: dict[str, Any]) -> Table
         is_whole = isinstance(of_array, dict) and of_array.keys() == {"size_bytes", "crc32c"}
         if not is_whole or type(of_array["size_bytes"]) is not int:
             raise DocumentRefused(file, f"chunks of array {array.name[:60]!r} of {where}", "size_bytes and crc32c")
-        data = _unpacked(file, f"checksums of {where}", of_array["crc32c"], item_bytes=CHECKSUM_BYTES)
+        data = _unpacked(
+            file, f"checksums of {where}", of_array["crc32c"], item_bytes=CHECKSUM_BYTES, most=table.num_buckets
+        )
         size_bytes = of_array["size_bytes"]
         columns.append(ArrayChunks.of(array, size_bytes=size_bytes, crc32c=data, separator=table.separator))
-    digests = _unpacked(file, f"digests of {where}", packed["digests"], item_bytes=DIGEST_BYTES)
+    digests = _unpacked(file, f"digests of {where}", packed["digests"], item_bytes=DIGEST_BYTES, most=table.num_buckets)
     files = ChunkFiles(buckets_per_file=table.buckets_per_file, arrays=tuple(columns))
     return replace(table, chunks=files, digests=Digests(digests))
 
