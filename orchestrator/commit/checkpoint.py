@@ -163,7 +163,12 @@ def load_head(store: Store) -> Manifest | None:
 
 
 def newest_loadable(
-    store: Store, newest: str | None, *, allow_ancestors: bool, on_skip: Callable[[str, str], None]
+    store: Store,
+    newest: str | None,
+    *,
+    allow_ancestors: bool,
+    on_skip: Callable[[str, str], None],
+    passes_vanished: bool = False,
 ) -> str | None:
     """Checks the commit to start from: its manifest, its run, and that every file is there with its size. Made for
     `claiming.acquire(choose_base=...)`.
@@ -173,6 +178,8 @@ def newest_loadable(
       allow_ancestors: go back in the lineage if the head is damaged. What was committed after is lost then. Every byte
         is read to find out, since the hosts that would find a changed one cannot choose another commit.
       on_skip: told each commit that is passed over, and why.
+      passes_vanished: go back behind manifests that are gone, for a driver that recovers: it knows which commit it
+        loses, and tells it. Not to the first step, since that is a decision of the user.
 
     Raises:
       NoLoadableCommit: none is good, or the head is not and ancestors are not allowed.
@@ -181,7 +188,11 @@ def newest_loadable(
         return None
     record = find_run(store)
     reasons: list[str] = []
-    for name in read_lineage(store, rebuild=allow_ancestors):
+    lineage = read_lineage(store, rebuild=allow_ancestors)
+    for name in lineage:
+        if passes_vanished and not allow_ancestors and not store.exists(commit_file(name)):
+            reasons.append(f"{name}: its manifest is gone")
+            continue
         reason = _why_not_loadable(store, name, run_id=record.run_id if record else None, reads_all=allow_ancestors)
         if reason is None:
             return name
@@ -189,10 +200,17 @@ def newest_loadable(
         if not allow_ancestors:
             break
         on_skip(name, reason)
+    remedy = (
+        "Restore the files from a copy, or go back to an older commit (podembed resume --allow-ancestor), which gives "
+        "up the steps since."
+    )
+    if len(reasons) == len(lineage):
+        remedy = (
+            "No other commit counts, so --allow-ancestor has nothing to go back to. Restore the files from a copy, or "
+            "begin a new run."
+        )
     raise NoLoadableCommit(
-        f"Commit {newest} in {store.location} cannot be loaded ({'; '.join(reasons)[:1000]}). Restore the files from a "
-        "copy, or go back "
-        "to an older commit (podembed resume --allow-ancestor), which gives up the steps since."
+        f"Commit {newest} in {store.location} cannot be loaded ({'; '.join(reasons)[:1000]}). {remedy}"
     )
 
 

@@ -20,7 +20,7 @@ from podembed.workers.input.lanes import LanePlan
 from podembed.workers.storage.errors import NameNotFound
 from podembed.workers.storage.records import encode, from_document, read_document
 from podembed.workers.storage.store import Store
-from podembed.workers.storage.strict_json import unseal
+from podembed.workers.storage.strict_json import DocumentRefused, unseal
 
 RUN_FILE = "RUN.json"
 SHUFFLED = "shuffled"
@@ -185,8 +185,22 @@ def read_run(store: Store) -> RunRecord:
     Raises:
       NameNotFound: there is no run here; DocumentRefused: damaged, or of another format version.
     """
-    data = read_document(store, RUN_FILE, max_bytes=_MAX_RUN_BYTES)
-    record = from_document(RunRecord, RUN_FILE, {"order": SHUFFLED, **unseal(RUN_FILE, data, max_bytes=_MAX_RUN_BYTES)})
+    try:
+        data = read_document(store, RUN_FILE, max_bytes=_MAX_RUN_BYTES)
+        document = {"order": SHUFFLED, **unseal(RUN_FILE, data, max_bytes=_MAX_RUN_BYTES)}
+        record = from_document(RunRecord, RUN_FILE, document)
+    except DocumentRefused as error:
+        run = shlex.quote(store.location)
+        # An older commit has no other record, so what helps with damaged commits does not help here.
+        raise DocumentRefused(
+            error.name,
+            error.found,
+            error.expected,
+            "Restore the file from a copy; it never changes, so any copy of this run will do. Without one, no driver "
+            "can go on with this run, but its commits are good: train on in a new run that begins from them (podembed "
+            f"train, with the same job and data, another --name, and --warm-start {run}), or read its tables (podembed "
+            "export). The new run begins at step 0 of its data.",
+        ) from error
     require_version(RUN_FILE, record.format_version)
     return record
 

@@ -22,6 +22,7 @@ from podembed.orchestrator.driver.publication import Publisher, PublishingThread
 from podembed.orchestrator.driver.recovery import Fault
 from podembed.orchestrator.driver.shared import Shared
 from podembed.orchestrator.events.callbacks import CallbackThread
+from podembed.orchestrator.events.commits import StepsGivenUp
 from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.group.worker_group import Backend
 from podembed.orchestrator.run.run import OpenRun
@@ -110,9 +111,16 @@ class Driver:
         fault: Fault | None = None
         placement: Placement | None = None
         while True:
-            generation = self._next(placement)
+            try:
+                generation = self._next(placement)
+            except StoppedAtStart:
+                self._tell_given_up(fault)
+                raise
             try:
                 ending = generation.run(fault)
+            except StoppedAtStart:
+                self._tell_given_up(fault)
+                raise
             except JobFailed:
                 # What was frozen before is good, and the workers live.
                 generation.finish_commits()
@@ -127,6 +135,14 @@ class Driver:
             finally:
                 generation.close()
             placement = generation.placement
+
+    def _tell_given_up(self, fault: Fault | None) -> None:
+        """Says what a stop in the middle of a recovery costs: the steps that would have been done again."""
+        lease = self.shared.claims.lease
+        if fault is not None and lease is not None and fault.reached_step > lease.head_step:
+            self.shared.emit(
+                StepsGivenUp(commit=lease.head, base_step=lease.head_step, reached_step=fault.reached_step)
+            )
 
     def _next(self, placement: Placement | None) -> Generation:
         """Claims the lease of the next generation, which begins from the last commit.

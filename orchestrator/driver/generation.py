@@ -284,7 +284,7 @@ class Generation:
         is_damaged = any(one.kind is FailureKind.DAMAGED for one in failure.failures)
         # A start that failed has not compared all.
         still_doubts = is_starting and before is not None and before.doubts_rows
-        return stop_lost(
+        lost = stop_lost(
             shared,
             self.group,
             decision,
@@ -293,6 +293,10 @@ class Generation:
             base_step=max(committed, self.base_step),
             doubts_rows=is_damaged or still_doubts or not (is_proven or is_host_fault(failure.failures)),
         )
+        if is_starting and before is not None:
+            # Nothing was done again yet of what the fault before took.
+            lost = replace(lost, reached_step=max(lost.reached_step, before.reached_step))
+        return lost
 
     def close(self) -> None:
         """Ends all of it that lives and was not kept for the next one."""

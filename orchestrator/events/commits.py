@@ -128,8 +128,24 @@ class FilesVanished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepsGivenUp(Event):
+    """The run was asked to stop while it recovered from a fault, so nothing is done again now.
+
+    Attributes:
+      commit: that a resumed run goes on from; None for the first step.
+      base_step: of that commit.
+      reached_step: steps that had been done before the fault.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    commit: str | None
+    base_step: int
+    reached_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitLost(Event):
-    """A commit that this driver made is gone, so training goes back.
+    """A commit that this driver made or began from is gone, so training goes back.
 
     Attributes:
       file: its manifest.

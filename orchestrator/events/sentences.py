@@ -132,6 +132,14 @@ def _(event: commits.CommitLost) -> str:
 
 
 @sentence.register
+def _(event: commits.StepsGivenUp) -> str:
+    return (
+        f"stopped in the middle of a recovery: {plural(event.reached_step - event.base_step, 'step')} after step "
+        f"{event.base_step} are given up. A resumed run does them again, from {event.commit or 'the first step'}"
+    )
+
+
+@sentence.register
 def _(event: run.DriverEnded) -> str:
     return f"the driver ends: {event.error}: {event.message}" if event.error else "the driver ends"
 

@@ -66,6 +66,12 @@ class Claims:
           RunVanished: what this driver wrote for the generation before is gone.
           InputChanged: the commit to start from stands at a step that means other rows with the files as they are now.
         """
+        passed: set[str] = set()
+
+        def pass_over(name: str, reason: str) -> None:
+            passed.add(name)
+            self._emit(CommitPassedOver(commit=name, reason=reason))
+
         lease = acquire(
             self._run.store,
             holder=Holder.current(self._run.submission),
@@ -79,10 +85,12 @@ class Claims:
                 self._run.store,
                 newest,
                 allow_ancestors=self._run.allow_ancestor,
-                on_skip=lambda name, why: self._emit(CommitPassedOver(commit=name, reason=why)),
+                on_skip=pass_over,
+                passes_vanished=self.lease is not None,
             ),
         )
-        if self.lease is not None and self.lease.head not in (None, lease.head):
+        # Of a commit that was passed over it has been said what is wrong with it; its manifest may well be there.
+        if self.lease is not None and self.lease.head not in (None, lease.head, *passed):
             self._tell_lost(self.lease.head, lease.head)
         self.lease = lease
         try:
@@ -95,8 +103,8 @@ class Claims:
         return lease
 
     def _tell_lost(self, acknowledged: str, found: str | None) -> None:
-        """Says that the newest commit is older than one that this driver has made. A newer one is its own, whose answer
-        was lost.
+        """Says that the newest commit is older than the one that this driver made last, or began from, since the
+        manifest of that is gone. A newer one is its own, whose answer was lost.
         """
         if found is None or (parse_commit_name(found) or (0, 0)) < (parse_commit_name(acknowledged) or (0, 0)):
             self._emit(CommitLost(commit=acknowledged, file=commit_file(acknowledged), now=found))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -296,7 +297,7 @@ def test_a_stop_asked_before_the_first_step_trains_nothing_and_a_later_start_all
             max_steps=STEPS,
             checkpoint_config=CheckpointConfig(every_steps=10),
         ),
-        reporter=Starting("starting the processes"),
+        reporter=Starting("starting the processes"),  # pyright: ignore
     )
     result = trainer.fit()
     assert (result.step, result.commit, result.stopped_by) == (0, None, "SIGTERM")
@@ -306,23 +307,35 @@ def test_a_stop_asked_before_the_first_step_trains_nothing_and_a_later_start_all
     assert_same_bytes(committed_state(again.path), committed_state(whole.path))
 
 
+class AfterFault(Starting):
+    """Counts from the fault on. Mutable: `said`, all of it."""
+
+    said = ""
+    has_failed = False
+
+    def activity(self, text: str) -> None:
+        self.said += f"{text}\n"
+        self.has_failed = self.has_failed or "device 0 failed" in text
+        if self.has_failed:
+            super().activity(text)
+
+    notice = activity
+
+
 @pytest.mark.parametrize("moment", ["device 0 failed", *map(long_case, ["starting the processes", "recovered"])])
 def test_a_stop_between_a_fault_and_the_next_step_names_the_commit_that_stands(
     moment: str, small_data: str, tmp_path: Path
 ) -> None:
-    class AfterFault(Starting):
-        """Counts from the fault on."""
-
-        def activity(self, text: str) -> None:
-            self.has_failed = getattr(self, "has_failed", False) or "device 0 failed" in text
-            if self.has_failed:
-                super().activity(text)
-
-        notice = activity
-
-    result = fit_broken("later", small_data, tmp_path, max_user_errors=1, reporter=AfterFault(moment))
+    result = fit_broken("later", small_data, tmp_path, max_user_errors=1, reporter=AfterFault(moment))  # pyright: ignore
     assert (result.step, result.commit, result.stopped_by) == (10, "s000000010-g00000001", "SIGTERM")
     assert sorted(result.losses) == list(range(10))
+
+
+def test_a_stop_in_the_middle_of_a_recovery_says_how_many_steps_it_gives_up(small_data: str, tmp_path: Path) -> None:
+    reporter = AfterFault("starting the processes")
+    result = fit_broken("later", small_data, tmp_path, commit_every=1000, max_user_errors=1, reporter=reporter)  # pyright: ignore
+    assert (result.step, result.commit, result.stopped_by) == (0, None, "SIGTERM")
+    assert re.search(r"recovery: 1\d steps after step 0 are given up\. .* from the first step", reporter.said)
 
 
 def test_a_stop_while_the_cluster_is_awaited_names_the_commit_that_stands(
@@ -334,7 +347,7 @@ def test_a_stop_while_the_cluster_is_awaited_names_the_commit_that_stands(
         open_run(str(tmp_path / "run")),
         scaling=ScalingConfig(num_hosts=1),
         config=RunConfig(max_steps=STEPS),
-        reporter=Starting("waiting for the Ray cluster"),
+        reporter=Starting("waiting for the Ray cluster"),  # pyright: ignore
     )
     assert (result.step, result.commit, result.stopped_by) == (before.step, before.commit, "SIGTERM")
     assert result.num_windows == 0

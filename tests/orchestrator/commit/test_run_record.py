@@ -155,3 +155,15 @@ def test_another_format_is_refused_with_advice(store: Store) -> None:
     store.replace(RUN_FILE, seal(document))
     with pytest.raises(DocumentRefused, match="matching version of podembed"):
         open_or_create(store, RECORD)
+
+
+def test_a_damaged_record_says_what_helps_and_not_what_cannot(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    open_or_create(store, RECORD)
+    whole = (tmp_path / RUN_FILE).read_bytes()
+    for content in (whole[:-9], b"", whole.replace(b"1024", b"1025")):
+        (tmp_path / RUN_FILE).write_bytes(content)
+        with pytest.raises(DocumentRefused, match="'RUN.json'.*any copy.*--warm-start .*podembed export") as found:
+            read_run(store)
+        assert "older commit" not in str(found.value)
+        assert "--allow-ancestor" not in str(found.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,3 +58,12 @@ def test_which_generations_compare_first(
     fault = generation(is_proven=is_proven, is_starting=is_starting).lost(failure, before)
     assert fault is not None
     assert fault.doubts_rows is doubts
+
+
+def test_a_fault_in_the_middle_of_a_recovery_forgets_no_step_that_is_to_be_done_again() -> None:
+    failure = WorkerFailure([Failure(worker=Worker("host", 1), kind=FailureKind.DIED, message="m")])
+    before = replace(IN_DOUBT, reached_step=17)
+    for is_starting, reached_step in ((True, 17), (False, 0)):
+        fault = generation(is_proven=True, is_starting=is_starting).lost(failure, before)
+        assert fault is not None
+        assert fault.reached_step == reached_step
