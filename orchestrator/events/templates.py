@@ -83,7 +83,7 @@ TEMPLATES: dict[type[Event], str] = {
     run.DataFilesChanged: "data files changed, accepted from step {step} on: {shown}",
     run.InputRecordDamaged: "a record of the run's data files is damaged and ignored: {file} ({found})",
     run.InputRecordRewritten: (
-        "{file} was damaged; it was written again from the data files, which are those that the run began with"
+        "{file} was damaged or gone; it was written again from the data files, which are those that the run began with"
     ),
     run.PoliciesIgnored: (
         "the record of which commits stay is damaged and ignored: {file} ({found}). All commits stay, unless flags "

@@ -4,7 +4,8 @@ nothing.
 Each damage names the file, so that a user can judge what is lost. For a chunk it also names table, array, bucket and
 rows. It also says what to do, and what depends on the file. What no reader uses is reported apart: attempts that never
 became commits, commits of drivers that were fenced, extra files. It does no harm, and `podembed prune` removes it.
-Heartbeats are advisory and may be torn, so they are not looked at. A driver may be at work meanwhile.
+Heartbeats are advisory and may be torn, and `metrics/` is for people alone: neither is looked at. A driver may be at
+work meanwhile.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def check_run(
         names = [commit]
     else:
         findings += [
-            *record_findings(store),
+            *record_findings(store, record, lineage),
             *lineage_findings,
             *(finding_of_run(damage, "lease") for damage in lease_findings(store) if damage.name not in told),
         ]

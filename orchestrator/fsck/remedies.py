@@ -54,6 +54,10 @@ def remedy_of(
         return f"if the data files hold the rows that the run was trained on: {resume} --accept-input-change"
     if kind == CHANGES_FOLDER:
         return "it is advice: nothing depends on it"
+    if file == f"{POLICIES}/":
+        return f"it is advice: {resume} keeps the newest 3, unless --keep, --keep-every and --keep-best say which"
+    if file == f"{HISTORY}/":
+        return "training needs none of it, people read it: the next commit writes another, of the steps from there on"
     if kind == POLICIES:
         return f"it is advice: {resume} keeps all commits, unless --keep, --keep-every and --keep-best say which"
     if kind == HISTORY:
@@ -73,7 +77,7 @@ def remedy_of(
             "is deleted"
         )
     if kind == "lease":
-        return "the first commit of its generation tells the same: a run goes on without it"
+        return "a run goes on without it: the first commit of its generation tells the same, if it made one"
     return ""
 
 

@@ -128,7 +128,7 @@ class Claims:
         run, changed = self._run, self._input_changes
         known = read_input(run.store)
         if not changed and not known.accepted:
-            if known.damaged:
+            if known.damaged or known.began is None:
                 # The files are those of the record's fingerprint, so what is written is what stood there.
                 write_input_again(run.store, run.train_index, run.eval_index)
                 self._emit(InputRecordRewritten(file=INPUT_FILE))

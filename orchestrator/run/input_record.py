@@ -3,13 +3,14 @@
 A changed file shows in its size, or in its etag or time of change as the filesystem reports it. For a set of `.npy`
 files, those of all three files count. Content is not read again: a file that is rewritten with the same size and the
 same time passes. `INPUT.json` is written once, right after `RUN.json`. A run whose first start was killed in between
-has none; it is checked by the fingerprint in `RUN.json` alone. The driver that holds the lease writes an accepted
-change to `input/change-<number>.json`, before its first step on the new files. Later starts compare with that. Which
-changes can be accepted is decided in `orchestrator.run.input_change`.
+has none. It is checked by the fingerprint in `RUN.json`, and its next driver writes the file. The driver that holds the
+lease writes an accepted change to `input/change-<number>.json`, before its first step on the new files. Later starts
+compare with that. Which changes can be accepted is decided in `orchestrator.run.input_change`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -125,10 +126,11 @@ def read_input(store: Store) -> RunInput:
 
 
 def write_input_again(store: Store, train: InputIndex, evaluation: InputIndex | None) -> None:
-    """Replaces a damaged record of the files that the run began with. For the holder of the lease, with those very
-    files.
+    """Replaces a lost or damaged record of the files that the run began with. For the holder of the lease, with those
+    very files.
     """
-    store.delete(INPUT_FILE)
+    with contextlib.suppress(NameNotFound):
+        store.delete(INPUT_FILE)
     write_input(store, train, evaluation)
 
 
