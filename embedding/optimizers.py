@@ -9,6 +9,7 @@ from podembed.embedding.row_optimizers.adagrad import Adagrad
 from podembed.embedding.row_optimizers.adagrad_momentum import AdagradMomentum
 from podembed.embedding.row_optimizers.adam import Adam
 from podembed.embedding.row_optimizers.base import (
+    TENSORFLOW_ACCUMULATOR,
     ClipValue,
     LearningRate,
     Optimizer,
@@ -25,6 +26,7 @@ __all__ = [
     "FTRL",
     "ROW_OPTIMIZERS",
     "SGD",
+    "TENSORFLOW_ACCUMULATOR",
     "Adagrad",
     "AdagradMomentum",
     "Adam",

@@ -10,15 +10,26 @@ import numpy as np
 
 from podembed.embedding.kernels.row_vectors import columns_of, jit, load, prefetch_to_write, splat, square_root, store
 from podembed.embedding.kernels.updates import AHEAD, decayed, gradient_of, limit_weight
-from podembed.embedding.row_optimizers.base import ClipValue, LearningRate, Optimizer, SlotSpec, check_accumulator
+from podembed.embedding.row_optimizers.base import (
+    TENSORFLOW_ACCUMULATOR,
+    ClipValue,
+    LearningRate,
+    Optimizer,
+    SlotSpec,
+    check_accumulator,
+)
 
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """`a += g²; w -= lr * g / (sqrt(a) + epsilon)`; epsilon is 0 unless given, then the accumulator may start at 0."""
+    """`a += g²; w -= lr * g / (sqrt(a) + epsilon)`; epsilon is 0 unless given, then the accumulator may start at 0.
+
+    Without `initial_accumulator_value`, `a` starts at 0.1 as in TensorFlow, and in a job at what
+    `JobConfig.initial_accumulator_value` says.
+    """
 
     learning_rate: LearningRate = 0.001
-    initial_accumulator_value: float = 0.1
+    initial_accumulator_value: float = TENSORFLOW_ACCUMULATOR
     use_gradient_accumulation: bool = True
     clip_weight_min: float | None = None
     clip_weight_max: float | None = None

@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,17 @@ class SlotSpec:
     def columns(self, dim: int) -> int:
         """Columns of this slot in a table with rows of `dim` columns."""
         return 1 if self.width == "row" else dim
+
+
+class DefaultAccumulator(float):
+    """The first accumulator of an optimizer that was given none: TensorFlow's number, which a job replaces by its own.
+    A type, so that the same number given by a user stays what it is.
+    """
+
+    __slots__ = ()
+
+
+TENSORFLOW_ACCUMULATOR = DefaultAccumulator(0.1)
 
 
 def refuse(found: str, expected: str, remedy: str) -> ValueError:
@@ -212,6 +223,12 @@ class Optimizer:
         """
         limits = _limits(self, learning_rate)
         self.run(RowStep.of(rows, slots, touched, gradients, learning_rate, limits))
+
+    def with_accumulator(self, value: float) -> Self:
+        """The same, with `value` as the first accumulator if it has one and was given none."""
+        if not isinstance(getattr(self, "initial_accumulator_value", None), DefaultAccumulator):
+            return self
+        return replace(self, initial_accumulator_value=value)  # pyright: ignore[reportArgumentType]  # as above
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of one row of `dim` columns with its slots."""

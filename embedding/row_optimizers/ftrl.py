@@ -10,7 +10,15 @@ import numpy as np
 
 from podembed.embedding.kernels.row_vectors import clip, columns_of, jit, load, power, splat, square_root, store
 from podembed.embedding.kernels.updates import decayed, gradient_of, limit_weight
-from podembed.embedding.row_optimizers.base import ClipValue, LearningRate, Optimizer, SlotSpec, check_number, refuse
+from podembed.embedding.row_optimizers.base import (
+    TENSORFLOW_ACCUMULATOR,
+    ClipValue,
+    LearningRate,
+    Optimizer,
+    SlotSpec,
+    check_number,
+    refuse,
+)
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,7 @@ class FTRL(Optimizer):
 
     `a' = a + g²; z' = z + g - (a'^p - a^p) * w / lr; w = (clamp(z', -l1, l1) - z') / ((a'^p + beta) / lr + 2 * l2)`.
     `multiply_linear_by_learning_rate` stores z * lr instead of z. `allow_zero_accumulator` is accepted and changes
-    nothing.
+    nothing. Without `initial_accumulator_value`, `a` starts as that of `Adagrad`.
     """
 
     learning_rate: LearningRate = 0.001
@@ -27,7 +35,7 @@ class FTRL(Optimizer):
     l1_regularization_strength: float = 0.0
     l2_regularization_strength: float = 0.0
     beta: float = 0.0
-    initial_accumulator_value: float = 0.1
+    initial_accumulator_value: float = TENSORFLOW_ACCUMULATOR
     use_gradient_accumulation: bool = True
     clip_weight_min: float | None = None
     clip_weight_max: float | None = None

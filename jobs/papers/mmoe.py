@@ -81,7 +81,7 @@ def mmoe(
         tasks=tuple(Task(name) for name in TASKS),
         batch_size=batch_size,
         num_epochs=epochs,
-        optimizer=Adagrad(learning_rate),
+        optimizer=Adagrad(learning_rate, initial_accumulator_value=0.1),
         dense_optimizer=optax.adam(dense_learning_rate),
         seed=seed,
         baseline=Baseline(name="the planted model", figures=report["reachable"]),

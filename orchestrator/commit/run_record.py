@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from podembed.embedding.optimizers import TENSORFLOW_ACCUMULATOR
 from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION, require_version
 from podembed.workers.input.lanes import LanePlan
@@ -27,6 +28,9 @@ SHUFFLED = "shuffled"
 _MAX_RUN_BYTES = 4 << 20
 # What may differ between starts: who and when, and what changes no number.
 _FREE_FIELDS = frozenset({"format_version", "run_id", "created_unix_s", "overlap"})
+# What records of older versions do not have.
+_FIRST_ACCUMULATOR = float(TENSORFLOW_ACCUMULATOR)
+_OF_OLDER_VERSIONS = {"order": SHUFFLED, "initial_accumulator_value": _FIRST_ACCUMULATOR}
 
 # Runs of earlier versions recorded the jobs that come with the program without it.
 _PACKAGE = "podembed."
@@ -106,6 +110,8 @@ class RunRecord:
       warm_start: what the run began from; None for initial values.
       order: of the samples, `InputData.order`; records of older versions do not have it, and their samples are
         shuffled.
+      initial_accumulator_value: that of the job; records of older versions do not have it, and their tables began with
+        TensorFlow's.
     """
 
     run_id: str
@@ -124,6 +130,7 @@ class RunRecord:
     overlap: bool
     warm_start: WarmStartRecord | None = None
     order: str = SHUFFLED
+    initial_accumulator_value: float = _FIRST_ACCUMULATOR
 
     @property
     def is_imported(self) -> bool:
@@ -187,8 +194,8 @@ def read_run(store: Store) -> RunRecord:
     """
     try:
         data = read_document(store, RUN_FILE, max_bytes=_MAX_RUN_BYTES)
-        document = {"order": SHUFFLED, **unseal(RUN_FILE, data, max_bytes=_MAX_RUN_BYTES)}
-        record = from_document(RunRecord, RUN_FILE, document)
+        document = unseal(RUN_FILE, data, max_bytes=_MAX_RUN_BYTES)
+        record = from_document(RunRecord, RUN_FILE, {**_OF_OLDER_VERSIONS, **document})
     except DocumentRefused as error:
         run = shlex.quote(store.location)
         # An older commit has no other record, so what helps with damaged commits does not help here.

@@ -162,10 +162,14 @@ def _opened(
       record: of the run.
       now: what would be recorded of a run that was created now.
     """
-    # A run keeps the buckets that it was created with, whatever newer code would choose.
+    # A run keeps the buckets and the first accumulators that it was created with, whatever newer code would choose.
+    accumulator = record.initial_accumulator_value
+    if job.initial_accumulator_value != accumulator:
+        job = replace(job, initial_accumulator_value=accumulator)
+    reference = reference and replace(reference, initial_accumulator_value=accumulator)
     buckets = {table.name: table.num_buckets for table in record.tables}
     tables = [replace(table, num_buckets=buckets.get(table.name, table.num_buckets)) for table in now.tables]
-    now = replace(now, tables=tuple(tables))
+    now = replace(now, tables=tuple(tables), initial_accumulator_value=accumulator)
     # Another job is named as such before its data is compared.
     check_same(record, now, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
     input_changes = accepted_changes(
@@ -233,4 +237,5 @@ def _record(job: JobConfig, reference: JobReference | None, train_index: InputIn
         wire_dtype=job.wire_dtype,
         overlap=job.overlap is not False,
         order=job.data.order,
+        initial_accumulator_value=float(job.initial_accumulator_value),
     )

@@ -87,6 +87,30 @@ def test_the_smallest_job_trains(names: dict[str, Any], clicks: str, tmp_path: P
     assert 0.3 < last_loss(on(clicks, names["job"]()), tmp_path) < 1.0
 
 
+def test_the_smallest_job_learns(names: dict[str, Any], tmp_path: Path) -> None:
+    """Clicks follow from a bias of the item alone, whose own AUC is 0.81. The job names no optimizer."""
+    random = np.random.default_rng(0)
+    bias = random.normal(0, 1.5, 400)
+    for name, count in (("train", 40_960), ("eval", 8_000)):
+        item = random.integers(0, len(bias), count)
+        columns = {
+            "click": (random.random(count) < 1 / (1 + np.exp(-bias[item]))).astype(np.int8),
+            "price": random.random(count, np.float32),
+            "age": random.random(count, np.float32),
+            "item": item,
+        }
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet", row_group_size=4096)
+    job = names["job"]()
+    files = {"paths": (f"{tmp_path}/train.parquet",), "eval_paths": (f"{tmp_path}/eval.parquet",)}
+    result = Trainer(
+        replace(job, data=replace(job.data, **files), num_epochs=3),
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(storage_path=str(tmp_path), name="learns"),
+        reporter=SilentReporter(),
+    ).fit()
+    assert result.evaluations[-1].values["auc"] > 0.78
+
+
 def test_the_module_of_flax_trains(names: dict[str, Any], clicks: str, tmp_path: Path) -> None:
     job = replace(on(clicks, names["job"]()), model=names["model"])
     assert 0.3 < last_loss(job, tmp_path) < 1.0

@@ -62,6 +62,9 @@ class JobConfig:
       data: where samples come from; its feature names are those of `features`.
       batch_size: samples of a step over all hosts.
       optimizer: row optimizer of every table that has none of its own.
+      initial_accumulator_value: above 0, the first accumulator of every `Adagrad` and `FTRL` that was given none.
+        Gradients of a job are those of a mean over its batch, so TensorFlow's 0.1, made for sums, would hold rows back.
+        A run keeps what it began with.
       dense_optimizer: any optax transformation, for the model's parameters; None stands for `optax.adam(1e-3)`.
       schedule: a factor of the learning rates of all tables and of the dense optimizer, by the number of the step, such
         as one of optax. None leaves them as they are.
@@ -99,6 +102,7 @@ class JobConfig:
     data: InputData
     batch_size: int
     optimizer: Optimizer = field(default_factory=lambda: Adagrad(0.05))
+    initial_accumulator_value: float = 1e-8
     dense_optimizer: optax.GradientTransformation | None = None
     schedule: Schedule | None = None
     loss: Loss | None = None
@@ -141,17 +145,7 @@ class JobConfig:
                 f"Found seed={self.seed}. Expected a whole number of 64 bits, which is what JAX takes. Use a smaller "
                 "one."
             )
-        if self.batch_size < 1 or self.num_epochs < 1 or self.num_lanes < 1:
-            raise JobError(
-                f"Found batch_size={self.batch_size}, num_epochs={self.num_epochs}, num_lanes={self.num_lanes}. "
-                f"Expected whole numbers of at least 1."
-            )
-        if self.batch_size % self.num_lanes:
-            raise JobError(
-                f"Found batch_size={self.batch_size} and num_lanes={self.num_lanes}. Expected the lanes to divide the "
-                "batch. "
-                f"Use a batch size that is a multiple of {self.num_lanes}, or another num_lanes."
-            )
+        self._check_numbers()
         if self.staleness not in (0, 1):
             raise JobError(
                 f"Found staleness={self.staleness!r}. Expected 0, where each lookup sees every earlier update, or 1, "
@@ -247,6 +241,25 @@ class JobConfig:
             return False
         source = self.data.id_columns.get(self.candidates)
         return source is not None and source.negatives is not None and source.negatives.ranks_all
+
+    def _check_numbers(self) -> None:
+        """Raises `JobError` for numbers that no run can have."""
+        if self.batch_size < 1 or self.num_epochs < 1 or self.num_lanes < 1:
+            raise JobError(
+                f"Found batch_size={self.batch_size}, num_epochs={self.num_epochs}, num_lanes={self.num_lanes}. "
+                f"Expected whole numbers of at least 1."
+            )
+        if not 0 < self.initial_accumulator_value < math.inf:
+            raise JobError(
+                f"Found initial_accumulator_value={self.initial_accumulator_value}. Expected a finite number above 0, "
+                "since updates divide by its root. Leave it out."
+            )
+        if self.batch_size % self.num_lanes:
+            raise JobError(
+                f"Found batch_size={self.batch_size} and num_lanes={self.num_lanes}. Expected the lanes to divide the "
+                "batch. "
+                f"Use a batch size that is a multiple of {self.num_lanes}, or another num_lanes."
+            )
 
     def _check_candidates(self) -> None:
         """Raises `JobError` for candidates that are no sequence, or negatives that there is no room for."""

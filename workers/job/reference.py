@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -39,11 +39,14 @@ class JobReference:
       arguments: plain JSON values.
       folder: where the module may lie if it is not installed; searched after everything else. Not a part of the run's
         record.
+      initial_accumulator_value: what the run recorded of `JobConfig.initial_accumulator_value`, in place of what the
+        function returns; None before there is a run.
     """
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
+    initial_accumulator_value: float | None = None
 
     def resolve(self) -> JobConfig:
         """Imports the module, calls the function and returns its job.
@@ -90,6 +93,8 @@ class JobReference:
             raise JobError(told) from error
         if not isinstance(job, JobConfig):
             raise JobError(f"Job '{self.function}' returned a {type(job).__name__}. Expected a JobConfig.")
+        if self.initial_accumulator_value is not None:
+            job = replace(job, initial_accumulator_value=self.initial_accumulator_value)
         return job
 
     def to_json(self) -> dict[str, Any]:

@@ -53,6 +53,8 @@ def table_specs(job: JobConfig, table_buckets: Sequence[int | None]) -> tuple[Ta
             num_buckets=num_buckets,
             most_hosts=job.num_lanes,
         )
+        if spec.optimizer is not None:
+            spec = replace(spec, optimizer=spec.optimizer.with_accumulator(job.initial_accumulator_value))
         if table.initial_rows_path is not None:
             spec = replace(spec, initializer=RowsOfFile(table.initial_rows_path, name))
         specs.append(spec)

@@ -4,6 +4,7 @@ run.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.embedding.optimizers import Adagrad
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.holder import RunIsHeld
 from podembed.orchestrator.commit.run_record import RunMismatch
@@ -22,7 +24,8 @@ from podembed.workers.data.errors import InputError
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.reference import JobReference
-from podembed.workers.storage.strict_json import DocumentRefused
+from podembed.workers.job.tables import table_specs
+from podembed.workers.storage.strict_json import DocumentRefused, seal
 from tests.orchestrator.run.claims_of import claims_of
 from tests.small_job import NUM_LANES, small_job, write_small_data
 
@@ -46,6 +49,45 @@ def run(tmp_path: Path, data: str) -> OpenRun:
     CHANGES.clear()
     reference = JobReference(function="tests.orchestrator.run.test_run:changing_job", arguments={"folder": data})
     return create_run(f"{tmp_path}/runs with space/one", reference.resolve(), reference)
+
+
+def as_written_before(run: OpenRun) -> None:
+    """Takes out of the record what older versions did not write."""
+    path = Path(run.url) / "RUN.json"
+    document = json.loads(path.read_bytes())
+    del document["sha256"], document["initial_accumulator_value"]
+    path.write_bytes(seal(document))
+
+
+def first_accumulator(job: JobConfig | JobReference, run: OpenRun) -> float:
+    """Of table a, whose optimizer names none."""
+    job = job.resolve() if isinstance(job, JobReference) else job
+    optimizer = table_specs(job, run.table_buckets)[0].optimizer
+    assert isinstance(optimizer, Adagrad)
+    return optimizer.initial_accumulator_value
+
+
+@pytest.mark.parametrize("given", ["name", "value"])
+def test_rows_of_a_run_keep_the_accumulators_that_they_began_with(
+    run: OpenRun, data: str, tmp_path: Path, given: str
+) -> None:
+    """Those of TensorFlow in a run of an older version; in a new one the job's, whatever a later version would choose.
+    Workers get the same as the driver.
+    """
+    reference = run.reference if given == "name" else None
+    job = changing_job(folder=data)
+    new = create_run(f"{tmp_path}/new", job, reference)
+    assert first_accumulator(new.job_for_workers, new) == job.initial_accumulator_value != 0.1
+    old = create_run(f"{tmp_path}/old", job, reference)
+    as_written_before(old)
+    CHANGES["initial_accumulator_value"] = 0.5
+    for before, expected in ((old, 0.1), (new, job.initial_accumulator_value)):
+        opened = [create_run(before.url, changing_job(folder=data), reference)]
+        if reference:
+            opened += [open_run(before.url), open_run(before.url, settings={"folder": f"{data}/"})]
+        for again in opened:
+            assert first_accumulator(again.job, again) == pytest.approx(expected)
+            assert first_accumulator(again.job_for_workers, again) == pytest.approx(expected)
 
 
 def test_a_new_run_is_described_by_its_record(run: OpenRun, data: str) -> None:
@@ -76,7 +118,7 @@ def test_a_run_keeps_the_buckets_that_it_was_created_with(run: OpenRun, monkeypa
 def test_a_run_opens_from_its_folder_alone(run: OpenRun, data: str) -> None:
     opened = open_run(run.url, take_over=True)
     assert opened.record == run.record
-    assert opened.reference == run.reference
+    assert (opened.reference, opened.job_for_workers) == (run.reference, run.job_for_workers)
     assert opened.take_over
     assert opened.job.batch_size == run.job.batch_size
     assert opened.train_index == run.train_index

@@ -4,13 +4,15 @@ features.
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.optimizers import SGD, Adagrad, Adam
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, Adam
+from podembed.embedding.tpu_embedding.declared import DeclaredTables
 from podembed.workers.data.columns import DataConfigError, IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig, JobError
@@ -64,6 +66,7 @@ def test_two_tables_of_one_name_are_refused(names: tuple[str, str | None]) -> No
     ("changes", "words"),
     [
         ({"batch_size": 0}, "batch_size=0"),
+        ({"initial_accumulator_value": 0.0}, "initial_accumulator_value=0.0"),
         ({"num_epochs": 0}, "num_epochs=0"),
         ({"num_lanes": 0}, "num_lanes=0"),
         ({"batch_size": 40}, "multiple of 16"),
@@ -111,6 +114,29 @@ def test_specs_have_the_tables_own_optimizer_or_the_jobs_and_the_recorded_bucket
     assert [spec.layout.num_buckets for spec in recorded] == [8, 2]
     with pytest.raises(ValueError, match="zip"):
         table_specs(job, (8,))
+
+
+@pytest.mark.parametrize("rule", [Adagrad, FTRL])
+@pytest.mark.parametrize("sent", [lambda job: job, lambda job: pickle.loads(pickle.dumps(job))])  # noqa: S301
+def test_a_job_has_small_first_accumulators_where_nobody_gave_one(rule: type[Adagrad | FTRL], sent: Any) -> None:
+    """Also after a replacement of another argument, and where a job was sent to another process. Step by step,
+    TensorFlow's stays.
+    """
+    users, items = TableConfig(9, 4, name="users"), TableConfig(9, 4, name="items", optimizer=rule(0.3))
+    features = {"user": FeatureConfig(users), "item": FeatureConfig(items)}
+
+    def accumulators(**changes: Any) -> list[float]:
+        job = sent(replace(job_of(features=features), **changes))
+        return [spec.optimizer.slots[0].initial_value for spec in table_specs(job, (None, None)) if spec.optimizer]
+
+    assert accumulators() == [1e-8, 1e-8]
+    assert accumulators(optimizer=replace(rule(0.1), learning_rate=0.2)) == [1e-8, 1e-8]
+    assert accumulators(optimizer=rule(0.1, initial_accumulator_value=0.1)) == [0.1, 1e-8]
+    assert accumulators(initial_accumulator_value=0.5) == [0.5, 0.5]
+
+    assert rule(0.1) == rule(0.1, initial_accumulator_value=0.1)
+    stepwise = DeclaredTables.of(features, rule(0.1), needs_optimizer=True).specs(seed=0)
+    assert [spec.optimizer.slots[0].initial_value for spec in stepwise if spec.optimizer] == [0.1, 0.1]
 
 
 def test_large_tables_are_cut_and_small_ones_are_not() -> None:
