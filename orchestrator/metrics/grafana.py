@@ -33,6 +33,15 @@ class Shown:
     is_sum: bool = False
 
 
+NOW_HEIGHT = 4
+NOW: tuple[tuple[int, Shown], ...] = (
+    (5, Shown("Step", ("step", "steps_planned"))),
+    (4, Shown("Time left", ("left_seconds",))),
+    (4, Shown("Goodput", ("goodput_ratio",))),
+    (4, Shown("Last recovery", ("recovery_seconds",))),
+    (7, Shown("Alarms", ("alarm",))),
+)
+"""The row of figures at the top: width and panel. Of alarms it has the names of those that stand."""
 ROWS: dict[str, tuple[Shown, ...]] = {
     "Learning": (
         Shown("Loss", ("loss",)),
@@ -83,7 +92,12 @@ ROWS: dict[str, tuple[Shown, ...]] = {
 def dashboard() -> dict[str, Any]:
     """As Grafana imports it. It asks for a Prometheus data source and a run."""
     panels: list[dict[str, Any]] = []
-    y = 0
+    x = 0
+    for width, shown in NOW:
+        place = {"h": NOW_HEIGHT, "w": width, "x": x, "y": 0}
+        panels.append(_figure(shown, number=len(panels) + 1, place=place))
+        x += width
+    y = NOW_HEIGHT
     for title, row in ROWS.items():
         place = {"h": 1, "w": ROW_WIDTH, "x": 0, "y": y}
         panels.append(
@@ -144,6 +158,32 @@ def _panel(shown: Shown, *, number: int, place: dict[str, int]) -> dict[str, Any
         "targets": targets,
         "fieldConfig": {"defaults": {"unit": UNITS.get(unit, unit if unit == "Bps" else "short")}, "overrides": []},
     }
+
+
+def _figure(shown: Shown, *, number: int, place: dict[str, int]) -> dict[str, Any]:
+    """The newest values as figures."""
+    panel = _panel(shown, number=number, place=place)
+    are_names = shown.names == ("alarm",)
+    for target in panel["targets"] if are_names else ():
+        # At this moment: in a span of time, the last value of an alarm that is over would be its 1.
+        target |= {"expr": f"{target['expr']} == 1", "instant": True, "range": False}
+    colour = {"color": "orange" if are_names else "text", "value": None}
+    words = [{"type": "value", "options": {"1": {"text": "stands"}}}] if are_names else []
+    panel["type"] = "stat"
+    panel["fieldConfig"]["defaults"] |= {
+        "noValue": "none",
+        "mappings": words,
+        "thresholds": {"mode": "absolute", "steps": [colour]},
+    }
+    panel["options"] = {
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "textMode": "value_and_name" if are_names or len(shown.names) > 1 else "value",
+        "colorMode": "value",
+        "graphMode": "none",
+        "justifyMode": "auto",
+        "orientation": "auto",
+    }
+    return panel
 
 
 if __name__ == "__main__":

@@ -40,3 +40,19 @@ def test_panels_have_places_of_their_own_and_one_unit() -> None:
         names = re.findall(r"podembed_\w+", " ".join(one["expr"] for one in panel.get("targets", [])))
         # Files and sockets are both counts.
         assert len({SERIES[name].unit.replace("sockets", "files") for name in names}) <= 1, panel["title"]
+
+
+def test_the_first_row_has_figures_of_how_the_run_stands() -> None:
+    panels = dashboard()["panels"]
+    first = [panel for panel in panels if panel["gridPos"]["y"] == 0]
+    assert panels[: len(first)] == first
+    assert {panel["type"] for panel in first} == {"stat"}
+    assert sum(panel["gridPos"]["w"] for panel in first) == 24
+    expressions = [target["expr"] for panel in first for target in panel["targets"]]
+    for name in ("step", "left_seconds", "goodput_ratio", "recovery_seconds", "alarm"):
+        assert any(f"podembed_{name}{{" in expression for expression in expressions), name
+    (alarms,) = [panel for panel in first if panel["title"] == "Alarms"]
+    # Those that stand now, by name; an alarm that is over is 0.
+    assert alarms["targets"][0]["expr"] == 'podembed_alarm{run="$run"} == 1'
+    assert alarms["targets"][0]["instant"]
+    assert alarms["options"]["textMode"] == "value_and_name"
