@@ -131,6 +131,8 @@ class Train:
     """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
     tensorboard: str | None = None
     """Folder of this machine for TensorBoard's event files of the run. Default: none."""
+    tensorboard_all: bool = False
+    """Write every series to --tensorboard, of each host, table and input, and not only about 30 that sum them up."""
     trace: str | None = None
     """Steps to trace, such as 20:25 for 20 to 24, or 20:25+jax: see docs/observability.md. Default: none."""
     fault_plan: str | None = None
@@ -213,6 +215,8 @@ class Resume:
     """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
     tensorboard: str | None = None
     """Folder of this machine for TensorBoard's event files of the run. Default: none."""
+    tensorboard_all: bool = False
+    """Write every series to --tensorboard, of each host, table and input, and not only about 30 that sum them up."""
     trace: str | None = None
     """Steps to trace, such as 20:25 for 20 to 24, or 20:25+jax: see docs/observability.md. Default: none."""
     fault_plan: str | None = None

@@ -134,6 +134,7 @@ _FLAGS = {
     "name": "--name",
     "port": "--metrics-port",
     "tensorboard": "--tensorboard",
+    "tensorboard_all": "--tensorboard-all",
 }
 
 
@@ -222,6 +223,11 @@ def run_config(
         ),
         eval_every_steps=spread("--eval-every", command.eval_every, EVALUATIONS_A_RUN),
         max_steps=given("--max-steps", command.max_steps),
-        metrics_config=MetricsConfig(port=command.metrics_port, tensorboard=command.tensorboard, trace=command.trace),
+        metrics_config=MetricsConfig(
+            port=command.metrics_port,
+            tensorboard=command.tensorboard,
+            tensorboard_all=command.tensorboard_all,
+            trace=command.trace,
+        ),
         fault_plan=None if command.fault_plan is None else read_plan(command.fault_plan),
     )

@@ -59,6 +59,7 @@ class MetricsConfig:
         them there.
       port: of the driver's machine, where Prometheus scrapes them; 0 takes a free one, None listens nowhere.
       tensorboard: a folder of the driver's machine for TensorBoard's event files; None writes none.
+      tensorboard_all: write every series there, of each host, table and input, and not only about 30 that sum them up.
       ray: make them metrics of Ray as well. None does so in a cluster that others started, where its metrics are
         collected; one of the program's own has no collector.
       trace: steps of which a trace is written to `traces/` in the run's folder, such as `"20:25"` for steps 20 to 24.
@@ -69,6 +70,7 @@ class MetricsConfig:
     in_run: bool = True
     port: int | None = None
     tensorboard: str | None = None
+    tensorboard_all: bool = False
     ray: bool | None = None
     on_point: Callable[[Any], None] | None = None
     trace: str | None = None
@@ -85,6 +87,11 @@ class MetricsConfig:
         if self.tensorboard == "":
             raise ConfigurationError(
                 "Found tensorboard=''. Expected a folder, or None. Name one, such as .runs/tensorboard/clicks."
+            )
+        if self.tensorboard_all and self.tensorboard is None:
+            raise ConfigurationError(
+                "Found tensorboard_all=True, and tensorboard names no folder. Expected both. Name one, such as "
+                ".runs/tensorboard/clicks."
             )
         # Without importing it, which takes its time.
         if self.tensorboard is not None and importlib.util.find_spec("tensorboardX") is None:

@@ -47,7 +47,7 @@ def measuring(
     if config.tensorboard is not None:
         from podembed.orchestrator.metrics.tensorboard import TensorBoardSink
 
-        sinks.append(TensorBoardSink(config.tensorboard))
+        sinks.append(TensorBoardSink(config.tensorboard, is_full=config.tensorboard_all))
     if config.ray or (config.ray is None and is_in_cluster):
         from podembed.orchestrator.metrics.ray_metrics import RaySink
 

@@ -12,9 +12,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.events.event import Event
-from podembed.orchestrator.events.run import SinkFailed
+from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
+from podembed.orchestrator.events.run import GenerationLost, SinkFailed
+from podembed.orchestrator.metrics.catalog import CATALOG
 from podembed.orchestrator.metrics.point import Point
 from podembed.orchestrator.metrics.sinks import measuring
+from podembed.orchestrator.metrics.tensorboard import SUMMARY
 from podembed.workers.storage.store import Store
 from tests.orchestrator.metrics.windows import recovery, window
 
@@ -39,7 +42,37 @@ def test_tensorboard_reads_steps_and_values(tmp_path: Path) -> None:
     measured(tmp_path, config, [window(0, 10, loss=0.5), window(10, 20, loss=math.inf), window(20, 30, loss=0.25)])
     found = read_back(folder)
     assert [(one.step, one.value) for one in found.Scalars("loss")] == [(10, 0.5), (20, math.inf), (30, 0.25)]
-    assert {"memory_bytes/0", "phase_seconds/1/id_exchange", "waited_ratio/0/hosts"} <= set(found.Tags()["scalars"])
+
+
+def test_tags_sum_up_hosts_and_causes_unless_all_are_asked_for(tmp_path: Path) -> None:
+    events = [
+        window(0, 10, num_hosts=3),
+        *(
+            AlarmBegan(step=10, alarm=alarm, subject="", is_note=False, finding="", remedy="")
+            for alarm in ("loss_rises", "overfits")
+        ),
+        AlarmEnded(step=10, alarm="loss_rises", subject=""),
+        window(10, 20, num_hosts=3),
+        GenerationLost(generation=1, cause="host 1 ended", workers=(), base_step=10, fault="host"),
+        recovery(base_step=10, generation=2, discarded_steps=10),
+        window(10, 30, generation=2, num_hosts=3),
+    ]
+    measured(tmp_path, MetricsConfig(tensorboard=str(tmp_path / "few")), events)
+    few = read_back(tmp_path / "few")
+    tags = few.Tags()["scalars"]
+    assert {tag for tag in tags if "/" in tag} == {
+        f"waited_ratio/{source}" for source in ("input", "device", "hosts", "storage")
+    }
+    assert few.Scalars("waited_ratio/input")[0].value == pytest.approx(0.1)
+    assert [one.value for one in few.Scalars("memory_bytes")][-1] == 100
+    assert few.Scalars("alarm")[-1].value == 1
+    assert few.Scalars("lost_steps")[-1].value == 10
+    assert {tag.split("/")[0] for tag in tags} <= set(SUMMARY) <= set(CATALOG)
+
+    measured(tmp_path, MetricsConfig(tensorboard=str(tmp_path / "all"), tensorboard_all=True), events)
+    every = set(read_back(tmp_path / "all").Tags()["scalars"])
+    assert {"memory_bytes/0", "phase_seconds/1/id_exchange", "waited_ratio/2/hosts"} <= every
+    assert "alarm/overfits/warning" in every
 
 
 def test_tensorboard_drops_the_steps_that_a_fault_took_back(tmp_path: Path) -> None:
@@ -89,8 +122,13 @@ def test_a_function_gets_each_point_and_what_it_raises_is_told_once(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"tensorboard": ""}, "Expected a folder"), ({"on_point": 3}, "Expected a function"), ({"port": 70_000}, "TCP")],
-    ids=["folder", "function", "port"],
+    [
+        ({"tensorboard": ""}, "Expected a folder"),
+        ({"tensorboard_all": True}, "Expected both"),
+        ({"on_point": 3}, "Expected a function"),
+        ({"port": 70_000}, "TCP"),
+    ],
+    ids=["folder", "all", "function", "port"],
 )
 def test_bad_settings_say_what_was_expected(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
