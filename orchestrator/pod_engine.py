@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
+from podembed.embedding.engine.order import ANY_NAME
 from podembed.embedding.lookup.placement import place_tables
 from podembed.embedding.table.table_storage import WrittenTables
 from podembed.orchestrator.group.backend import Call
@@ -38,12 +39,21 @@ class PodEngine:
         self.replica_spec = spec.for_replicas()
         self.num_enqueued = 0
         self.has_room = False
+        # Of the batch whose gradients come next, as the hosts said with the last dequeue, and the name of that.
+        self._to_update: tuple[list[list[int]], str | None] | None = None
 
     def place(self, replica: int) -> EnginePlace:
         """How a host's device process reaches its engine."""
         return self._places[replica]
 
+    def forget_sizes(self) -> None:
+        """Functions on the replicas may have given gradients or taken batches since."""
+        self._to_update = None
+
     def enqueue(self, shares: Sequence[Share]) -> None:
+        if self._to_update is not None and self._to_update[1] is not None:
+            # With a name, an enqueue can turn the batch into one of inference.
+            self.forget_sizes()
         self.num_enqueued += 1
         number, has_room, self.has_room = self.num_enqueued, self.has_room, False
         if has_room:
@@ -53,15 +63,27 @@ class PodEngine:
             self._pod.ask_hosts(lambda at, host: host.enqueue(shares[at], number))
 
     def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
-        return self._all(lambda host: host.dequeue(name))
+        self.forget_sizes()
+        found = self._all(lambda host: host.dequeue_sized(name))
+        self._to_update = [sizes for _, sizes in found], name
+        return [activations for activations, _ in found]
+
+    def sizes_to_update(self, name: str | None) -> list[list[int]]:
+        if self._to_update is not None and all(self._to_update[0]):
+            sizes, of = self._to_update
+            if of == name or (of is None and name == ANY_NAME):
+                return sizes
+        return self._all(lambda host: host.sizes_to_update(name))
 
     def apply_gradients(
         self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
     ) -> None:
+        self.forget_sizes()
         rates = list(rates_at(learning_rates, lambda: self._all(lambda host: host.next_step(name))[0]))
         self._pod.ask_hosts(lambda at, host: host.apply_gradients(list(gradients[at]), rates, name))
 
     def discard(self) -> None:
+        self.forget_sizes()
         self._all(lambda host: host.discard())
 
     def drain(self) -> None:
@@ -103,6 +125,7 @@ class PodEngine:
     def restore(self, path: str) -> None:
         # Read here first: what is wrong with the whole shows before any host has changed.
         saved_index.read_index(path)
+        self.forget_sizes()
         self.drain()
         self._all(lambda host: host.restore(Store(path).location))
 

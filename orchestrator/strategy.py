@@ -129,6 +129,8 @@ class PodStrategy(CrossReplica):
             named = {name: local_value(value, replica) for name, value in (kwargs or {}).items()}
             return device.run_function(packed, own, named, after)
 
+        if engine is not None:
+            engine.forget_sizes()
         ran = until_ended(pod, pod.ask_devices(ask, timeout_s=self._run_timeout_s), timeout_s=self._run_timeout_s)
         if engine is not None and any(one.has_room is not None for one in ran):
             engine.has_room = all(one.has_room for one in ran)

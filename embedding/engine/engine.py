@@ -270,6 +270,12 @@ class Engine(Protocol):
         """Per share and feature the gradients of the activations."""
         ...
 
+    def sizes_to_update(self, name: str | None) -> Sequence[Sequence[int]]:
+        """Per share and feature, the vectors of the batch that gradients with this name belong to: batches in flight
+        may differ in how many samples each share has. A share's are empty if no such batch waits.
+        """
+        ...
+
     def discard(self) -> None:
         """Forgets batches in flight."""
         ...
@@ -293,7 +299,7 @@ class Engine(Protocol):
         ...
 
     def restore(self, path: str) -> None:
-        """Fills rows and slots."""
+        """Fills rows and slots. Raises OrderError, before it changes any, while a batch is in flight."""
         ...
 
     def close(self) -> None:

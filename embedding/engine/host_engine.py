@@ -153,6 +153,14 @@ class HostEngine:
 
         self._counters.learning_rates = tuple(self._order.apply(gradients, rates, name))
 
+    def sizes_to_update(self, name: str | None) -> list[int]:
+        """As `StepOrder.sizes_to_update`."""
+        return self._order.sizes_to_update(name)
+
+    def require_none_in_flight(self, method: str) -> None:
+        """Raises OrderError if a batch still waits for its dequeue or its gradients."""
+        self._order.require_none_in_flight(method)
+
     def discard(self) -> None:
         self._order.discard()
 
@@ -195,6 +203,9 @@ class InProcessEngine:
         (own,) = gradients
         self._host.apply_gradients(own, learning_rates, name)
 
+    def sizes_to_update(self, name: str | None) -> list[list[int]]:
+        return [self._host.sizes_to_update(name)]
+
     def discard(self) -> None:
         self._host.discard()
 
@@ -217,6 +228,7 @@ class InProcessEngine:
         return table_storage.storage().write(path, self._host.tables, num_steps=self._host.num_steps)
 
     def restore(self, path: str) -> None:
+        self._host.require_none_in_flight("restore")
         self.drain()
         self._host.num_steps = table_storage.storage().restore(path, self._host.tables)
 

@@ -163,27 +163,53 @@ class StepOrder(Generic[Batch, Prepared]):
         """
         return next((f.prepared for f in self._flights if f.is_training and not f.is_applied), None)
 
+    def sizes_to_update(self, name: str | None) -> list[int]:
+        """Per feature, the vectors of the batch that gradients with this name belong to; empty if `apply` would refuse
+        them. Without a name they stay the same until that batch is updated or discarded.
+        """
+        flight = self._unapplied(name)
+        if flight is None or name not in (flight.name, ANY_NAME):
+            return []
+        return [shape[0] for shape in flight.shapes]
+
     def require_unapplied(self, name: str | None) -> _Flight[Prepared]:
         """The batch that the next gradients belong to.
 
         Raises:
           OrderError: as `apply`.
         """
-        flight = next((f for f in self._flights if f.is_training and not f.is_applied), None)
-        if flight is None and name not in (None, ANY_NAME):
-            flight = self._tagged(name)
+        flight = self._unapplied(name)
         if flight is None:
             raise self._nothing_to_apply()
         _require_name("apply_gradients", flight.name, name)
-        return flight
-
-    def _tagged(self, name: str) -> _Flight[Prepared] | None:
-        """With a name, gradients make a batch one of training, also one enqueued for inference and already dequeued."""
-        flight = next((f for f in self._flights if f.name == name and not f.is_applied), None)
-        if flight is None and self._last_tagged is not None and self._last_tagged.name == name:
-            flight, self._last_tagged = self._last_tagged, None
+        if flight is self._last_tagged:
+            self._last_tagged = None
             self._flights.append(flight)
         return flight
+
+    def _unapplied(self, name: str | None) -> _Flight[Prepared] | None:
+        flight = next((f for f in self._flights if f.is_training and not f.is_applied), None)
+        if flight is not None or name in (None, ANY_NAME):
+            return flight
+        # With a name, gradients make a batch one of training, also one enqueued for inference and already dequeued.
+        last = [] if self._last_tagged is None else [self._last_tagged]
+        return next((f for f in [*self._flights, *last] if f.name == name and not f.is_applied), None)
+
+    def require_none_in_flight(self, method: str) -> None:
+        """Before the tables are replaced: gradients of their old rows must not reach the new ones.
+
+        Raises:
+          OrderError: a batch still waits for its dequeue or its gradients.
+        """
+        self._retire_unapplied_tagged()
+        if self._flights:
+            missing, count = self._missing(), _batches(len(self._flights))
+            raise OrderError(
+                f"{method} was called while {count} in flight, the oldest waiting for {missing}; its gradients belong "
+                f"to the rows of before. Expected {missing} first. Call it, or discard() a batch that shall not be "
+                "finished."
+            )
+        self._last_tagged = None
 
     def discard(self) -> None:
         """Forgets all batches in flight, as after an error in the middle of a step. Gradients given already still
@@ -215,13 +241,13 @@ class StepOrder(Generic[Batch, Prepared]):
                 self._last_tagged = flight if flight.name is not None and not flight.is_applied else None
         self._flights = [flight for flight in self._flights if not flight.is_done]
 
+    def _missing(self) -> str:
+        return "dequeue" if self._flights[0].activations is not None else "apply_gradients"
+
     def _full(self) -> OrderError:
-        flight = self._flights[0]
-        missing = "dequeue" if flight.activations is not None else "apply_gradients"
-        depth = len(self._flights)
+        missing, count = self._missing(), _batches(len(self._flights), "earlier ")
         return OrderError(
-            f"enqueue was called while {depth} earlier {'batch is' if depth == 1 else 'batches are'} in flight, the "
-            f"oldest waiting for {missing}; "
+            f"enqueue was called while {count} in flight, the oldest waiting for {missing}; "
             f"this would wait for ever. Expected {missing} first. Call it, enqueue with "
             "training=False where no gradients follow, or discard() a batch that shall not be finished."
         )
@@ -239,6 +265,10 @@ class StepOrder(Generic[Batch, Prepared]):
             "enqueue(..., training=True) "
             "before each apply_gradients. Call enqueue."
         )
+
+
+def _batches(count: int, which: str = "") -> str:
+    return f"{count} {which}{'batch is' if count == 1 else 'batches are'}"
 
 
 def _require_name(method: str, enqueued: str | None, given: str | None) -> None:

@@ -138,7 +138,9 @@ class StepValues:
         for at, (parts, shape) in enumerate(zip(inputs, shapes, strict=True)):
             bags, count = self._bags(at, parts, share_of(shape, len(parts)))
             altered[self.declared.table_numbers[at]] += count
-            cut = bags if len(bags) == num_shares else split_bags(bags[0], int(shape[0] or 0), num_shares)
+            # A first batch without samples leaves the axis open.
+            first_axis = int(shape[0] or 0) or bags[0].num_samples // max(1, num_vectors(shape[1:]))
+            cut = bags if len(bags) == num_shares else split_bags(bags[0], first_axis, num_shares)
             for share, own in zip(per_share, cut, strict=True):
                 share.append(own)
         # What was altered is counted once, with the first share.
@@ -183,13 +185,15 @@ class StepValues:
 
         Args:
           shapes: of the activations.
-          sizes: per share and feature, the vectors last dequeued; empty if none were.
+          sizes: as of `Engine.sizes_to_update`.
 
         Raises:
           TypeError: another type of sequence, or gradients that are not float32.
           ValueError: another structure, something else than a JAX array, or another shape.
         """
         require_same_structure(self.declared.structure, gradients, "gradients")
+        # No batch waits for any: the engine says so once the gradients are checked by what is declared.
+        sizes = sizes if all(sizes) else ()
         per_share: list[list[np.ndarray]] = [[] for _ in range(num_shares)]
         for at, (path, gradient) in enumerate(flatten_with_paths(gradients)):
             expected = (*_known(shapes[at]), self.declared.features[at].table.dim)

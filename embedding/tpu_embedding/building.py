@@ -81,8 +81,6 @@ class BuiltEmbedding(ModuleMembers):
         self._num_replicas = replicas
         # Of a whole batch, over all replicas; what is declared for one replica is multiplied on the first axis.
         self._output_shapes: list[Shape] = [times(f.output_shape, replicas) for f in self._declared.features]
-        # Per share of the activations last dequeued, vectors of each feature.
-        self._sizes: list[list[int]] = []
         # The same of all its copies.
         self._key = secrets.token_hex(8)
         self._is_built = False
@@ -200,8 +198,8 @@ class BuiltEmbedding(ModuleMembers):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to a replica. Left out are the driver's engine, since the replica has its own, what the driver
-        dequeued, and initializers, which only hosts need. Callables of learning rates stay on the driver as well.
+        """What travels to a replica. Left out are the driver's engine, since the replica has its own, and initializers,
+        which only hosts need. Callables of learning rates stay on the driver as well.
         """
         strategy = None if self._strategy is None else RemoteStrategy.of(self._strategy)
         if self._declared_there is None:
@@ -212,7 +210,6 @@ class BuiltEmbedding(ModuleMembers):
             "_engine": None,
             "_host_tables": None,
             "_strategy": strategy,
-            "_sizes": [],
             "_attached_to": None,
         }
 

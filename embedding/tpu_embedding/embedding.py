@@ -100,9 +100,7 @@ class TPUEmbedding(EmbeddingState):
         self._require_strategy("dequeue")
         require_eager("dequeue", _ONCE_A_STEP)
         self._require_built("dequeue")
-        shares = self._running.dequeue(name)
-        self._sizes = [[len(part) for part in share] for share in shares]
-        return self._values.activations(shares, self._shapes_here)
+        return self._values.activations(self._running.dequeue(name), self._shapes_here)
 
     def apply_gradients(self, gradients: Any, name: str | None = None) -> None:
         """Updates the tables with the gradients of the activations last dequeued; with pipelining, right after the next
@@ -125,7 +123,8 @@ class TPUEmbedding(EmbeddingState):
         require_eager("apply_gradients", _ONCE_A_STEP)
         self._require_built("apply_gradients")
         engine = self._running
-        shares = self._values.gradients(gradients, self._shapes_here, self._sizes, num_shares=engine.num_shares)
+        sizes = engine.sizes_to_update(name)
+        shares = self._values.gradients(gradients, self._shapes_here, sizes, num_shares=engine.num_shares)
         self._warn_once(self._values.missing_gradients(gradients))
         # Rates that are numbers need no step, whose number only the hosts know.
         engine.apply_gradients(shares, self._rates(0) if self._dynamic_rates is None else self._rates, name)

@@ -60,9 +60,8 @@ def send_tpu_embedding_gradients(
         same = agreed(RatesQuestion(step=step, given=tuple(float(rate) for rate in rates)))
         return [_rate(one, same) for one in described]
 
-    engine.apply_gradients(
-        _shares(engine, per_feature), rates_of_tables if rates else [_rate(one, ()) for one in described], ANY_NAME
-    )
+    shares = _shares(engine, per_feature, engine.sizes_to_update(ANY_NAME))
+    engine.apply_gradients(shares, rates_of_tables if rates else [_rate(one, ()) for one in described], ANY_NAME)
 
 
 def _engine_of(config: bytes) -> Engine:
@@ -146,12 +145,17 @@ def _rate(described: Any, rates: Sequence[float]) -> float:
     return float(described.constant)
 
 
-def _shares(engine: Engine, gradients: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    """Per share and feature float32 `[num_bags, dim]`."""
+def _shares(engine: Engine, gradients: Sequence[np.ndarray], sizes: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
+    """Per share and feature float32 `[num_bags, dim]`. `sizes`: as of `Engine.sizes_to_update`."""
     shares: list[list[np.ndarray]] = [[] for _ in range(engine.num_shares)]
-    for gradient in gradients:
+    for at, gradient in enumerate(gradients):
         flat = gradient.reshape(-1, gradient.shape[-1])
-        ends = share_ends(len(flat), len(gradient), engine.num_shares)
+        own = [share[at] for share in sizes] if all(sizes) else []
+        if sum(own) == len(flat):
+            ends = [0, *np.cumsum(own).tolist()]
+        else:
+            # Nothing waits for these, which the engine says.
+            ends = share_ends(len(flat), len(gradient), engine.num_shares)
         for share, own in enumerate(shares):
             own.append(flat[ends[share] : ends[share + 1]])
     return shares

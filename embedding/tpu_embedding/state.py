@@ -99,6 +99,8 @@ class EmbeddingState(BuiltEmbedding):
         built.
 
         Raises:
+          OrderError: a batch is in flight, whose gradients would be those of the rows of before; a batch with a name
+            that was dequeued counts as one of inference.
           StorageError: nothing is saved there, or it is damaged.
           ValueError: the saved tables have other names, shapes or slots.
         """

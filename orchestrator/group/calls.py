@@ -217,8 +217,11 @@ class StepwiseHostCalls(StepwiseCalls):
     def enqueue(self, share: Share, number: int) -> Call[None]:
         return self.directly("enqueue", share, number)
 
-    def dequeue(self, name: str | None) -> Call[list[np.ndarray]]:
-        return self.directly("dequeue", name)
+    def dequeue_sized(self, name: str | None) -> Call[tuple[list[np.ndarray], list[int]]]:
+        return self.directly("dequeue_sized", name)
+
+    def sizes_to_update(self, name: str | None) -> Call[list[int]]:
+        return self.directly("sizes_to_update", name)
 
     def apply_gradients(
         self, gradients: Sequence[np.ndarray], learning_rates: Sequence[float], name: str | None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from podembed.embedding.engine.order import OrderError
 from podembed.embedding.features.inputs import Sparse
 from podembed.embedding.initializers import Constant
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.ragged import Ragged
 from podembed.embedding.replicas.per_replica import PerReplica
 from podembed.embedding.replicas.reduction import ReduceOp
 from podembed.embedding.replicas.strategies import get_replica_context
@@ -504,6 +507,102 @@ class TPUEmbeddingConformance:
             parts = strategy.local_results(strategy.run(in_replica, (strategy.split(batch), strategy.split(weights))))
             together = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
             jax.tree.map(np.testing.assert_array_equal, together, whole)
+
+    def test_a_first_batch_without_samples_leaves_the_size_open(self, make):
+        table = TableConfig(9, 2, combiner="sum", name="t", initializer=Constant(0.0))
+        features = {"bag": FeatureConfig(table), "pair": FeatureConfig(table, max_sequence_length=2)}
+        embedding = make(features, None, SGD(1.0))
+
+        def step(rows):
+            embedding.enqueue({"bag": Ragged.of_lists(rows), "pair": Ragged.of_lists(rows)})
+            shapes = jax.tree.map(lambda one: one.shape, found := embedding.dequeue())
+            embedding.apply_gradients(jax.tree.map(jnp.ones_like, found))
+            return shapes
+
+        def rows():
+            return embedding.read_tables()[table]["rows"][:, 0].tolist()
+
+        assert step([]) == {"bag": (0, 2), "pair": (0, 2, 2)}
+        assert rows() == [0.0] * 9
+        assert step([[0], [1, 2], [3], []]) == {"bag": (4, 2), "pair": (4, 2, 2)}
+        assert step([]) == {"bag": (0, 2), "pair": (0, 2, 2)}
+        assert step([[4], [], [], [4]]) == {"bag": (4, 2), "pair": (4, 2, 2)}
+        assert rows() == [-2.0, -2.0, -2.0, -2.0, -4.0, 0.0, 0.0, 0.0, 0.0]
+
+    @pytest.mark.parametrize("name", [None, "named"])
+    def test_uneven_batches_in_flight_get_their_own_gradients(self, make, strategy, name):
+        """Of several replicas each gets more samples of one batch and fewer of the other."""
+        num_replicas = strategy.num_replicas_in_sync
+        table = TableConfig(20, 2, name="t", initializer=Constant(0.0))
+        feature = FeatureConfig(table)
+        embedding = make(feature, 7, SGD(1.0), True)
+
+        def parts(first, sizes):
+            ends = np.cumsum([0, *sizes])
+            values = tuple(np.arange(first + start, first + end) for start, end in pairwise(ends))
+            return PerReplica(values) if num_replicas > 1 else np.concatenate(values)
+
+        def gradients_of(batch):
+            return jnp.asarray(np.arange(14, dtype=np.float32).reshape(7, 2) + 100 * batch)
+
+        def of_driver():
+            for first, sizes in ((0, (3, 4)), (7, (5, 2))):
+                embedding.enqueue(parts(first, sizes), name=name)
+            embedding.dequeue(name)
+            embedding.dequeue(name)
+            for batch in range(2):
+                embedding.apply_gradients(gradients_of(batch), name)
+
+        def in_replicas():
+            def enqueue(ids):
+                embedding.enqueue(ids, name=name)
+
+            def dequeue():
+                embedding.dequeue(name)
+
+            def apply(gradients):
+                embedding.apply_gradients(gradients, name)
+
+            def cut(whole, sizes):
+                of_replicas = tuple(np.split(whole, np.cumsum(sizes)[:-1]))
+                return PerReplica(of_replicas) if num_replicas > 1 else whole
+
+            strategy.run(enqueue, (parts(0, (3, 4)),))
+            strategy.run(enqueue, (parts(7, (4, 3)),))
+            strategy.run(dequeue)
+            strategy.run(dequeue)
+            for batch, sizes in enumerate(((3, 4), (4, 3))):
+                strategy.run(apply, (cut(gradients_of(batch), sizes),))
+
+        expected = np.zeros((20, 2), np.float32)
+        for way in (of_driver, in_replicas):
+            way()
+            expected[:14] -= np.concatenate([gradients_of(0), gradients_of(1)])
+            np.testing.assert_array_equal(embedding.read_tables()[table]["rows"], expected)
+
+    def test_restore_refuses_while_a_batch_is_in_flight(self, make, tmp_path):
+        table = TableConfig(4, 2, name="t", initializer=Constant(0.0))
+        embedding = make(FeatureConfig(table), 2, SGD(1.0))
+        saved = str(tmp_path / "saved")
+        embedding.enqueue(np.array([0, 1]))
+        gradient = jnp.ones_like(embedding.dequeue())
+        embedding.save(saved)
+        with pytest.raises(OrderError, match="restore was called while 1 batch is in flight.*discard"):
+            embedding.restore(saved)
+        embedding.apply_gradients(gradient)
+        assert embedding.read_tables()[table]["rows"][:, 0].tolist() == [-1.0, -1.0, 0.0, 0.0]
+        embedding.enqueue(np.array([2, 3]))
+        embedding.discard()
+        embedding.restore(saved)
+        assert not embedding.read_tables()[table]["rows"].any()
+        # With a name, a batch that was dequeued may have been one of inference: then none is in flight, and no gradient
+        # of it comes through.
+        embedding.enqueue(np.array([2, 3]), name="n")
+        embedding.dequeue("n")
+        embedding.restore(saved)
+        with pytest.raises(OrderError, match="apply_gradients was called"):
+            embedding.apply_gradients(gradient, "n")
+        assert not embedding.read_tables()[table]["rows"].any()
 
     def test_values_of_replicas_are_reduced(self, strategy):
         def step(labels, scale):

@@ -126,9 +126,13 @@ class ReplicaEngine:
 
     def enqueue(self, shares: Sequence[Share]) -> None:
         (share,) = shares
+        if self._dequeued is not None and self._dequeued[1] is not None:
+            # With a name, an enqueue can turn the batch into one of inference.
+            self._dequeued = None
         self._call(StepwiseHost.enqueue, share)
 
     def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
+        self._dequeued = None
         if self._values is None:
             return [self._call(StepwiseHost.dequeue, name)]
         found = self._call(StepwiseHost.dequeue_placed, name, self._values.lent())
@@ -151,14 +155,24 @@ class ReplicaEngine:
             self._call(StepwiseHost.apply_gradients, list(own), rates, name)
             return
         arguments = placed, rates, name, self._values.lent()
-        if dequeued == (replace(placed, slot_of_gradients=slot), name):
+        if dequeued is not None and (dequeued[0].slot, dequeued[0].vectors, dequeued[1]) == (
+            slot,
+            placed.vectors,
+            name,
+        ):
             # The host has said that it waits for just these, so it refuses nothing.
             self.finish()
             self._update = self._host.begin(StepwiseHost.apply_placed, *arguments)
         else:
             self._call(StepwiseHost.apply_placed, *arguments)
 
+    def sizes_to_update(self, name: str | None) -> list[list[int]]:
+        if self._dequeued is not None and self._dequeued[1] == name and self._dequeued[0].vectors_of_gradients:
+            return [list(self._dequeued[0].vectors_of_gradients)]
+        return [self._call(StepwiseHost.sizes_to_update, name)]
+
     def discard(self) -> None:
+        self._dequeued = None
         self._call(StepwiseHost.discard)
 
     def drain(self) -> None:

@@ -211,6 +211,14 @@ class StepwiseHost:
         """This host's activations, one array per feature."""
         return self._running.dequeue(name)
 
+    def dequeue_sized(self, name: str | None) -> tuple[list[np.ndarray], list[int]]:
+        """As `dequeue`, with `sizes_to_update`, for which the driver would have to ask otherwise."""
+        return self._running.dequeue(name), self._running.sizes_to_update(name)
+
+    def sizes_to_update(self, name: str | None) -> list[int]:
+        """As `Engine.sizes_to_update`, of this host's share."""
+        return self._running.sizes_to_update(name)
+
     def apply_gradients(
         self, gradients: Sequence[np.ndarray], learning_rates: Sequence[float], name: str | None
     ) -> None:
@@ -229,7 +237,12 @@ class StepwiseHost:
         if slot is None:
             return found
         self._memory.lent |= {slot}
-        return Placed(slot=slot, vectors=tuple(len(one) for one in found), slot_of_gradients=self.slot_of_gradients())
+        return Placed(
+            slot=slot,
+            vectors=tuple(len(one) for one in found),
+            slot_of_gradients=self.slot_of_gradients(),
+            vectors_of_gradients=tuple(self._running.sizes_to_update(name)),
+        )
 
     def slot_of_gradients(self) -> int | None:
         """Where the gradients that come next belong; None if no training batch waits for any."""
@@ -279,7 +292,12 @@ class StepwiseHost:
         return receipt, self._running.num_steps
 
     def restore(self, path: str) -> None:
-        """Fills this host's buckets."""
+        """Fills this host's buckets.
+
+        Raises:
+          OrderError: a batch is in flight; nothing has changed.
+        """
+        self._running.require_none_in_flight("restore")
         with self._tracker.phase(Phase.RESTORE):
             self._running.num_steps = restore_tables(path, self._running.tables)
 

@@ -74,11 +74,13 @@ class Placed:
     Attributes:
       vectors: per feature, how many.
       slot_of_gradients: of activations, where the gradients belong that come next; None if that is not known yet.
+      vectors_of_gradients: of activations, per feature the vectors of those gradients; empty if they are not known yet.
     """
 
     slot: int
     vectors: tuple[int, ...]
     slot_of_gradients: int | None = None
+    vectors_of_gradients: tuple[int, ...] = ()
 
 
 class SharedValues:
