@@ -4,10 +4,13 @@ A host process and a device process for each host, started when they are first n
 training, so a process that died, froze or was cut off is found in the same way. No generation follows here: the pod is
 lost then, and so it is when a call fails on one host while others wait for it. Its processes are ended, later calls say
 why, and what helps is a new strategy and `TPUEmbedding.restore`.
+
+All calls leave from one thread (`orchestrator.request_thread`), whichever thread of the program asks.
 """
 
 from __future__ import annotations
 
+import atexit
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -27,6 +30,7 @@ from podembed.orchestrator.group.calls import (
 )
 from podembed.orchestrator.group.process_group import ProcessGroup
 from podembed.orchestrator.group.watch import Deadlines
+from podembed.orchestrator.request_thread import RequestThread
 from podembed.workers.stepwise.driver_line import DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseSpec
 
@@ -34,6 +38,7 @@ Answer = TypeVar("Answer")
 
 FUNCTION_GRACE_S = 20.0
 LEAVE_S = 10.0
+_CLOSED = "The strategy is closed. Expected an open one. Make a new strategy."
 # For Ray to say of a process whose connections are cut that it is gone.
 DEATH_S = 1.0
 
@@ -47,6 +52,7 @@ class Pod:
 
     Args:
       cluster: entered before the processes start, left after they end.
+      lost: why the cluster is gone; None while it is there.
       shares_memory: as of `PodStrategy`.
       threads: of a host's kernels.
       clock: time, replaced in tests.
@@ -60,24 +66,32 @@ class Pod:
         num_hosts: int,
         start_timeout_s: float,
         step_timeout_s: float,
+        lost: Callable[[], str | None] = lambda: None,
         shares_memory: bool = True,
         threads: int = 1,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._cluster = cluster
+        self._cluster, self._cluster_lost = cluster, lost
         # A host waits for its peers up to the step's deadline, and then has to say so.
         self.call_timeout_s = step_timeout_s + 10.0
         self._id, self._token = secrets.token_hex(8), secrets.token_bytes(32)
         self._lost: str | None = None
         self._has_gang = False
         self._is_closed = False
+        # Whether what runs in the thread is to end at its next look, as it is when a pod is closed.
+        self._ends_requests = False
+        self._has_ended = False
+        self._requests = RequestThread(f"calls of pod {self._id}")
         # Under way: calls to hosts that were not waited for, and what they are called.
         self._told: Sequence[Call[Any]] = []
         self._told_what = ""
         handles = backend.launch(num_hosts, lambda: None)
-        self._group = ProcessGroup(backend, handles, Deadlines(start_s=start_timeout_s), lambda: None, clock=clock)
+        # Not a finalizer, which would run after the hook of Ray, registered later than that of all finalizers: by then
+        # the program has left its cluster, and calls would start another one.
+        atexit.register(self.close)
+        self._group = ProcessGroup(backend, handles, Deadlines(start_s=start_timeout_s), self._look, clock=clock)
         try:
-            self._form(step_timeout_s, shares_memory, threads)
+            self.in_turn("the start", lambda: self._form(step_timeout_s, shares_memory, threads))
         except BaseException:
             self.close()
             raise
@@ -115,6 +129,23 @@ class Pod:
             if isinstance(worker.handle, DirectHandle):
                 worker.handle.connect(address, spec)
 
+    def in_turn(self, what: str, do: Callable[[], Answer]) -> Answer:
+        """Calls a function that asks processes, in the thread of this pod, when those before it have ended.
+
+        Args:
+          what: what the program calls it, for messages.
+
+        Raises:
+          PodLost: the pod was closed meanwhile.
+          Exception: what `do` raised.
+        """
+        return self._requests.call(what, do)
+
+    def _look(self) -> None:
+        """Called in the pod's thread, several times a second while calls are waited for."""
+        if self._ends_requests:
+            raise PodLost(_CLOSED)
+
     def join_gang(self) -> None:
         """Makes the device processes one gang, once."""
         if self._has_gang:
@@ -151,9 +182,13 @@ class Pod:
           PodLost: a process is gone or did not answer in time.
           Exception: what a host raised.
         """
-        self._settle()
-        calls = [ask(at, host) for at, host in enumerate(self._hosts)]
-        return self._gather(calls, timeout_s or self.call_timeout_s)
+
+        def in_turn() -> list[Answer]:
+            self._settle()
+            calls = [ask(at, host) for at, host in enumerate(self._hosts)]
+            return self._gather(calls, timeout_s or self.call_timeout_s)
+
+        return self.in_turn("a call to the hosts", in_turn)
 
     def tell_hosts(self, what: str, ask: Callable[[int, StepwiseHostCalls], Call[Any]]) -> None:
         """As `ask_hosts`, without waiting. The next call waits for the answers, too, and raises what a host raised; so
@@ -162,10 +197,14 @@ class Pod:
         Args:
           what: the name of the call, for what it raises.
         """
-        self._settle()
-        self._told, self._told_what = [ask(at, host) for at, host in enumerate(self._hosts)], what
-        # Calls over lines leave with the first look at them.
-        self._group.backend.settled(self._told, timeout_s=0.0)
+
+        def in_turn() -> None:
+            self._settle()
+            self._told, self._told_what = [ask(at, host) for at, host in enumerate(self._hosts)], what
+            # Calls over lines leave with the first look at them.
+            self._group.backend.settled(self._told, timeout_s=0.0)
+
+        self.in_turn(what, in_turn)
 
     def _settle(self) -> None:
         """Waits for the calls under way, before hosts get another one. Raises as `ask_hosts`."""
@@ -177,24 +216,40 @@ class Pod:
         """As `ask_hosts`, of the device processes, which run a function of the user. It begins beside the calls under
         way.
         """
-        self._require_alive()
-        calls = [ask(at, device) for at, device in enumerate(self._devices)]
-        # A function of the user may go on for a while after another replica failed, without waiting for it.
-        return self._gather(calls, timeout_s, is_users_function=True, grace_s=FUNCTION_GRACE_S)
+
+        def in_turn() -> list[Answer]:
+            self._require_alive()
+            calls = [ask(at, device) for at, device in enumerate(self._devices)]
+            # A function of the user may go on for a while after another replica failed, without waiting for it.
+            return self._gather(calls, timeout_s, is_users_function=True, grace_s=FUNCTION_GRACE_S)
+
+        return self.in_turn("a call to the devices", in_turn)
 
     def close(self) -> None:
-        """Ends all processes. Safe to call twice. Raises what a call raised that was not waited for."""
-        if self._is_closed:
-            return
+        """Ends all processes, also those that an interrupted call still keeps busy. Safe to call twice. Raises what a
+        call raised that was not waited for.
+        """
         self._is_closed = True
+        if self._requests.is_busy and not self._has_ended:
+            self._ends_requests = True
+        self._requests.call("close", self._end)
+
+    def _end(self) -> None:
+        if self._has_ended:
+            return
+        # What was cut short still runs there, and would not let its process leave in order.
+        leaves_in_order, self._ends_requests = not self._ends_requests, False
+        self._find_loss()
         try:
-            if self._lost is None:
+            if self._lost is None and leaves_in_order:
                 self._gather([], LEAVE_S)
         finally:
-            if self._lost is None:
+            if self._lost is None and leaves_in_order:
                 self._leave()
             self._group.stop()
             self._cluster.close()
+            self._has_ended = True
+            atexit.unregister(self.close)
 
     def _leave(self) -> None:
         """Lets processes leave in order; one that cannot is stopped all the same."""
@@ -250,9 +305,16 @@ class Pod:
 
     def _require_alive(self) -> None:
         if self._is_closed:
-            raise PodLost("The strategy is closed. Expected an open one. Make a new strategy.")
+            raise PodLost(_CLOSED)
+        self._find_loss()
         if self._lost is not None:
             raise self._loss()
+
+    def _find_loss(self) -> None:
+        """Without a cluster no call of Ray is made any more: it might start another one."""
+        why = self._cluster_lost()
+        if self._lost is None and why is not None:
+            self._lose(why)
 
 
 def _place_in_order(failure: Failure) -> tuple[bool, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 
@@ -18,11 +20,28 @@ from podembed.workers.stepwise import saved_index
 from podembed.workers.stepwise.shared_values import EnginePlace
 from podembed.workers.storage.store import Store
 
+Arguments = ParamSpec("Arguments")
+
+
+def _in_turn(
+    method: Callable[Concatenate[PodEngine, Arguments], Answer],
+) -> Callable[Concatenate[PodEngine, Arguments], Answer]:
+    """A method that runs as one request of the pod: what it asks of the hosts and what it remembers of their answers
+    stay together, whoever calls, and whatever happens to the caller meanwhile.
+    """
+
+    @wraps(method)
+    def called(self: PodEngine, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
+        return self.pod.in_turn(method.__name__, lambda: method(self, *arguments, **named))
+
+    return called
+
 
 class PodEngine:
     """The engine over all hosts of a pod, as the driver sees it.
 
     Attributes:
+      pod: whose processes it asks.
       replica_spec: as much of `spec` as functions on the replicas need.
       num_enqueued: batches that were enqueued here, which is the number of the last one.
       has_room: whether all hosts have said that they would accept another batch.
@@ -30,17 +49,22 @@ class PodEngine:
 
     def __init__(self, pod: Pod, spec: EngineSpec, *, restore_from: str | None) -> None:
         self.spec = spec
-        self._pod = pod
+        self.pod = pod
         self.num_shares = len(pod.handles)
-        placement = tuple(place_tables(spec.tables, num_features=spec.num_features, num_hosts=self.num_shares))
-        self._places = self._all(lambda host: host.start_engine(spec, placement, restore_from))
-        # A call of its own, in which no host waits for one that could not make its tables.
-        self._all(lambda host: host.share_memory())
+        self._placement = tuple(place_tables(spec.tables, num_features=spec.num_features, num_hosts=self.num_shares))
+        self._places = self._start(restore_from)
         self.replica_spec = spec.for_replicas()
         self.num_enqueued = 0
         self.has_room = False
         # Of the batch whose gradients come next, as the hosts said with the last dequeue, and the name of that.
         self._to_update: tuple[list[list[int]], str | None] | None = None
+
+    @_in_turn
+    def _start(self, restore_from: str | None) -> list[EnginePlace]:
+        places = self._all(lambda host: host.start_engine(self.spec, self._placement, restore_from))
+        # A call of its own, in which no host waits for one that could not make its tables.
+        self._all(lambda host: host.share_memory())
+        return places
 
     def place(self, replica: int) -> EnginePlace:
         """How a host's device process reaches its engine."""
@@ -50,6 +74,7 @@ class PodEngine:
         """Functions on the replicas may have given gradients or taken batches since."""
         self._to_update = None
 
+    @_in_turn
     def enqueue(self, shares: Sequence[Share]) -> None:
         if self._to_update is not None and self._to_update[1] is not None:
             # With a name, an enqueue can turn the batch into one of inference.
@@ -58,16 +83,18 @@ class PodEngine:
         number, has_room, self.has_room = self.num_enqueued, self.has_room, False
         if has_room:
             # They refuse nothing, so the driver needs no answer before the next call.
-            self._pod.tell_hosts("enqueue", lambda at, host: host.enqueue(shares[at], number))
+            self.pod.tell_hosts("enqueue", lambda at, host: host.enqueue(shares[at], number))
         else:
-            self._pod.ask_hosts(lambda at, host: host.enqueue(shares[at], number))
+            self.pod.ask_hosts(lambda at, host: host.enqueue(shares[at], number))
 
+    @_in_turn
     def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
         self.forget_sizes()
         found = self._all(lambda host: host.dequeue_sized(name))
         self._to_update = [sizes for _, sizes in found], name
         return [activations for activations, _ in found]
 
+    @_in_turn
     def sizes_to_update(self, name: str | None) -> list[list[int]]:
         if self._to_update is not None and all(self._to_update[0]):
             sizes, of = self._to_update
@@ -78,10 +105,16 @@ class PodEngine:
     def apply_gradients(
         self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
     ) -> None:
-        self.forget_sizes()
+        # The user's functions of the step are called in the user's thread.
         rates = list(rates_at(learning_rates, lambda: self._all(lambda host: host.next_step(name))[0]))
-        self._pod.ask_hosts(lambda at, host: host.apply_gradients(list(gradients[at]), rates, name))
+        self._apply(gradients, rates, name)
 
+    @_in_turn
+    def _apply(self, gradients: Sequence[Sequence[np.ndarray]], rates: list[float], name: str | None) -> None:
+        self.forget_sizes()
+        self.pod.ask_hosts(lambda at, host: host.apply_gradients(list(gradients[at]), rates, name))
+
+    @_in_turn
     def discard(self) -> None:
         self.forget_sizes()
         self._all(lambda host: host.discard())
@@ -97,6 +130,7 @@ class PodEngine:
             altered_ids=tuple(sum(counts) for counts in zip(*(one.altered_ids for one in of_hosts), strict=True)),
         )
 
+    @_in_turn
     def read_tables(self) -> list[dict[str, np.ndarray]]:
         self.drain()
         found = []
@@ -111,10 +145,12 @@ class PodEngine:
             found.append(arrays)
         return found
 
+    @_in_turn
     def save(self, path: str) -> None:
         saved_index.require_free(path)
         saved_index.publish(path, self.write(path))
 
+    @_in_turn
     def write(self, path: str) -> WrittenTables:
         self.drain()
         attempt = embedding_files.new_attempt()
@@ -122,6 +158,7 @@ class PodEngine:
         receipts = [receipt for receipt, _ in answers]
         return embedding_files.assemble(self.spec.tables, attempt, receipts, num_steps=answers[0][1])
 
+    @_in_turn
     def restore(self, path: str) -> None:
         # Read here first: what is wrong with the whole shows before any host has changed.
         saved_index.read_index(path)
@@ -129,9 +166,10 @@ class PodEngine:
         self.drain()
         self._all(lambda host: host.restore(Store(path).location))
 
+    @_in_turn
     def close(self) -> None:
         self._all(lambda host: host.stop_engine())
 
     def _all(self, ask: Callable[[StepwiseHostCalls], Call[Answer]]) -> list[Answer]:
         """The same call on every host."""
-        return self._pod.ask_hosts(lambda at, host: ask(host))
+        return self.pod.ask_hosts(lambda at, host: ask(host))

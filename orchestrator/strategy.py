@@ -9,6 +9,7 @@ hosts over lines of their own, or as Ray objects where a line cannot be made. Be
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,7 @@ from podembed.embedding.replicas.kept import Kept, collecting
 from podembed.embedding.replicas.per_replica import PerReplica, local_value
 from podembed.embedding.replicas.strategies import entered, register
 from podembed.orchestrator.api.config import ScalingConfig
-from podembed.orchestrator.cluster.connection import connected
+from podembed.orchestrator.cluster.connection import connected, is_connected
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.group.backend import Call
 from podembed.orchestrator.group.calls import StepwiseDeviceCalls
@@ -85,6 +86,8 @@ class PodStrategy(CrossReplica):
         self._shares_memory = shares_memory
         self._emit = in_sentences(notice)
         self._started: Pod | None = None
+        # Two threads that call at first start one pod.
+        self._starting = threading.Lock()
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -114,28 +117,47 @@ class PodStrategy(CrossReplica):
           PodLost: a process is gone or did not end in time.
         """
         check_call(fn, args, kwargs)
-        pod = self._pod
-        pod.join_gang()
-        self._attach(pod)
         # Packing a function can take milliseconds, so it is packed once for all replicas.
         with collecting() as kept:
             packed = _packed(fn)
+
+        def arguments(replica: int) -> tuple[list[Any], dict[str, Any]]:
+            own = [local_value(arg, replica) for arg in args]
+            return own, {name: local_value(value, replica) for name, value in (kwargs or {}).items()}
+
+        pod = self._pod
+        results = pod.in_turn("run", lambda: self._run(pod, packed, kept, arguments))
+        return results[0] if len(results) == 1 else PerReplica(tuple(results))
+
+    def _run(
+        self,
+        pod: Pod,
+        packed: Any,
+        kept: Mapping[str, Kept[Any]],
+        arguments: Callable[[int], tuple[list[Any], dict[str, Any]]],
+    ) -> list[Any]:
+        """What the replicas return. In the pod's turn, so that what is known of the hosts goes with what they do."""
+        pod.join_gang()
+        self._attach(pod)
         self._send_ahead(pod, kept)
         engine = self.running
         after = 0 if engine is None else engine.num_enqueued
+        had_room = engine is not None and engine.has_room
+        if engine is not None:
+            # Until they have said so: the function may raise when it has enqueued a batch.
+            engine.has_room = False
+            engine.forget_sizes()
 
         def ask(replica: int, device: StepwiseDeviceCalls) -> Call[Ran | Asked]:
-            own = [local_value(arg, replica) for arg in args]
-            named = {name: local_value(value, replica) for name, value in (kwargs or {}).items()}
+            own, named = arguments(replica)
             return device.run_function(packed, own, named, after)
 
-        if engine is not None:
-            engine.forget_sizes()
+        # Rates that change are called in the pod's thread, since no other call may come between the parts of a function.
         ran = until_ended(pod, pod.ask_devices(ask, timeout_s=self._run_timeout_s), timeout_s=self._run_timeout_s)
-        if engine is not None and any(one.has_room is not None for one in ran):
-            engine.has_room = all(one.has_room for one in ran)
-        results = [one.value for one in ran]
-        return results[0] if len(results) == 1 else PerReplica(tuple(results))
+        if engine is not None:
+            has_called = any(one.has_room is not None for one in ran)
+            engine.has_room = all(one.has_room for one in ran) if has_called else had_room
+        return [one.value for one in ran]
 
     def _attach(self, pod: Pod) -> None:
         """Tells the device processes of the engine. Once, since packing its description takes longer than a call."""
@@ -193,23 +215,29 @@ class PodStrategy(CrossReplica):
 
     @property
     def _pod(self) -> Pod:
-        if self._started is None:
-            self._started = self._start()
-            weakref.finalize(self, self._started.close)
-        return self._started
+        with self._starting:
+            if self._started is None:
+                self._started = self._start()
+                # At the program's end a pod closes itself.
+                weakref.finalize(self, self._started.close).atexit = False
+            return self._started
 
     def _start(self) -> Pod:
         cluster = ExitStack()
         try:
             connection = cluster.enter_context(connected(self.num_hosts, emit=self._emit))
+
+            def lost() -> str | None:
+                return connection.lost() if is_connected() else "the program has left its Ray cluster"
+
             from podembed.workers.stepwise.actors import StepwiseDeviceActor, StepwiseHostActor
 
             backend = RayBackend(
                 self._scaling,
                 self._emit,
                 (StepwiseHostActor, StepwiseDeviceActor),
-                lost=connection.lost,
-                answers=connection.answers,
+                lost=lost,
+                answers=lambda: is_connected() and connection.answers(),
             )
             return Pod(
                 backend,
@@ -217,6 +245,7 @@ class PodStrategy(CrossReplica):
                 num_hosts=self.num_hosts,
                 start_timeout_s=self._start_timeout_s,
                 step_timeout_s=self._step_timeout_s,
+                lost=lost,
                 shares_memory=self._shares_memory,
                 threads=self._scaling.threads_per_host or 1,
             )

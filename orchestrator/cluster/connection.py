@@ -189,7 +189,7 @@ def connected(
             # Set, so that Ray does not write a token of its own into the home folder.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         _has_chosen.set()
-    if _is_connected():
+    if is_connected():
         yield _ForeignConnection(emit)
     elif address is not None:
         before_joining(address)
@@ -208,10 +208,11 @@ def connected(
 
 def joins_others() -> bool:
     """Whether `connected` would use a cluster that others started, rather than start one."""
-    return _is_connected() or "RAY_ADDRESS" in os.environ
+    return is_connected() or "RAY_ADDRESS" in os.environ
 
 
-def _is_connected() -> bool:
+def is_connected() -> bool:
+    """Whether this process is a driver of a Ray cluster now."""
     return "ray" in sys.modules and sys.modules["ray"].is_initialized()
 
 

@@ -297,7 +297,7 @@ def outcome(call: Call[Any]) -> Any | Failure:
         return _of_answer(call, call.ticket.answer)
     try:
         found = ray.get(_reference_of(call))
-        return _hung_up(call.worker) if isinstance(call, LineCall) else found
+        return _cut(call.worker, call.end.why) if isinstance(call, LineCall) else found
     except ray.exceptions.ActorDiedError as error:
         return Failure(
             worker=call.worker, kind=FailureKind.DIED, message=death(str(error)), is_preemption=error.preempted
@@ -329,7 +329,7 @@ def _of_answer(call: LineCall, content: bytearray) -> Any | Failure:
     return replace(failure_of(call.worker, error, details=found.report), error=error)
 
 
-def _hung_up(worker: Worker) -> Failure:
-    """Of a process that lives, though its line is broken."""
-    said = "it closed the connection on which the driver calls it; its log says why"
-    return Failure(worker=worker, kind=FailureKind.DIED, message=said)
+def _cut(worker: Worker, why: str) -> Failure:
+    """Of a process that lives, though its line is broken. What it does with the call under way is not known."""
+    said = f"the connection to its driver broke ({why or 'the process hung up'}), though the process lives"
+    return Failure(worker=worker, kind=FailureKind.PEER, message=said)

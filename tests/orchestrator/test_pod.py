@@ -4,6 +4,10 @@ are, and which cost the tables.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -231,6 +235,64 @@ def test_hosts_are_told_of_a_batch_only_if_they_have_room() -> None:
     assert (backend.clock.now_s, engine.num_enqueued, engine.has_room) == (began_s, 1, False)
     with pytest.raises(PodLost, match="nothing finished"):
         engine.enqueue([share, share])
+
+
+def test_close_ends_what_an_interrupted_call_keeps_busy() -> None:
+    """A function of an hour holds nobody up who closes its pod."""
+    closing: list[threading.Thread] = []
+    functions: list[Worker] = []
+
+    def script(worker: Worker, method: str) -> Any:
+        if method == "run_function":
+            functions.append(worker)
+            return NEVER
+        if method == "control status" and functions and not closing:
+            closing.append(threading.Thread(target=pod.close))
+            closing[0].start()
+            while not pod._ends_requests:
+                time.sleep(0.001)
+        return None
+
+    pod, backend = pod_of(script)
+    began_s = backend.clock.now_s
+    with pytest.raises(PodLost, match="The strategy is closed"):
+        run(pod)
+    closing[0].join()
+    assert backend.clock.now_s - began_s < 5.0
+    assert "close" not in [method for _, method, _ in backend.asked], "asked to leave in the middle of a function"
+    assert backend.num_stops == 1
+    pod.close()
+    assert backend.num_stops == 1
+
+
+_ENDS_WITHOUT_CLOSE = """
+import atexit
+atexit.register(print, "Ray leaves")
+from podembed.tests_of_pod import pod_of
+pod, backend = pod_of(lambda worker, method: None)
+stop = backend.stop
+backend.stop = lambda handles: (print("the pod ends"), stop(handles))
+raise KeyError("uncaught")
+"""
+
+
+def test_a_program_that_ends_without_close_ends_its_pod_before_ray_leaves() -> None:
+    program = _ENDS_WITHOUT_CLOSE.replace("podembed.tests_of_pod", __name__)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.splitlines() == ["the pod ends", "Ray leaves"]
+    assert ended.stderr.splitlines()[-1] == "KeyError: 'uncaught'"
+    assert ended.stderr.count("Traceback") == 1
+
+
+def test_without_a_cluster_no_process_is_asked_any_more() -> None:
+    pod, backend = pod_of(lambda worker, method: None)
+    pod._cluster_lost = lambda: "the program has left its Ray cluster"
+    num_asked = len(backend.asked)
+    with pytest.raises(PodLost, match="lost its tables: the program has left its Ray cluster"):
+        pod.ask_hosts(lambda at, host: host.num_steps())
+    pod.close()
+    assert len(backend.asked) == num_asked
+    assert backend.num_stops == 1
 
 
 def test_a_start_that_fails_leaves_nothing() -> None:

@@ -1,8 +1,12 @@
 """`PodStrategy` over Ray: what only several hosts show. What holds for every strategy is in `tests/conformance`."""
 
+import itertools
 import os
+import random
 import signal
+import threading
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +15,7 @@ import pytest
 import ray
 
 from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.initializers import Constant
 from podembed.embedding.keras.reducer import default_gradient_reducer
 from podembed.embedding.optimizers import SGD, Adagrad
 from podembed.embedding.ragged import Ragged
@@ -536,3 +541,68 @@ def test_a_lost_host_is_reported_at_once_and_for_good(ray_cluster):
         assert time.monotonic() - started < 200.0
         with pytest.raises(PodLost, match="lost its tables"):
             embedding.dequeue()
+
+
+def test_interrupted_at_random_moments_it_goes_on_from_a_step_that_counts_or_does_not(
+    pod_strategy: PodStrategy,
+) -> None:
+    """Ctrl-C in loops of `run` and of the driver: after `discard` the tables are those of so many whole steps."""
+    table = TableConfig(64, 4, name="t", initializer=Constant(0.5))
+    local = LocalStrategy()
+    embeddings = []
+    for strategy in (pod_strategy, local):
+        with strategy.scope():
+            embeddings.append(TPUEmbedding(FeatureConfig(table), 8, Adagrad(0.25)))
+    pod, alone = embeddings
+
+    def ids(step: int) -> np.ndarray:
+        return np.random.default_rng(step).integers(0, 64, 8)
+
+    def gradient(step: int) -> np.ndarray:
+        return np.random.default_rng(1000 + step).integers(-4, 5, (8, 4)).astype(np.float32)
+
+    def on_driver(embedding: TPUEmbedding, step: int) -> None:
+        embedding.enqueue(ids(step))
+        embedding.dequeue()
+        embedding.apply_gradients(jnp.asarray(gradient(step)))
+
+    def in_run(embedding: TPUEmbedding, step: int) -> None:
+        def take(of_replica: np.ndarray) -> None:
+            embedding.dequeue()
+            embedding.apply_gradients(jnp.asarray(of_replica))
+
+        embedding.enqueue(ids(step))
+        pod_strategy.run(take, (pod_strategy.split(gradient(step)),))
+
+    def check() -> int:
+        count = pod.metrics.num_steps
+        while (step := alone.metrics.num_steps) < count:
+            on_driver(alone, step)
+        assert alone.metrics.num_steps == count
+        found, expected = pod.read_tables()[table], alone.read_tables()[table]
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values)
+        return count
+
+    def loop(do: Callable[[TPUEmbedding, int], None], step: int) -> None:
+        for later in itertools.count(step):
+            do(pod, later)
+
+    rng = random.Random(49)
+    main = threading.main_thread().ident
+    try:
+        in_run(pod, 0)
+        for attempt in range(12):
+            do = (in_run, on_driver)[attempt % 2]
+            step = check()
+            threading.Timer(rng.random() * 0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                loop(do, step)
+            pod.discard()
+            step = check()
+            for later in range(step, step + 3):
+                do(pod, later)
+            assert check() == step + 3
+    finally:
+        pod.close()
+        alone.close()

@@ -125,6 +125,7 @@ class DriverEnd:
     Attributes:
       is_broken: whether the other process is gone, as far as this line can tell, or something came that it did not
         write. Calls under way have no answer then.
+      why: what broke it.
     """
 
     def __init__(self, link: socket.socket, seals: Seals) -> None:
@@ -135,7 +136,7 @@ class DriverEnd:
         self._header = bytearray()
         self._content: bytearray | None = None
         self._num_received = 0
-        self.is_broken = False
+        self.is_broken, self.why = False, ""
 
     @staticmethod
     def connect(address: tuple[str, int], spec: DriverLineSpec) -> DriverEnd:
@@ -175,8 +176,11 @@ class DriverEnd:
                 pass
         except BlockingIOError:
             return
-        except (OSError, ChannelLost):
-            self.is_broken = True
+        except (OSError, ChannelLost) as error:
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        self.is_broken, self.why = True, str(error)
 
     def _guarded_send(self) -> None:
         try:
@@ -187,8 +191,8 @@ class DriverEnd:
                     self._unsent.appendleft(rest)
         except BlockingIOError:
             return
-        except OSError:
-            self.is_broken = True
+        except OSError as error:
+            self._break(error)
 
     def _receive(self) -> bool:
         """Receives once. Returns whether there may be more."""
