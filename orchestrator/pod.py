@@ -139,7 +139,7 @@ class Pod:
           PodLost: the pod was closed meanwhile.
           Exception: what `do` raised.
         """
-        return self._requests.call(what, do)
+        return self._requests.request(what, do)
 
     def _look(self) -> None:
         """Called in the pod's thread, several times a second while calls are waited for."""
@@ -232,7 +232,7 @@ class Pod:
         self._is_closed = True
         if self._requests.is_busy and not self._has_ended:
             self._ends_requests = True
-        self._requests.call("close", self._end)
+        self._requests.request("close", self._end)
 
     def _end(self) -> None:
         if self._has_ended:

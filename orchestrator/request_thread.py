@@ -55,7 +55,7 @@ class RequestThread:
     def is_busy(self) -> bool:
         return bool(self._running)
 
-    def call(self, what: str, do: Callable[[], Answer]) -> Answer:
+    def request(self, what: str, do: Callable[[], Answer]) -> Answer:
         """Returns what `do` returns, or raises what it raises, once all requests before it have ended. Inside of a
         request it is called at once.
 

@@ -18,11 +18,11 @@ from podembed.orchestrator.request_thread import RequestThread
 
 def test_requests_return_and_raise_and_may_ask_in_turn() -> None:
     requests = RequestThread("test")
-    assert requests.call("outer", lambda: requests.call("inner", threading.current_thread)).name == "test"
+    assert requests.request("outer", lambda: requests.request("inner", threading.current_thread)).name == "test"
     with pytest.raises(KeyError, match="mine"):
-        requests.call("fails", lambda: {}["mine"])
+        requests.request("fails", lambda: {}["mine"])
     with pytest.raises(TimeoutError, match="the function's own"):
-        requests.call("times out", lambda: (_ for _ in ()).throw(TimeoutError("the function's own")))
+        requests.request("times out", lambda: (_ for _ in ()).throw(TimeoutError("the function's own")))
 
 
 def test_requests_of_several_threads_run_one_at_a_time() -> None:
@@ -35,7 +35,7 @@ def test_requests_of_several_threads_run_one_at_a_time() -> None:
         inside.pop()
 
     with ThreadPoolExecutor(8) as pool:
-        for future in [pool.submit(requests.call, "a request", request) for _ in range(64)]:
+        for future in [pool.submit(requests.request, "a request", request) for _ in range(64)]:
             future.result()
     assert most == [1] * 64
 
@@ -50,11 +50,11 @@ def test_what_an_interrupted_caller_asked_ends_before_the_next_request(monkeypat
 
     threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        requests.call("run", long)
+        requests.request("run", long)
     assert not ended, "the caller is free at once"
     threading.Timer(0.2, may_end.set).start()
     with caplog.at_level(logging.WARNING):
-        requests.call("discard", lambda: ended.append("discard"))
+        requests.request("discard", lambda: ended.append("discard"))
     assert ended == ["run", "discard"]
     assert "discard waits for an earlier run, which was interrupted here and still runs on the hosts" in caplog.text
 
@@ -65,12 +65,12 @@ def test_the_thread_ends_with_its_object_and_keeps_nothing_alive() -> None:
 
     def ask(requests: RequestThread) -> weakref.ref[Value]:
         value = Value()
-        requests.call("refers", lambda: repr(value))
+        requests.request("refers", lambda: repr(value))
         return weakref.ref(value)
 
     requests = RequestThread("test")
     kept, thread = ask(requests), requests._thread
-    requests.call("next", lambda: None)
+    requests.request("next", lambda: None)
     gc.collect()
     assert kept() is None
     del requests
