@@ -4,11 +4,9 @@ engine of one such part.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
@@ -177,31 +175,13 @@ class HostEngine:
         )
 
 
-Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
-
-
-def _in_turn(
-    method: Callable[Concatenate[InProcessEngine, Arguments], Answer],
-) -> Callable[Concatenate[InProcessEngine, Arguments], Answer]:
-    """A method that other threads wait for: one may enqueue what another one takes."""
-
-    @wraps(method)
-    def called(self: InProcessEngine, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
-        with self._turn:
-            return method(self, *arguments, **named)
-
-    return called
-
-
 class InProcessEngine:
-    """A whole engine inside this process, without Ray. Thread-safe: one thread works at a time."""
+    """A whole engine inside this process, without Ray."""
 
     num_shares = 1
 
     def __init__(self, spec: EngineSpec, *, restore_from: str | None = None) -> None:
         self.spec = spec
-        self._turn = threading.RLock()
         placement = [np.zeros(table.layout.num_buckets, np.int32) for table in spec.tables]
         lookups = spec.lookups(placement, host=0, num_hosts=1)
         self._engine: HostEngine | None = HostEngine(spec, LookupSteps(lookups, Alone()))
@@ -210,54 +190,43 @@ class InProcessEngine:
         else:
             self.restore(restore_from)
 
-    @_in_turn
     def enqueue(self, shares: Sequence[Share]) -> None:
         (share,) = shares
         self._host.enqueue(share)
 
-    @_in_turn
     def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
         return [self._host.dequeue(name)]
 
-    @_in_turn
     def apply_gradients(
         self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
     ) -> None:
         (own,) = gradients
         self._host.apply_gradients(own, learning_rates, name)
 
-    @_in_turn
     def sizes_to_update(self, name: str | None) -> list[list[int]]:
         return [self._host.sizes_to_update(name)]
 
-    @_in_turn
     def discard(self) -> None:
         self._host.discard()
 
-    @_in_turn
     def drain(self) -> None:
         self._host.drain()
 
-    @_in_turn
     def metrics(self) -> EngineMetrics:
         return self._host.metrics()
 
-    @_in_turn
     def read_tables(self) -> list[dict[str, np.ndarray]]:
         self.drain()
         return [whole_table(table) for table in self._host.tables]
 
-    @_in_turn
     def save(self, path: str) -> None:
         self.drain()
         table_storage.storage().save(path, self._host.tables, num_steps=self._host.num_steps)
 
-    @_in_turn
     def write(self, path: str) -> table_storage.WrittenTables:
         self.drain()
         return table_storage.storage().write(path, self._host.tables, num_steps=self._host.num_steps)
 
-    @_in_turn
     def restore(self, path: str) -> None:
         self._host.require_none_in_flight("restore")
         self.drain()

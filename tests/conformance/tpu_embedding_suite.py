@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -577,35 +576,6 @@ class TPUEmbeddingConformance:
             way()
             expected[:14] -= np.concatenate([gradients_of(0), gradients_of(1)])
             np.testing.assert_array_equal(embedding.read_tables()[table]["rows"], expected)
-
-    def test_one_thread_may_enqueue_what_another_one_takes(self, make):
-        table = TableConfig(12, 2, name="t", initializer=Constant(0.0))
-        embedding = make(FeatureConfig(table), 4, SGD(1.0), True)
-        may_come, raised, num_steps = threading.Semaphore(2), [], 40
-
-        def feed() -> None:
-            try:
-                for step in range(num_steps):
-                    may_come.acquire()
-                    embedding.enqueue((np.arange(4) + step) % 12)
-                    has_come.release()
-            except Exception as error:
-                raised.append(error)
-                has_come.release()
-
-        has_come = threading.Semaphore(0)
-        feeder = threading.Thread(target=feed, daemon=True)
-        feeder.start()
-        for _ in range(num_steps):
-            has_come.acquire()
-            assert not raised, raised
-            embedding.apply_gradients(jnp.ones_like(embedding.dequeue()))
-            may_come.release()
-        feeder.join()
-        expected = np.zeros(12)
-        for step in range(num_steps):
-            expected[(np.arange(4) + step) % 12] -= 1.0
-        np.testing.assert_array_equal(embedding.read_tables()[table]["rows"][:, 0], expected)
 
     def test_restore_refuses_while_a_batch_is_in_flight(self, make, tmp_path):
         table = TableConfig(4, 2, name="t", initializer=Constant(0.0))
