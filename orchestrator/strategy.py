@@ -152,7 +152,7 @@ class PodStrategy(CrossReplica):
             own, named = arguments(replica)
             return device.run_function(packed, own, named, after)
 
-        # Rates that change are called in the pod's thread, since no other call may come between the parts of a function.
+        # Rates that change are called in the pod's thread: no other call may come between the parts of a function.
         ran = until_ended(pod, pod.ask_devices(ask, timeout_s=self._run_timeout_s), timeout_s=self._run_timeout_s)
         if engine is not None:
             has_called = any(one.has_room is not None for one in ran)
