@@ -33,9 +33,9 @@ def lease_findings(store: Store) -> Iterator[Damage]:
     claims = read_claims(store)
     for generation in claims:
         yield from _claim_findings(store, generation)
-    expected = sorted({*generations_with_base(store), *traces, *_generations_begun_from(store)})
-    for generation in expected:
-        if generation not in claims:
+    with_base = generations_with_base(store)
+    for generation in sorted({*with_base, *traces, *_generations_begun_from(store)}):
+        if generation in with_base and generation not in claims:
             found = f"a base, but no g{generation:08d}.claim"
             yield Damage(
                 name=lease_file(generation, "base.json"), found=found, expected="a claim, which is never deleted"

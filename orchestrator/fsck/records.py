@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from podembed.orchestrator.commit.holder import read_heartbeat
-from podembed.orchestrator.commit.lease_files import read_claims, read_lineage
+from podembed.orchestrator.commit.lease_files import read_lineage
+from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord, read_run
 from podembed.orchestrator.commit.verification import Damage
 from podembed.orchestrator.fsck.findings import Finding, damage_of, finding_of_run
@@ -65,20 +66,30 @@ def record_findings(store: Store, record: RunRecord | None, lineage: Sequence[st
 
 
 def _missing(store: Store, lineage: Sequence[str]) -> Iterator[Finding]:
-    """Records that a driver writes, of which there are none. Older programs wrote none of them, so one that is there
-    tells that the others were.
+    """Kinds of records of which there are none, though a driver of a run with commits has written them. Older programs
+    wrote none of any kind, so one kind that is there tells that the others were.
     """
-    found = {name for name in (INPUT_FILE, POLICIES, HISTORY, METRICS) if name in store.children()}
-    newest = max(read_claims(store), default=0)
-    # Of a driver that is at work, the record of its last commit may still come.
-    is_at_work = read_heartbeat(store, newest) is not None
-    expected = {INPUT_FILE: bool(newest), POLICIES: bool(lineage), HISTORY: len(lineage) > is_at_work}
-    places = {INPUT_FILE: "the data files", POLICIES: "the keep policies", HISTORY: "loss and evaluations"}
-    for name, is_expected in expected.items():
-        is_there = name in found and (name == INPUT_FILE or store.children(name))
-        if found and is_expected and not is_there:
-            file = name if name == INPUT_FILE else f"{name}/"
-            yield finding_of_run(Damage(name=file, found="no file", expected="a record"), places[name])
+    if not lineage:
+        return  # A driver that was killed at its start may have left any of them out, and nothing is lost with them.
+    # Before the folders are listed: the driver may be at work.
+    has_left_history = _has_left_history(store, lineage)
+    is_there = {folder: bool(store.children(folder)) for folder in (METRICS, HISTORY, POLICIES)}
+    is_there[INPUT_FILE] = store.exists(INPUT_FILE)
+    expected = [(INPUT_FILE, "the data files"), (f"{POLICIES}/", "the keep policies")]
+    expected += [(f"{HISTORY}/", "loss and evaluations")] if has_left_history else []
+    for file, place in expected:
+        if any(is_there.values()) and not is_there[file.removesuffix("/")]:
+            yield finding_of_run(Damage(name=file, found="no file", expected="a record"), place)
+
+
+def _has_left_history(store: Store, lineage: Sequence[str]) -> bool:
+    """Whether a driver went on after a commit, and so after the record that follows it: to its next commit, or to its
+    end, where it removes its heartbeat.
+    """
+    generations = [parsed[1] for name in lineage if (parsed := parse_commit_name(name))]
+    return len(set(generations)) < len(generations) or any(
+        read_heartbeat(store, generation) is None for generation in set(generations)
+    )
 
 
 def _unreadable(read: Callable[[Store], object], store: Store, *, expected: str, place: str) -> Iterator[Finding]:

@@ -291,9 +291,9 @@ class TestLeftovers:
         store, manifests = run
         real = check_module.record_findings
 
-        def prune_behind_our_back(checked):
+        def prune_behind_our_back(*arguments):
             store.delete(commit_file(manifests[0].name))
-            return real(checked)
+            return real(*arguments)
 
         monkeypatch.setattr(check_module, "record_findings", prune_behind_our_back)
         check = check_run(store.location)

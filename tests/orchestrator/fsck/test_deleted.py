@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.commit.holder import Heartbeat, Holder
 from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.run.opening import open_run
+from podembed.workers.storage.records import encode
+from podembed.workers.storage.store import Store
 from tests.orchestrator.cluster.test_in_process import train
 from tests.orchestrator.run.claims_of import claims_of
 
@@ -34,6 +37,20 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def test_what_the_keep_policy_deletes_is_no_damage_and_metrics_are_not_checked(run: Path) -> None:
     shutil.rmtree(run / "metrics", ignore_errors=True)
     assert [finding for finding in check_run(str(run)).all_findings if finding.file.startswith("lease")] == []
+
+
+def test_a_driver_that_was_killed_behind_its_first_commit_has_left_no_damage(small_data: str, tmp_path: Path) -> None:
+    """Its heartbeat stands, and the record of the history had not been written."""
+    train(small_data, tmp_path / "run", max_steps=10, evaluate_at_end=False)
+    shutil.rmtree(tmp_path / "run" / "history")
+    store = Store(tmp_path / "run")
+    assert [finding.file for finding in check_run(store).all_findings] == ["history/"]
+    beat = Heartbeat(generation=1, holder=Holder.current(""), written_unix_s=0.0)
+    store.replace("lease/g00000001.hb", encode(beat))
+    assert check_run(store).is_intact
+    # Nor has the next one, which is stopped before it commits.
+    claims_of(open_run(store.location)).acquire().release()
+    assert check_run(store).is_intact
 
 
 @pytest.mark.parametrize(
