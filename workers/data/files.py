@@ -11,6 +11,7 @@ import fnmatch
 import functools
 import hashlib
 import io
+import logging
 import os
 import re
 import stat
@@ -35,6 +36,7 @@ _MAGIC = re.compile(r"[*?[]")
 # Where Ray unpacks the working folder of a job, on each machine that the job comes to and when it comes there. So times
 # of equal files differ. Ray takes no more than some hundred megabytes, which are read in a second.
 _UNPACKED_BY_RAY = "/runtime_resources/working_dir_files/"
+_logger = logging.getLogger(__name__)
 # The first of these that a filesystem reports tells a replaced file from the old one; local files and object stores
 # differ here.
 _VERSION_KEYS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated", "created")
@@ -80,12 +82,22 @@ def require_plain(path: str, mode: int) -> None:
     )
 
 
+def _is_plain_path(path: str) -> bool:
+    """Whether text is a path of this machine and no URL. `a::b.csv` is a file name unless `a` is a protocol of fsspec,
+    which would chain the two.
+    """
+    first, chain, _ = path.partition("::")
+    return "://" not in path and not (chain and first in fsspec.available_protocols())
+
+
 def filesystem_of(path: str, *, storage_options: dict[str, Any] | None = None) -> tuple[AbstractFileSystem, str]:
     """The filesystem of a path or URL, and how that calls it.
 
     Raises:
       InputError: nothing that is installed opens such URLs.
     """
+    if "::" in path and _is_plain_path(path):
+        return LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
     try:
         return fsspec.url_to_fs(path, **(storage_options or {}))
     except (ImportError, ValueError) as error:
@@ -104,6 +116,11 @@ def filesystem_of(path: str, *, storage_options: dict[str, Any] | None = None) -
 def locate(patterns: Sequence[str], *, storage_options: dict[str, Any] | None = None) -> list[str]:
     """The files that the patterns match, sorted, each once.
 
+    Files and folders whose names begin with `_` or `.` are what other programs keep beside their data: unfinished
+    parts, checksums, summaries. They are left out as Spark and Arrow leave them out: below the part of a pattern that
+    has no wildcard, unless the pattern writes that first character itself. `_year=2024` is a folder of data. One line
+    of the log says how many were left out.
+
     Returns:
       Paths as fsspec opens them: absolute without a protocol for local files, URLs for others.
 
@@ -121,10 +138,28 @@ def locate(patterns: Sequence[str], *, storage_options: dict[str, Any] | None = 
                 f"Found the folder {pattern} as a path of the data. Expected files. Write {pattern.rstrip('/')}/*, "
                 "with their ending."
             )
-        paths = [path for path, is_folder in matches if not is_folder]
+        files = [path for path, is_folder in matches if not is_folder]
+        paths = [path for path in files if not _is_hidden(path, location)]
+        hidden = sorted(set(files) - set(paths))
         if not paths:
+            besides = (
+                f" but {len(hidden)} whose names begin with _ or ., such as {hidden[0]}, which are left out unless the "
+                "pattern writes that character"
+                if hidden
+                else ""
+            )
             raise InputError(
-                f"Found no file that matches {pattern}. Expected at least one. Check the path and the wildcard."
+                f"Found no file that matches {pattern}{besides}. Expected at least one. Check the path and the "
+                "wildcard."
+            )
+        if hidden:
+            _logger.warning(
+                "Left out %d of %d files that match %s, since names that begin with _ or . are not data, such as %s. "
+                "A pattern that writes this character takes them.",
+                len(hidden),
+                len(files),
+                pattern,
+                hidden[0],
             )
         is_local = isinstance(filesystem, LocalFileSystem)
         found.update(match if is_local else filesystem.unstrip_protocol(match) for match in paths)
@@ -140,7 +175,7 @@ def file_version(path: str, *, storage_options: dict[str, Any] | None = None) ->
       InputError: it is no plain file, or may not be read.
       StoreUnavailable: the store did not answer.
     """
-    if "://" not in path and "::" not in path:
+    if _is_plain_path(path):
         # Of what a link leads to: a file that is rewritten behind one is another file. And in a fiftieth of the time.
         try:
             found = call_with_retries(lambda _: os.stat(path), what=f"stat {path}", policy=DATA_RETRIES)
@@ -278,11 +313,13 @@ def _matches(filesystem: AbstractFileSystem, location: str) -> list[tuple[str, b
         options = {"on_error": "raise"} if find in (AbstractFileSystem.find, AsyncFileSystem._find) else {}
         found = _insist(filesystem, "glob", location, detail=True, **options)
         return [(path, entry["type"] == "directory") for path, entry in found.items()]
-    if not _MAGIC.search(location):
+    if not _MAGIC.search(location) or "[" in location:
+        # A file whose name has brackets, as downloads number theirs, is meant by its name before any pattern is.
         try:
             return [(location, _insist(filesystem, "info", location)["type"] == "directory")]
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            if not _MAGIC.search(location):
+                return []
     parent, _, pattern = location.rpartition("/")
     folders = (
         [folder for folder, is_folder in _matches(filesystem, parent) if is_folder]
@@ -302,6 +339,18 @@ def _matches(filesystem: AbstractFileSystem, location: str) -> list[tuple[str, b
             if above.strip("/") == folder.strip("/") and fnmatch.fnmatchcase(name, pattern):
                 matches.append((path, entry["type"] == "directory"))
     return matches
+
+
+def _is_hidden(path: str, pattern: str) -> bool:
+    """Whether a path has a hidden name below the part of the pattern that has no wildcard."""
+    names = pattern.split("/")
+    first = next((at for at, name in enumerate(names) if _MAGIC.search(name)), len(names))
+    written = [name for name in names[first:] if name.startswith(("_", "."))]
+    return any(
+        (part.startswith(".") or (part.startswith("_") and "=" not in part))
+        and not any(fnmatch.fnmatchcase(part, name) for name in written)
+        for part in path.split("/")[first:]
+    )
 
 
 def _insist(filesystem: AbstractFileSystem, method: str, location: str, **options: Any) -> Any:

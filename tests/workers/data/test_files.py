@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterator
 from typing import ClassVar
 from unittest.mock import patch
@@ -155,6 +156,50 @@ def test_patterns_match_segment_by_segment(tmp_path, root: str) -> None:
             found(pattern)
     with pytest.raises(InputError, match="Found the folder"):
         found("oth*")
+
+
+@pytest.mark.parametrize("root", ["memory://hidden", "{folder}", "{folder}/.cache/_data"])
+def test_hidden_and_unfinished_files_are_no_data(tmp_path, root: str, caplog) -> None:
+    """What Spark, Arrow, Jupyter and copying programs leave beside data, and patterns that name it."""
+    root = root.format(folder=tmp_path)
+    filesystem, location = fsspec.url_to_fs(root)
+    data = ("a/_day=1/part-0.csv", "a/part-1.csv")
+    others = ("a/.part-2.csv", "a/_tmp-3.csv", "a/.ipynb_checkpoints/part-1.csv", "a/_temporary/0/part-4.csv")
+    for name in (*data, *others):
+        filesystem.makedirs(f"{location}/{name.rpartition('/')[0]}", exist_ok=True)
+        filesystem.pipe(f"{location}/{name}", b"x")
+
+    def found(pattern: str) -> list[str]:
+        caplog.clear()
+        return [path.partition(f"{location}/")[2] for path in locate([f"{root}/{pattern}"])]
+
+    assert found("**/*.csv") == list(data)
+    assert re.search(r"Left out 4 of 6 files .* A pattern that writes this character takes them", caplog.text)
+    assert found("*/*.csv") == ["a/part-1.csv"]
+    assert "Left out 2 of 3 files" in caplog.text
+    # What is written with the character, in any part, is meant.
+    assert found("a/_temporary/*/*.csv") == ["a/_temporary/0/part-4.csv"]
+    assert found("*/.part*.csv") == ["a/.part-2.csv"]
+    assert found("**/_tmp*") == ["a/_tmp-3.csv"]
+    assert found("a/.part-2.csv") == ["a/.part-2.csv"]
+    assert not caplog.records
+    with pytest.raises(InputError, match=r"no file that matches .* but 1 whose names begin with _ or \., such as"):
+        found("a/?tmp*")
+
+
+def test_files_are_found_by_names_that_look_like_patterns_or_chains(tmp_path) -> None:
+    for name in ("a[1].csv", "a1.csv", "b::c.csv", "d::1/e.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    for pattern, names in (
+        ("a[1].csv", ["a[1].csv"]),
+        ("a[12].csv", ["a1.csv"]),
+        ("b::c.csv", ["b::c.csv"]),
+        ("d::1/*.csv", ["d::1/e.csv"]),
+    ):
+        paths = locate([f"{tmp_path}/{pattern}"])
+        assert paths == [str(tmp_path / name) for name in names]
+        assert file_version(paths[0])[0] == 1 and read_whole(paths[0]) == b"x"
 
 
 @pytest.mark.parametrize(("url", "extra"), [("gs://bucket/a.csv", "gcs"), ("gcs://b/a", "gcs"), ("s3://b/*.npy", "s3")])
