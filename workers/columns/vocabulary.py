@@ -1,13 +1,16 @@
 """`Vocabulary`: the values of a text file, one a line, and the row of the table that each stands for.
 
 The file is UTF-8 text; the value of line k, counted from 0, has row `num_reserved + k`. For a column of integers the
-lines are decimal numbers, for one of strings they are taken byte for byte. Nothing is stripped: a space is part of a
-value. Lookup is exact, through a hash table that is built when the first column of its kind asks.
+lines are decimal numbers, for one of strings they are taken byte for byte. Lines end with a newline, or all of them as
+Windows (CR LF) or old spreadsheets (CR) end theirs; a byte order mark before the first is no part of it. Else nothing
+is stripped: a space is part of a value. Lookup is exact, through a hash table that is built when the first column of its kind asks.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import logging
 import re
 from functools import cached_property
 from typing import Any
@@ -21,6 +24,7 @@ from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import read_whole
 
 OUT_OF_VOCABULARY = 0
+_logger = logging.getLogger(__name__)
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
@@ -42,8 +46,7 @@ class Vocabulary:
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
             raise self._error(f"bytes that are not UTF-8 in line {line}", "text in UTF-8") from None
-        if content and not content.endswith(b"\n"):
-            content += b"\n"
+        content = _with_newlines(content.removeprefix(codecs.BOM_UTF8), path)
         self._text = frozen(np.frombuffer(content, np.uint8), np.uint8)
         ends = np.flatnonzero(self._text == ord("\n"))
         self.num_values = len(ends)
@@ -170,6 +173,28 @@ def text_of(strings: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     bounds = np.frombuffer(offsets, np.int64)[strings.offset : strings.offset + len(strings) + 1]
     characters = np.frombuffer(text, np.uint8) if text is not None and text.size else np.zeros(0, np.uint8)
     return frozen(characters, np.uint8), frozen(bounds, np.int64)
+
+
+def _with_newlines(content: bytes, path: str) -> bytes:
+    """The lines of a file, each with a newline behind it."""
+    if not content:
+        return content
+    if b"\n" not in content:
+        content = content.replace(b"\r", b"\n")
+    if not content.endswith(b"\n"):
+        content += b"\r\n" if b"\r\n" in content else b"\n"
+    with_return = content.count(b"\r\n")
+    if with_return == content.count(b"\n"):
+        return content.replace(b"\r\n", b"\n")
+    if with_return:
+        _logger.warning(
+            "Found carriage returns at the end of %d of %d lines of the vocabulary %s. There they are part of the value: "
+            "only where all lines have one it is taken for a line end. Write the file again if they are none.",
+            with_return,
+            content.count(b"\n"),
+            path,
+        )
+    return content
 
 
 def _is_integer(line: str) -> bool:

@@ -16,7 +16,7 @@ from podembed.workers.data.config import CsvData
 from podembed.workers.data.errors import InputError
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
 
-words = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1, max_size=20)
+words = st.text(st.characters(exclude_characters="\n\r\ufeff", exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
 def key_of(text: bytes) -> int:
@@ -100,3 +100,24 @@ def test_a_relative_path_holds_for_hosts_in_other_folders(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path / "elsewhere")
     reader = InputReader(data, index, evaluation_plan(index, num_lanes=1, batch_size=2), [0])
     assert reader.read(0).features["brand"].to_lists() == [[2], [0]]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_line_ends_of_other_systems_and_byte_order_marks_are_no_part_of_values(
+    end: str, mark: str, is_ended: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = mark + end.join(["17", "4 ", "250"]) + end * is_ended
+    vocabulary = Vocabulary("v.txt", text.encode())
+    assert vocabulary.lines.to_pylist() == ["17", "4 ", "250"]
+    plain = Vocabulary("v.txt", b"17\n4 \n250\n")
+    assert vocabulary.digest(3) == plain.digest(3)
+    strings = pa.array(["250", "17", "x"], pa.large_string())
+    assert vocabulary.rows_of_strings(strings, num_reserved=1).tolist() == [3, 1, 0]
+    assert not caplog.records
+
+
+def test_carriage_returns_of_some_lines_are_values_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert Vocabulary("v.txt", b"a\r\nb\n").lines.to_pylist() == ["a\r", "b"]
+    assert "at the end of 1 of 2 lines of the vocabulary v.txt" in caplog.text
