@@ -3,7 +3,8 @@
 The file is UTF-8 text; the value of line k, counted from 0, has row `num_reserved + k`. For a column of integers the
 lines are decimal numbers, for one of strings they are taken byte for byte. Lines end with a newline, or all of them as
 Windows (CR LF) or old spreadsheets (CR) end theirs; a byte order mark before the first is no part of it. Else nothing
-is stripped: a space is part of a value. Lookup is exact, through a hash table that is built when the first column of its kind asks.
+is stripped: a space is part of a value. Lookup is exact, through a hash table that is built when the first column of
+its kind asks.
 """
 
 from __future__ import annotations
@@ -188,8 +189,8 @@ def _with_newlines(content: bytes, path: str) -> bytes:
         return content.replace(b"\r\n", b"\n")
     if with_return:
         _logger.warning(
-            "Found carriage returns at the end of %d of %d lines of the vocabulary %s. There they are part of the value: "
-            "only where all lines have one it is taken for a line end. Write the file again if they are none.",
+            "Found carriage returns at the end of %d of %d lines of the vocabulary %s. There they are part of the "
+            "value: only where all lines have one it is taken for a line end. Write the file again if they are none.",
             with_return,
             content.count(b"\n"),
             path,

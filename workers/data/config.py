@@ -240,7 +240,7 @@ class ParquetData(InputData):
 @dataclass(frozen=True, slots=True)
 class CsvData(InputData):
     """Samples in CSV files with a header, plain or gzip, in UTF-8; fields may be quoted and then hold delimiters and
-    line ends.
+    line ends. The ending of a file decides nothing: a `.tsv` of a database dump is `delimiter="\\t", quoting=False`.
 
     An empty field is null. Starting a run reads every file once to count its rows, and a gzip file is unpacked to a
     temporary file by every host that reads from it: convert to Parquet what is read often.
@@ -252,6 +252,8 @@ class CsvData(InputData):
         or `since` are so anyway.
       list_separators: column to the character between the ids of its lists.
       rows_per_block: rows that are read, and shuffled, at once.
+      quoting: whether a field that begins with a quote goes on to the next one, as RFC 4180 says. Without it a quote is
+        a character as any other, and a line is a row.
     """
 
     _: KW_ONLY
@@ -260,6 +262,7 @@ class CsvData(InputData):
     list_separators: Mapping[str, str] = field(default_factory=dict)
     rows_per_block: int = ROWS_PER_BLOCK
     times: tuple[str, ...] = ()
+    quoting: bool = True
 
     def __post_init__(self) -> None:
         InputData.__post_init__(self)

@@ -7,6 +7,7 @@ that is gone when it is closed. Records are parsed by `workers.formats.csv_parse
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ from podembed.workers.formats.source import Source
 from podembed.workers.formats.unpacking import is_gzip, unpacked
 
 BLOCK_BYTES = 64 << 20
+_logger = logging.getLogger(__name__)
 
 
 def csv_layout(path: str, data: CsvData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
@@ -35,7 +37,7 @@ def csv_layout(path: str, data: CsvData, *, storage_options: dict[str, Any] | No
       InputError: the file is damaged, has no header, or a declared column is not in it.
     """
     with open_ranges(path, storage_options=storage_options) as raw:
-        scanner = RecordScanner(path, delimiter=data.delimiter)
+        scanner = RecordScanner(path, delimiter=data.delimiter, quoting=data.quoting)
         blocks = list(
             blocks_of(unpacked(raw, path), scanner, rows_per_block=data.rows_per_block, block_bytes=BLOCK_BYTES)
         )
@@ -44,6 +46,15 @@ def csv_layout(path: str, data: CsvData, *, storage_options: dict[str, Any] | No
                 f"Found no line in {path}. Expected a header with the names of the columns. Leave the file out."
             )
         _names_in(next(unpacked(raw, path, piece_bytes=blocks[0][0])), path, data)
+    if 0 < scanner.num_with_line_ends <= scanner.num_records // 2:
+        _logger.warning(
+            "Found line ends within quotes in %d of %d rows of %s, first in row %d with the header as row 1. If the "
+            "file has no quoting, rows were joined there: declare CsvData(quoting=False).",
+            scanner.num_with_line_ends,
+            scanner.num_records,
+            path,
+            scanner.first_with_line_ends + 1,
+        )
     return FileLayout(
         row_group_rows=tuple(count for _, count in blocks[1:]), group_offsets=tuple(end for end, _ in blocks)
     )
@@ -68,7 +79,12 @@ class OpenedCsv:
             self._text.close()
             raise
         self._parser = CsvParser(
-            names=tuple(names), kinds=_kinds(data), delimiter=data.delimiter, list_separators=data.list_separators
+            names=tuple(names),
+            kinds=_kinds(data),
+            delimiter=data.delimiter,
+            list_separators=data.list_separators,
+            quoting=data.quoting,
+            id_columns=frozenset(part.column for source in data.id_columns.values() for part in source.parts),
         )
 
     def read(self, group: RowGroup, decoder: Decoder) -> RawRows:
@@ -83,7 +99,7 @@ class OpenedCsv:
         faults = decoder.faults_of(origin, group.num_rows)
         table = self._parser.parse(text)
         if table is None or table.num_rows != group.num_rows:
-            ends = record_ends(text, self._path, delimiter=self._data.delimiter)
+            ends = record_ends(text, self._path, delimiter=self._data.delimiter, quoting=self._data.quoting)
             if len(ends) != group.num_rows:
                 raise InputError(
                     f"Found {len(ends)} rows in block {group.group_in_file} of {self._path}. Expected "
@@ -116,7 +132,7 @@ def _names_in(header: bytes, path: str, data: CsvData) -> list[str]:
       InputError: the header does not parse, or lacks a declared column.
     """
     try:
-        names = header_names(header, delimiter=data.delimiter)
+        names = header_names(header, delimiter=data.delimiter, quoting=data.quoting)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(
             f"Found {path}, whose header does not parse ({error}). Expected the names of the columns in UTF-8, between "

@@ -54,12 +54,16 @@ class CsvParser:
       names: of all columns, in order.
       kinds: the columns that are read and their types; a large list is cut up at its separator. An empty field is null.
         uint64 stands for integers from -2^63 to 2^64 - 1, which come out as int64 with the same 64 bits.
+      quoting: whether fields may be quoted.
+      id_columns: columns that could be declared as text where integers are read; faults in them say how.
     """
 
     names: tuple[str, ...]
     kinds: Mapping[str, pa.DataType]
     delimiter: str = ","
     list_separators: Mapping[str, str] = field(default_factory=dict)
+    quoting: bool = True
+    id_columns: frozenset[str] = frozenset()
 
     def parse(self, text: bytes) -> pa.Table | None:
         """All records of the text, or None if one of them is malformed."""
@@ -84,7 +88,7 @@ class CsvParser:
 
     def _parse(self, text: bytes, kinds: Mapping[str, pa.DataType]) -> pa.Table | None:
         # Arrow takes such text for a part of the value.
-        if has_stray_text(text, delimiter=self.delimiter):
+        if self.quoting and has_stray_text(text, delimiter=self.delimiter):
             return None
         has_wide = any(_item(kind) == pa.uint64() for kind in kinds.values())
         parsed = self._parsed(text, kinds, is_wide=False)
@@ -101,7 +105,7 @@ class CsvParser:
                 read_options=pyarrow.csv.ReadOptions(
                     use_threads=False, block_size=len(text) + 1, column_names=list(self.names)
                 ),
-                parse_options=_parse_options(self.delimiter),
+                parse_options=_parse_options(self.delimiter, quoting=self.quoting),
                 convert_options=pyarrow.csv.ConvertOptions(
                     column_types=read_as, include_columns=list(kinds), null_values=[""], strings_can_be_null=True
                 ),
@@ -152,20 +156,23 @@ class CsvParser:
     def _diagnose(self, record: bytes, row: int) -> CsvFault:
         texts = self.texts(record)
         if texts is None:
-            fields = (
-                f"A row has {len(self.names)} fields between {self.delimiter!r}, and nothing behind a closing quote. "
-                "Repair it."
-            )
+            fields = f"A row has {len(self.names)} fields between {self.delimiter!r}"
+            fields += ", and nothing behind a closing quote. Repair it" if self.quoting else ". Repair it"
+            if self.quoting and b'"' in record:
+                fields += ", or say that the file has no quoting: CsvData(quoting=False)"
+            fields += "."
             return CsvFault(row=row, column=WHOLE_ROW, found=repr(_shown(record).rstrip("\r\n")), reason=fields)
         for name, kind in self.kinds.items():
             if self._parse(record, {name: kind}) is None:
-                expected = f"Expected {_expected(kind)}. Repair it{_hint(name, kind)}."
+                expected = (
+                    f"Expected {_expected(kind)}. Repair it{_hint(name, kind) if name in self.id_columns else ''}."
+                )
                 return CsvFault(row=row, column=name, found=repr(texts[name]), reason=expected)
         reason = "It is refused as a whole and read column by column. Please report this row."
         return CsvFault(row=row, column=WHOLE_ROW, found=repr(_shown(record)), reason=reason)
 
 
-def header_names(line: bytes, *, delimiter: str) -> list[str]:
+def header_names(line: bytes, *, delimiter: str, quoting: bool = True) -> list[str]:
     """Names of columns in the first line of a file, which may begin with a byte order mark.
 
     Raises:
@@ -175,13 +182,15 @@ def header_names(line: bytes, *, delimiter: str) -> list[str]:
     table = pyarrow.csv.read_csv(
         pa.BufferReader(line + b"\n"),
         read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=len(line) + 2),
-        parse_options=_parse_options(delimiter),
+        parse_options=_parse_options(delimiter, quoting=quoting),
     )
     return table.column_names
 
 
-def _parse_options(delimiter: str) -> pyarrow.csv.ParseOptions:
-    return pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+def _parse_options(delimiter: str, *, quoting: bool) -> pyarrow.csv.ParseOptions:
+    return pyarrow.csv.ParseOptions(
+        delimiter=delimiter, quote_char='"' if quoting else False, newlines_in_values=quoting
+    )
 
 
 def _item(kind: pa.DataType) -> pa.DataType:

@@ -1,7 +1,8 @@
 """Where the records of CSV text begin and end: one pass over the bytes, by the quoting rules of RFC 4180.
 
 A field that begins with a quote ends with one. Within it, delimiters and line ends are part of the value and a doubled
-quote is a quote. A record ends with a newline, after an optional carriage return; blank lines are none.
+quote is a quote. A record ends with a newline, after an optional carriage return; blank lines are none. Text without
+quoting is read with a quote character that no byte equals.
 """
 
 from __future__ import annotations
@@ -19,18 +20,24 @@ LONGEST_ROW_BYTES = 16 << 20
 LINE_IS_GOOD, OTHER_FIELDS, OPEN_QUOTE, STRAY_TEXT = range(4)
 _FIELD_START, _PLAIN, _QUOTED, _QUOTE_IN_QUOTED = range(4)
 _QUOTE, _NEWLINE, _CARRIAGE_RETURN = b'"\n\r'
+_NO_QUOTE = -1
 
 
 class RecordScanner:
     """Finds the ends of records in text that comes in pieces. Mutated by `feed`: the position and what the last piece
     broke off in.
+
+    Attributes:
+      num_bytes, num_records: of the text so far.
+      num_with_line_ends: records so far with a line end within quotes.
+      first_with_line_ends: number of the first of them, counted from 0; -1 without one.
     """
 
-    def __init__(self, path: str, *, delimiter: str) -> None:
+    def __init__(self, path: str, *, delimiter: str, quoting: bool = True) -> None:
         self._path = path
         self._delimiter = ord(delimiter)
-        # Mode, whether the current record holds anything, and whether a field went on behind its closing quote.
-        self._state = np.array([_FIELD_START, 0, 0], np.int64)
+        self._quote = _QUOTE if quoting else _NO_QUOTE
+        self._state = _new_state()
         self.num_bytes = 0
         self.num_records = 0
         self._last_end = 0
@@ -42,7 +49,7 @@ class RecordScanner:
           InputError: a record is longer than `LONGEST_ROW_BYTES`.
         """
         ends = np.empty(len(piece), np.int64)
-        count = _scan(np.frombuffer(piece, np.uint8), self._delimiter, self._state, ends)
+        count = _scan(np.frombuffer(piece, np.uint8), self._delimiter, self._quote, self._state, ends)
         found = ends[:count] + self.num_bytes + 1
         self.num_bytes += len(piece)
         bounds = np.concatenate([[self._last_end], found, [self.num_bytes]])
@@ -52,7 +59,7 @@ class RecordScanner:
             raise InputError(
                 f"Found line {row + 1} of {self._path} (blank ones left out) longer than {LONGEST_ROW_BYTES:,} bytes. "
                 "Expected rows of CSV. "
-                "Look for a quote that never closes there."
+                "Look for a quote that never closes there, or say that the file has no quoting: CsvData(quoting=False)."
             )
         self.num_records += count
         self._last_end = int(bounds[-2])
@@ -64,24 +71,36 @@ class RecordScanner:
         Raises:
           InputError: the text ends within quotes.
         """
-        mode, has_content, _ = self._state.tolist()
+        mode, has_content = self._state[:2].tolist()
         if mode == _QUOTED:
             raise InputError(
                 f"Found {self._path} ending within the quotes of line {self.num_records + 1} (blank ones left out). "
                 "Expected every quote "
-                "to close. Copy the file from its source again, or repair that line."
+                "to close. Copy the file from its source again, repair that line, or say that the file has no quoting: "
+                "CsvData(quoting=False)."
             )
         self.num_records += has_content
+        self._state[3] += self._state[5]
+        if self._state[5] and self._state[4] < 0:
+            self._state[4] = self.num_records - 1
         return np.full(has_content, self.num_bytes, np.int64)
 
+    @property
+    def num_with_line_ends(self) -> int:
+        return int(self._state[3])
 
-def record_ends(text: bytes, path: str, *, delimiter: str) -> np.ndarray:
+    @property
+    def first_with_line_ends(self) -> int:
+        return int(self._state[4])
+
+
+def record_ends(text: bytes, path: str, *, delimiter: str, quoting: bool = True) -> np.ndarray:
     """int64, positions behind each record of a whole text.
 
     Raises:
       InputError: as `RecordScanner`.
     """
-    scanner = RecordScanner(path, delimiter=delimiter)
+    scanner = RecordScanner(path, delimiter=delimiter, quoting=quoting)
     return np.concatenate([scanner.feed(text), scanner.finish()])
 
 
@@ -93,8 +112,8 @@ def has_stray_text(text: bytes, *, delimiter: str) -> bool:
     """
     if b'"' not in text:
         return False
-    state = np.array([_FIELD_START, 0, 0], np.int64)
-    _scan(np.frombuffer(text, np.uint8), ord(delimiter), state, np.empty(len(text), np.int64))
+    state = _new_state()
+    _scan(np.frombuffer(text, np.uint8), ord(delimiter), _QUOTE, state, np.empty(len(text), np.int64))
     return bool(state[2])
 
 
@@ -141,6 +160,13 @@ def blocks_of(
         yield stop, count
 
 
+def _new_state() -> np.ndarray:
+    """int64 `[7]`: mode, whether the current record holds anything, whether a field went on behind its closing quote;
+    records with a line end within quotes, the first of them, whether the current one is such, and all records.
+    """
+    return np.array([_FIELD_START, 0, 0, 0, -1, 0, 0], np.int64)
+
+
 def _all_ends(pieces: Iterator[bytes], scanner: RecordScanner) -> Iterator[np.ndarray]:
     for piece in pieces:
         yield scanner.feed(piece)
@@ -148,15 +174,15 @@ def _all_ends(pieces: Iterator[bytes], scanner: RecordScanner) -> Iterator[np.nd
 
 
 @numba.njit(nogil=True, cache=True)
-def _mode_after(mode: int, character: int, delimiter: int) -> int:
+def _mode_after(mode: int, character: int, delimiter: int, quote: int) -> int:
     """Where a record stands behind a character that does not end it."""
     if mode == _QUOTED:
-        return _QUOTE_IN_QUOTED if character == _QUOTE else _QUOTED
-    if mode == _QUOTE_IN_QUOTED and character == _QUOTE:
+        return _QUOTE_IN_QUOTED if character == quote else _QUOTED
+    if mode == _QUOTE_IN_QUOTED and character == quote:
         return _QUOTED
     if character == delimiter:
         return _FIELD_START
-    if character == _QUOTE and mode == _FIELD_START:
+    if character == quote and mode == _FIELD_START:
         return _QUOTED
     if character == _CARRIAGE_RETURN:
         return mode
@@ -169,7 +195,7 @@ def _look_at_lines(text: np.ndarray, ends: np.ndarray, delimiter: int, num_field
     for line in range(len(ends)):
         mode, fields = _FIELD_START, 1
         while at < ends[line]:
-            before, mode = mode, _mode_after(mode, text[at], delimiter)
+            before, mode = mode, _mode_after(mode, text[at], delimiter, _QUOTE)
             if before != _QUOTED and text[at] == delimiter:
                 fields += 1
             if before == _QUOTE_IN_QUOTED and mode == _PLAIN:
@@ -183,22 +209,30 @@ def _look_at_lines(text: np.ndarray, ends: np.ndarray, delimiter: int, num_field
 
 
 @numba.njit(nogil=True, cache=True)
-def _scan(text: np.ndarray, delimiter: int, state: np.ndarray, ends: np.ndarray) -> int:
+def _scan(text: np.ndarray, delimiter: int, quote: int, state: np.ndarray, ends: np.ndarray) -> int:
     """Writes the positions of the newlines that end a record; how many there are."""
     mode, has_content = state[0], state[1]
     count = 0
     for at in range(len(text)):
         character = text[at]
-        if character == _NEWLINE and mode != _QUOTED:
+        if character == _NEWLINE:
+            if mode == _QUOTED:
+                state[5] = 1
+                continue
             if has_content:
                 ends[count] = at
+                if state[5]:
+                    state[3] += 1
+                    if state[4] < 0:
+                        state[4] = state[6] + count
                 count += 1
-            mode, has_content = _FIELD_START, 0
+            mode, has_content, state[5] = _FIELD_START, 0, 0
             continue
-        before, mode = mode, _mode_after(mode, character, delimiter)
+        before, mode = mode, _mode_after(mode, character, delimiter, quote)
         if character != _CARRIAGE_RETURN:
             has_content = 1
         if before == _QUOTE_IN_QUOTED and mode == _PLAIN:
             state[2] = 1
     state[0], state[1] = mode, has_content
+    state[6] += count
     return count

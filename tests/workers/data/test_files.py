@@ -199,7 +199,8 @@ def test_files_are_found_by_names_that_look_like_patterns_or_chains(tmp_path) ->
     ):
         paths = locate([f"{tmp_path}/{pattern}"])
         assert paths == [str(tmp_path / name) for name in names]
-        assert file_version(paths[0])[0] == 1 and read_whole(paths[0]) == b"x"
+        assert file_version(paths[0])[0] == 1
+        assert read_whole(paths[0]) == b"x"
 
 
 @pytest.mark.parametrize(("url", "extra"), [("gs://bucket/a.csv", "gcs"), ("gcs://b/a", "gcs"), ("s3://b/*.npy", "s3")])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -108,6 +110,53 @@ def test_blocks_end_by_bytes_too(tmp_path: Path) -> None:
         assert max(index.row_group_rows) < 4
         batch = read_all(data)
     assert batch.features["user"].to_lists() == [[1], [2], [3], [99], [5]] * 4
+
+
+# Titles that begin or end with a quote, as in the dumps of film and book databases.
+UNQUOTED = ['1,1,"Them",1,,', '2,0,"Up,1,x,1', "3,1,Ran,1,,", '4,0,M",1,y,', "5,1,Z,1,,"]
+
+
+@pytest.mark.parametrize("name", ["rows.tsv", "rows.tsv.gz"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_files_without_quoting_keep_all_their_lines(tmp_path: Path, name: str, end: str, caplog) -> None:
+    path = write(
+        tmp_path / name,
+        [row.replace(",", "\t") for row in UNQUOTED],
+        header="user\tclick\tnote\tprice\ttags\tplaces",
+        end=end,
+    )
+    data = declared(path, delimiter="\t", quoting=False)
+    assert build_index(data).row_group_rows == (3, 2)
+    batch = read_all(data)
+    assert batch.features["user"].to_lists()[:5] == [[1], [2], [3], [4], [5]]
+    assert batch.features["places"].to_lists()[:5] == [[], [1], [], [], []]
+    assert not caplog.records
+    # With quoting the second title takes the lines up to the next quote at an end of a field. That is said.
+    assert build_index(declared(path, delimiter="\t")).num_rows == 3
+    assert re.search(
+        r"line ends within quotes in 1 of 4 rows of .*rows.tsv.*, first in row 3 .*quoting=False", caplog.text
+    )
+
+
+def test_line_ends_in_most_rows_are_no_surprise(tmp_path: Path, caplog) -> None:
+    rows = [f'{user},1,"a\nb",1,,' for user in range(6)]
+    for piece_bytes in (7, 1 << 20):
+        scanner = RecordScanner("f", delimiter=",")
+        text = write(tmp_path / "rows.csv", rows).read_bytes()[:-1]
+        for at in range(0, len(text), piece_bytes):
+            scanner.feed(text[at : at + piece_bytes])
+        scanner.finish()
+        assert (scanner.num_records, scanner.num_with_line_ends, scanner.first_with_line_ends) == (7, 6, 1)
+    build_index(declared(tmp_path / "rows.csv"))
+    assert not caplog.records
+
+
+def test_sample_ids_beyond_64_bits_are_not_told_to_become_text(tmp_path: Path) -> None:
+    data = declared(write(tmp_path / "rows.csv", [f"{2**63},1,n,1,,"]), sample_id="user")
+    data = replace(data, features={name: source for name, source in data.features.items() if name != "user"})
+    with pytest.raises(InputError, match=r"integers of 64 bits\. Repair it\.") as caught:
+        read_all(data)
+    assert "strings=" not in str(caught.value)
 
 
 BAD = [
