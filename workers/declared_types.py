@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import os
 from typing import Any
 
 import numpy as np
 
 _WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "True or False", "None": "None"}
 _LONGEST = 80
+
+
+def several(values: Any) -> tuple[Any, ...]:
+    """The values of an argument that takes several. One that stands alone is one of them: a text is not its letters."""
+    alone = (str, bytes, os.PathLike, int, np.integer)
+    return (values,) if isinstance(values, alone) else tuple(values)
 
 
 def shown(value: Any) -> str:

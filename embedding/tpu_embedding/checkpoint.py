@@ -7,6 +7,7 @@ a checkpoint is the storage's business (`embedding.table.table_storage`).
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from podembed.embedding.tracing import require_eager
 Embedding = TPUEmbedding | TPUEmbeddingForServing
 Path = str | os.PathLike[str]
 
+# Held from the choice of a number to the end of its save: two threads that saved at once would choose the same one.
+_SAVING = threading.Lock()
 _MOST_SHOWN = 20
 _AROUND_IT = "Call it before the function or after it."
 _NUMBERS = (bool, int, float)
@@ -85,12 +88,13 @@ class Checkpoint:
 
     def save(self, folder: Path) -> str:
         """Writes a checkpoint of the next number into a folder or below a URL. Returns its path,
-        `<folder>/ckpt-<number>`.
+        `<folder>/ckpt-<number>`. Threads of a program that save at once do so one after the other.
 
-        Raises: as `write`.
+        Raises: as `write`; AlreadySaved where another program took the number meanwhile.
         """
-        path = checkpoint_storage().next_path(os.fspath(folder))
-        self.write(path)
+        with _SAVING:
+            path = checkpoint_storage().next_path(os.fspath(folder))
+            self.write(path)
         return path
 
     def write(self, path: Path) -> None:

@@ -69,21 +69,22 @@ def _report(command: Report) -> int:
     from podembed.orchestrator.report.material import distinct_names, read_material
     from podembed.orchestrator.report.page import render_report
     from podembed.version import version
+    from podembed.workers.storage.store import place
 
     if not command.runs:
         raise ConfigurationError(
             "Found no run. Expected at least one. Add some: podembed report RUN --out report.html."
         )
-    now_unix_s = SYSTEM_CLOCK.wall_s()
+    now_unix_s, out = SYSTEM_CLOCK.wall_s(), os.path.abspath(place(command.out))
     # The file is opened first: whoever named a wrong one should know at once.
-    with new_file(command.out, force=command.force) as file:
+    with new_file(out, force=command.force) as file:
         names = distinct_names([*command.runs])
         materials = [
             read_material(run, name=name, now_unix_s=now_unix_s) for run, name in zip(command.runs, names, strict=True)
         ]
         file.write(render_report(materials, version=version(), now_unix_s=now_unix_s).encode(errors="replace"))
-    size = format_bytes(os.stat(command.out).st_size)
-    print(printable(f"{os.path.abspath(command.out)}: {', '.join(names)}, {size}"))
+    size = format_bytes(os.stat(out).st_size)
+    print(printable(f"{out}: {', '.join(names)}, {size}"))
     for material in materials:
         for note in material.notes():
             print(printable(f"{material.name}: {note}"), file=sys.stderr)

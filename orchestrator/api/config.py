@@ -19,6 +19,7 @@ from podembed.orchestrator.api.save_policies import AfterEvaluation, EverySecond
 from podembed.orchestrator.api.scaling import ScalingConfig
 from podembed.workers.declared_types import check_plain_fields, shown
 from podembed.workers.faults.plan import FaultPlan
+from podembed.workers.storage.store import place
 
 __all__ = [
     "DEFAULT_METRIC",
@@ -232,6 +233,14 @@ class WarmStart:
     source: str
     rules: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if isinstance(self.source, str | os.PathLike):
+            object.__setattr__(self, "source", place(self.source))
+        if isinstance(self.rules, str):
+            raise ConfigurationError(
+                f"Found rules={self.rules!r} in WarmStart. Expected a tuple of rules. Write rules=({self.rules!r},)."
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
@@ -266,9 +275,14 @@ class RunConfig:
     fault_plan: FaultPlan | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.storage_path, os.PathLike):
-            object.__setattr__(self, "storage_path", os.fspath(self.storage_path))
+        if isinstance(self.storage_path, str | os.PathLike):
+            object.__setattr__(self, "storage_path", place(self.storage_path))
         check_plain_fields(self, ConfigurationError)
+        if not self.storage_path:
+            raise ConfigurationError(
+                "Found storage_path='' in RunConfig, as an unset variable gives it. Expected a folder or a URL. Write "
+                "storage_path='.' for the current folder."
+            )
         kinds = {
             "checkpoint_config": CheckpointConfig,
             "failure_config": FailureConfig,

@@ -63,6 +63,12 @@ class ScalingConfig:
 
     def __post_init__(self) -> None:
         check_plain_fields(self, ConfigurationError)
+        for name, example in (("resources_per_host", '{"CPU": 4}'), ("mesh", '{"data": 2}')):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, Mapping):
+                raise ConfigurationError(
+                    f"Found {name}={shown(given)}. Expected a dictionary of names and numbers. Write {name}={example}."
+                )
         hosts = _checked_range("num_hosts", self.num_hosts)
         if self.threads_per_host is not None and self.threads_per_host < 1:
             raise ConfigurationError(f"Found threads_per_host={self.threads_per_host}. Expected at least 1, or None.")

@@ -6,6 +6,7 @@ longest time go. So the memory is bounded whatever the tables' size. Small table
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class CommittedModel:
 
 
 def open_model(
-    run: str, *, commit: str | None = None, job: JobConfig | None = None, folder: str = ""
+    run: str | os.PathLike[str], *, commit: str | None = None, job: JobConfig | None = None, folder: str = ""
 ) -> CommittedModel:
     """Reads the manifest of a commit, and finds the job of its run.
 
@@ -90,7 +91,7 @@ def open_model(
 
 
 def with_commit(
-    run: str,
+    run: str | os.PathLike[str],
     read: Callable[[CommittedModel], Result],
     *,
     commit: str | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from podembed.orchestrator.inference.batches import all_of, looked_up
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, CommittedRows, with_commit
 from podembed.workers.data.bad_rows import BadRow, BadRowLog
 from podembed.workers.data.config import InputData
+from podembed.workers.declared_types import several
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.host.windows import ScoredParts
 from podembed.workers.inference.pooled_rows import PooledRows
@@ -19,6 +21,7 @@ from podembed.workers.inference.trained_forward import SCORED_PARTS, TrainedForw
 from podembed.workers.input.reader import build_index
 from podembed.workers.input.sources import open_evaluation
 from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.store import place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +41,9 @@ class Evaluated:
 
 
 def evaluate(
-    run: str,
+    run: str | os.PathLike[str],
     *,
-    data: Sequence[str] = (),
+    data: str | Sequence[str] = (),
     commit: str | None = None,
     job: JobConfig | None = None,
     folder: str = "",
@@ -66,7 +69,7 @@ def evaluate(
     """
 
     def judge(model: CommittedModel) -> Evaluated:
-        return figures_of(model, data=data, kept_bytes=kept_bytes)
+        return figures_of(model, data=tuple(map(place, several(data))), kept_bytes=kept_bytes)
 
     return with_commit(run, judge, commit=commit, job=job, folder=folder)
 

@@ -6,6 +6,7 @@ They are a program, dense parameters, tables, and the schema of the input. docs/
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -23,11 +24,13 @@ from podembed.orchestrator.inference.input_schema import input_schema
 from podembed.orchestrator.inspect.export_formats import Source, write_npy
 from podembed.orchestrator.inspect.rows import BATCH_BYTES
 from podembed.version import version
+from podembed.workers.declared_types import several
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference import exported_columns, exported_extra, exported_model
 from podembed.workers.inference.portable_forward import export_forward, output_shapes
 from podembed.workers.inference.trained_forward import SCORED_PARTS
 from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.store import place
 
 PROGRAM = "forward.jax"
 _SAFETENSORS = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
@@ -54,10 +57,10 @@ class ExportedModel:
 
 
 def export_model(
-    run: str,
+    run: str | os.PathLike[str],
     *,
-    out: str,
-    outputs: Sequence[str] = (),
+    out: str | os.PathLike[str],
+    outputs: str | Sequence[str] = (),
     commit: str | None = None,
     job: JobConfig | None = None,
     folder: str = "",
@@ -78,8 +81,9 @@ def export_model(
     """
 
     def write(model: CommittedModel) -> ExportedModel:
-        with export_folder(out) as files:
-            return _write(model, files, out, outputs)
+        folder = place(out)
+        with export_folder(folder) as files:
+            return _write(model, files, folder, several(outputs))
 
     return with_commit(run, write, commit=commit, job=job, folder=folder)
 

@@ -17,6 +17,7 @@ from podembed.orchestrator.inference.committed_model import CommittedModel, Comm
 from podembed.orchestrator.inference.items import LeftOut, ids_in, positives_of
 from podembed.orchestrator.inference.predicted_rows import with_all
 from podembed.workers.data.batch import Batch
+from podembed.workers.declared_types import several
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference.pooled_rows import LookedUp, PooledRows
 from podembed.workers.inference.portable_forward import read_by_scores
@@ -24,6 +25,7 @@ from podembed.workers.inference.ranking_forward import RankingForward
 from podembed.workers.inference.trained_forward import SCORED_PARTS
 from podembed.workers.input.all_candidates import Others, ranked_ids
 from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.store import place
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -55,8 +57,8 @@ class FullRanking:
         model: CommittedModel,
         *,
         feature: str | None,
-        items: Sequence[str],
-        without: Sequence[str] | None,
+        items: str | Sequence[str],
+        without: str | Sequence[str] | None,
         kept_bytes: int,
     ) -> None:
         """Args:
@@ -86,6 +88,7 @@ class FullRanking:
         owner = declared and declared.without_positives_of
         if without is None:
             without = () if owner is None else (owner,)
+        items, without = tuple(map(place, several(items))), several(without)
         self._left_out = LeftOut(self.job, without, feature=self.feature)
         self.users = next(iter(self._left_out.owners), owner)
         self._model, self._without = model, without

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +15,13 @@ from podembed.orchestrator.inference.committed_model import KEPT_BYTES, Committe
 from podembed.orchestrator.inference.kept_columns import KeptColumns
 from podembed.orchestrator.inference.predicted_rows import rows_in_order, unlabelled, with_all, write_rows
 from podembed.workers.data.bad_rows import BadRow, BadRowLog
+from podembed.workers.declared_types import several
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference.pooled_rows import PooledRows
 from podembed.workers.inference.portable_forward import PortableForward
 from podembed.workers.inference.trained_forward import SCORED_PARTS
 from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.store import place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +44,12 @@ class Predicted:
 
 
 def predict(
-    run: str,
+    run: str | os.PathLike[str],
     *,
-    data: Sequence[str],
-    out: str,
-    columns: Sequence[str] = (),
-    outputs: Sequence[str] = (),
+    data: str | Sequence[str],
+    out: str | os.PathLike[str],
+    columns: str | Sequence[str] = (),
+    outputs: str | Sequence[str] = (),
     commit: str | None = None,
     job: JobConfig | None = None,
     folder: str = "",
@@ -78,7 +81,15 @@ def predict(
     """
 
     def write(model: CommittedModel) -> Predicted:
-        return _write(model, data=data, out=out, columns=columns, wanted=outputs, force=force, kept_bytes=kept_bytes)
+        return _write(
+            model,
+            data=tuple(map(place, several(data))),
+            out=place(out),
+            columns=several(columns),
+            wanted=several(outputs),
+            force=force,
+            kept_bytes=kept_bytes,
+        )
 
     return with_commit(run, write, commit=commit, job=job, folder=folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,23 +16,25 @@ from podembed.orchestrator.inference.committed_model import KEPT_BYTES, Committe
 from podembed.orchestrator.inference.evaluate import Evaluated, data_of
 from podembed.orchestrator.inference.full_ranking import FullRanking
 from podembed.workers.data.bad_rows import BadRowLog
+from podembed.workers.declared_types import several
 from podembed.workers.input.reader import build_index, evaluation_plan
 from podembed.workers.job.candidates import SAMPLE, RankCounts
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import Scores
 from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.workers.job.ranking import Metric, RecallAt
+from podembed.workers.storage.store import place
 
 
 def rank_all(
-    run: str,
+    run: str | os.PathLike[str],
     *,
     feature: str | None = None,
-    data: Sequence[str] = (),
-    items: Sequence[str] = (),
-    without: Sequence[str] | None = None,
+    data: str | Sequence[str] = (),
+    items: str | Sequence[str] = (),
+    without: str | Sequence[str] | None = None,
     users: str | None = None,
-    at: Sequence[int] = (10,),
+    at: int | Sequence[int] = (10,),
     commit: str | None = None,
     job: JobConfig | None = None,
     folder: str = "",
@@ -70,7 +73,8 @@ def rank_all(
 
     def judge(model: CommittedModel) -> Evaluated:
         ranking = FullRanking(model, feature=feature, items=items, without=without, kept_bytes=kept_bytes)
-        return _ranked(model, ranking, data, at=at, users=_users(model.job, users) or ranking.users)
+        paths = tuple(map(place, several(data)))
+        return _ranked(model, ranking, paths, at=several(at), users=_users(model.job, users) or ranking.users)
 
     return with_commit(run, judge, commit=commit, job=job, folder=folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,19 +17,21 @@ from podembed.orchestrator.inference.kept_columns import KeptColumns
 from podembed.orchestrator.inference.predict import Predicted
 from podembed.orchestrator.inference.predicted_rows import rows_in_order, unlabelled, write_rows
 from podembed.workers.data.bad_rows import BadRowLog
+from podembed.workers.declared_types import several
 from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.store import place
 
 
 def recommend(
-    run: str,
+    run: str | os.PathLike[str],
     *,
     top: int,
-    data: Sequence[str],
-    out: str,
+    data: str | Sequence[str],
+    out: str | os.PathLike[str],
     feature: str | None = None,
-    items: Sequence[str] = (),
-    without: Sequence[str] | None = None,
-    columns: Sequence[str] = (),
+    items: str | Sequence[str] = (),
+    without: str | Sequence[str] | None = None,
+    columns: str | Sequence[str] = (),
     commit: str | None = None,
     job: JobConfig | None = None,
     folder: str = "",
@@ -52,7 +55,8 @@ def recommend(
 
     def write(model: CommittedModel) -> Predicted:
         ranking = FullRanking(model, feature=feature, items=items, without=without, kept_bytes=kept_bytes)
-        return _recommended(model, ranking, top=top, data=data, out=out, columns=columns, force=force)
+        paths, kept = tuple(map(place, several(data))), several(columns)
+        return _recommended(model, ranking, top=top, data=paths, out=place(out), columns=kept, force=force)
 
     if top < 1:
         raise ConfigurationError(f"Found --top {top}. Expected at least 1. Write how many items a row shall have.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.inspect.export_formats import Source, write_npy, write_parquet, write_safetensors
 from podembed.orchestrator.inspect.rows import BATCH_BYTES
 from podembed.orchestrator.run.reference import CommittedState
+from podembed.workers.storage.store import place
 
 Format = Literal["npy", "parquet", "safetensors"]
 _WRITERS: dict[str, Callable[[BinaryIO, Source], None]] = {
@@ -79,26 +81,28 @@ def export(
         batch_bytes=batch_bytes,
         with_slots=with_slots,
     )
-    with new_file(out, force=force) as file:
+    path = os.path.abspath(place(out))
+    with new_file(path, force=force) as file:
         _WRITERS[format](file, source)
     return Exported(
-        path=os.path.abspath(out),
+        path=path,
         table=files.name,
         commit=state.manifest.name,
         num_rows=files.num_rows,
         widths={array.name: array.width for array in source.arrays},
-        size_bytes=os.stat(out).st_size,
+        size_bytes=os.stat(path).st_size,
     )
 
 
 @contextmanager
-def new_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
+def new_file(path: str | os.PathLike[str], *, force: bool) -> Iterator[BinaryIO]:
     """A file to write; it gets its name when the block ends well, and goes when it does not.
 
     Raises:
       ConfigurationError: the name is taken and `force` is not set, before or after the block; or nothing can be written
         there.
     """
+    path = place(path)
     folder, leaf = os.path.split(os.path.abspath(path))
     _check_target(path, folder, force=force)
     temporary = os.path.join(folder, f".{leaf[:100]}.{secrets.token_hex(8)}.tmp")
@@ -130,6 +134,12 @@ def _check_target(path: str, folder: str, *, force: bool) -> None:
         raise ConfigurationError(f"Found the folder {path} at --out. Expected the name of a file. Add one.")
     if os.path.lexists(path) and not force:
         raise _taken(path)
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        # A rename would put a plain file in its place, /dev/null included.
+        raise ConfigurationError(
+            f"Found {path} at --out, which is a link, a pipe or a device. Expected a plain file to replace, or a free "
+            "name. Choose another --out."
+        )
 
 
 def _give_name(temporary: str, path: str, *, force: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from podembed.orchestrator.api.config import ConfigurationError
+from podembed.workers.storage.store import place
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def new_folder(out: str) -> Iterator[str]:
     Raises:
       ConfigurationError: the name is taken, or nothing can be written there.
     """
-    folder = os.path.abspath(os.path.expanduser(out))
+    folder = os.path.abspath(place(out))
     parent, leaf = os.path.split(folder)
     if os.path.lexists(folder):
         raise taken(out)

@@ -7,6 +7,7 @@ same words.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from podembed.orchestrator.api.config import ConfigurationError
@@ -17,7 +18,7 @@ from podembed.orchestrator.commit.run_record import RUN_FILE, read_run
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.stepwise.checkpoint import saved_paths
 from podembed.workers.storage.errors import NameNotFound, NotAFolder
-from podembed.workers.storage.store import Store
+from podembed.workers.storage.store import Store, place
 from podembed.workers.storage.strict_json import DocumentRefused
 
 _MAX_NAMES_SHOWN = 8
@@ -130,12 +131,13 @@ def _of_this_run(store: Store, manifest: Manifest) -> Manifest:
     return manifest
 
 
-def split_reference(reference: str) -> tuple[str, str | None]:
+def split_reference(reference: str | os.PathLike[str]) -> tuple[str, str | None]:
     """(run, commit's name or None). Only a full commit name after the last `@` is taken for one: folders may have an
     `@` too.
     """
-    url, separator, name = reference.rpartition("@")
-    return (url, name) if separator and parse_commit_name(name) else (reference, None)
+    whole = place(reference)
+    url, separator, name = whole.rpartition("@")
+    return (url, name) if separator and parse_commit_name(name) else (whole, None)
 
 
 def load_named(store: Store, name: str) -> Manifest:

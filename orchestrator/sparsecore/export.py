@@ -29,6 +29,7 @@ from podembed.orchestrator.sparsecore.layout import PlacedTable, Stack, plan_sta
 from podembed.orchestrator.sparsecore.specification import SPECIFICATION_FILE, to_bytes
 from podembed.workers.checkpoint.records import ArrayFiles, TableFiles
 from podembed.workers.storage.records import encode
+from podembed.workers.storage.store import place
 
 # A row that is no row gets no gradient. Its weight must stay a number all the same where an optimizer divides by the
 # root of this slot.
@@ -132,7 +133,7 @@ def export_sparsecore(
                 file.write(data)
                 _finish(file)
     return Exported(
-        folder=os.path.abspath(os.path.expanduser(out)),
+        folder=os.path.abspath(place(out)),
         commit=state.manifest.name,
         stacks=tuple(stacks),
         arrays=arrays,

@@ -9,6 +9,7 @@ without it, which an interrupted save left. Implements `embedding.table.table_st
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 
@@ -29,7 +30,7 @@ from podembed.workers.stepwise.saved_index import (
     sealed_index,
     taken,
 )
-from podembed.workers.storage.errors import NameNotFound, NotAFolder
+from podembed.workers.storage.errors import NameNotFound, NotAFolder, NotAPlainFile
 from podembed.workers.storage.records import to_document
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
@@ -47,8 +48,9 @@ class _CheckpointFiles:
     def latest_path(self, folder: str) -> str | None:
         store = Store(folder)
         for number in sorted(_numbers(store), reverse=True):
-            if store.exists(f"ckpt-{number}/{CHECKPOINT_FILE}"):
-                return _path(folder, number)
+            with contextlib.suppress(NotAPlainFile):  # somebody's own file of such a name
+                if store.exists(f"ckpt-{number}/{CHECKPOINT_FILE}"):
+                    return _path(folder, number)
         return None
 
     def require_free(self, path: str) -> None:

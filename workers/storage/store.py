@@ -101,6 +101,15 @@ def is_safe_name(name: str) -> bool:
     return True
 
 
+def place(path: str | os.PathLike[str]) -> str:
+    """A path or URL that somebody gave, as text, with `~` as the home folder of the user who gave it.
+
+    Hosts have other users and other homes, so this is done where a path comes in, and hosts get what comes out.
+    """
+    text = os.fspath(path)
+    return text if "://" in text else os.path.expanduser(text)
+
+
 class Store:
     """The files below one URL.
 
@@ -122,7 +131,7 @@ class Store:
         request_timeout_s: float = 120.0,
         waiting: Waiting | None = None,
     ):
-        self.url = os.fspath(url)
+        self.url = place(url)
         self._files = _open_files(self.url, dict(storage_options or {}), request_timeout_s)
         self._retry = retry or RetryPolicy()
         self._waiting = waiting or Waiting()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
+from podembed.orchestrator.run.reference import split_reference
+from podembed.workers.declared_types import several
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,25 @@ def test_epochs_that_are_no_whole_steps_are_refused_by_their_field() -> None:
         RunConfig(max_steps="0.33epoch").in_steps(40)
     with pytest.raises(ConfigurationError, match="keep_every_steps of 0.5 epochs"):
         RunConfig(checkpoint_config=CheckpointConfig(keep_every_steps="0.5epoch")).in_steps(41)
+
+
+def test_places_are_text_or_paths_and_know_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert RunConfig(storage_path="~/runs").storage_path == "/home/ann/runs"
+    assert RunConfig(storage_path=Path("~/runs")).storage_path == "/home/ann/runs"  # type: ignore[arg-type]
+    assert RunConfig(storage_path="s3://bucket/~/runs").storage_path == "s3://bucket/~/runs"
+    assert WarmStart(source="~/runs/a").source == "/home/ann/runs/a"
+    assert split_reference(Path("~/runs/a")) == ("/home/ann/runs/a", None)
+    with pytest.raises(ConfigurationError, match=r"storage_path=''.*as an unset variable gives it.*storage_path='\.'"):
+        RunConfig(storage_path="")
+
+
+def test_one_text_is_no_sequence_of_its_letters() -> None:
+    with pytest.raises(ConfigurationError, match=r"Found rules='@dense=reinit' in WarmStart.*\('@dense=reinit',\)"):
+        WarmStart(source="a", rules="@dense=reinit")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"Found resources_per_host='CPU=4'\. Expected a dictionary"):
+        ScalingConfig(resources_per_host="CPU=4")  # type: ignore[arg-type]
+    assert several("user") == ("user",)
+    assert several(10) == (10,)
+    assert several(["a", "b"]) == ("a", "b")
+    assert several(Path("a")) == (Path("a"),)

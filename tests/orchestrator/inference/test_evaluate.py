@@ -20,6 +20,7 @@ from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.inference.batches import looked_up
 from podembed.orchestrator.inference.committed_model import CommittedModel, CommittedRows, open_model, with_commit
 from podembed.orchestrator.inference.evaluate import evaluate
+from podembed.orchestrator.inference.predict import predict
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.data.columns import IdColumn
@@ -83,6 +84,19 @@ def test_the_figures_of_a_commit_are_those_of_the_run(result: Result, job: JobCo
 def test_the_newest_commit_and_little_memory(result: Result, job: JobConfig) -> None:
     """Less memory than one bucket has: every bucket is read again for each window, and the figures stay."""
     assert evaluate(result.path, job=job, kept_bytes=1).evaluation == at(result, STEPS)
+
+
+def test_paths_and_single_values_are_taken_as_lists_of_text_are(
+    result: Result, job: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run as a `Path`, one pattern of data, `~`, and one column."""
+    (data,) = job.resolved_data.for_evaluation().paths
+    assert evaluate(Path(result.path), job=job, data=data).evaluation == at(result, STEPS)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run").symlink_to(result.path)
+    scored = predict("~/run", job=job, data=data, out=Path("~/scores.parquet"), columns="label")
+    assert scored.columns[0] == "label"
+    assert pq.read_table(tmp_path / "scores.parquet").column_names == list(scored.columns)
 
 
 def test_memory_is_bounded_and_small_tables_are_read_once(result: Result, job: JobConfig) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 import tracemalloc
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import zarr
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.inspect.describe import Format, export
+from podembed.orchestrator.inspect.describe import Format, export, new_file
 from podembed.orchestrator.inspect.rows import row_batches
 from podembed.orchestrator.run.reference import CommittedState, open_commit
 from podembed.workers.checkpoint.chunks import ChunkDamaged
@@ -188,6 +189,31 @@ def test_a_slot_with_the_name_of_the_id_column_is_refused_for_parquet(tmp_path: 
 
 
 class TestOutput:
+    @pytest.mark.parametrize("kind", ["link", "pipe", "device"])
+    def test_what_is_no_plain_file_is_never_replaced(self, tmp_path: Path, kind: str) -> None:
+        out, target = tmp_path / "out.npy", tmp_path / "target"
+        target.write_text("kept")
+        if kind == "link":
+            out.symlink_to(target)
+        elif kind == "pipe":
+            os.mkfifo(out)
+        else:
+            try:
+                os.mknod(out, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # as /dev/null
+            except PermissionError:
+                pytest.skip("this user may not make devices")
+        before = out.lstat()
+        with (
+            pytest.raises(
+                ConfigurationError, match=r"is a link, a pipe or a device\. Expected a plain file to replace"
+            ),
+            new_file(str(out), force=True) as file,
+        ):
+            file.write(b"x")
+        assert (out.lstat().st_ino, out.lstat().st_mode) == (before.st_ino, before.st_mode)
+        assert target.read_text() == "kept"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out.npy", "target"]
+
     def test_a_file_is_replaced_only_when_forced(self, state: CommittedState, tmp_path: Path) -> None:
         out = tmp_path / "rows.npy"
         out.write_bytes(b"mine")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +200,28 @@ def test_the_latest_is_the_last_number_that_is_finished(tmp_path):
     assert latest_checkpoint(tmp_path) == f"{tmp_path}/ckpt-11"
     shutil.rmtree(tmp_path / "ckpt-11")
     assert latest_checkpoint(tmp_path) == f"{tmp_path}/ckpt-10"
+    # Somebody's own file of such a name is none, and no save goes there.
+    (tmp_path / "ckpt-100").write_text("mine")
+    assert latest_checkpoint(tmp_path) == f"{tmp_path}/ckpt-10"
+    assert checkpoint.save(tmp_path) == f"{tmp_path}/ckpt-101"
+    assert (tmp_path / "ckpt-100").read_text() == "mine"
+
+
+def test_threads_that_save_at_once_take_a_number_each(tmp_path):
+    with ThreadPoolExecutor(4) as threads:
+        paths = list(threads.map(lambda number: Checkpoint(step=number).save(tmp_path), range(12)))
+    assert sorted(paths) == sorted(f"{tmp_path}/ckpt-{number}" for number in range(1, 13))
+    assert sorted(Checkpoint(step=0).restore(path)["step"] for path in paths) == list(range(12))
+
+
+def test_the_home_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    path = Checkpoint(step=3).save("~/saved")
+    assert (tmp_path / "home" / "saved" / "ckpt-1" / "checkpoint.json").is_file()
+    assert latest_checkpoint(Path("~/saved")) is not None
+    assert Checkpoint(step=0).restore(path)["step"] == 3
+    assert not (tmp_path / "~").exists()
 
 
 def test_in_an_object_store(checkpoint, s3_url):
