@@ -228,7 +228,7 @@ def open_ranges(path: str, *, storage_options: dict[str, Any] | None = None) -> 
         raise unreadable(path, error) from error
 
 
-def _open_plain(path: str) -> IO[bytes]:
+def _open_plain(path: str) -> io.BufferedReader:
     # A pipe without a writer would otherwise hold the opening up; for a plain file the flag means nothing.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
