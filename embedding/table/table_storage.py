@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,8 +73,10 @@ class SavedCheckpoint:
 class CheckpointStorage(Protocol):
     """Saves and restores checkpoints of several parts, each in a folder or below a URL of its own."""
 
-    def next_path(self, folder: str) -> str:
-        """A new place for a checkpoint, behind all that the folder has, finished or not."""
+    def next_path(self, folder: str) -> AbstractContextManager[str]:
+        """A new place for a checkpoint, behind all that the folder has, finished or not. Other threads of the program
+        get theirs when the block ends.
+        """
         ...
 
     def latest_path(self, folder: str) -> str | None:

@@ -7,7 +7,6 @@ a checkpoint is the storage's business (`embedding.table.table_storage`).
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +24,6 @@ from podembed.embedding.tracing import require_eager
 Embedding = TPUEmbedding | TPUEmbeddingForServing
 Path = str | os.PathLike[str]
 
-# Held from the choice of a number to the end of its save: two threads that saved at once would choose the same one.
-_SAVING = threading.Lock()
 _MOST_SHOWN = 20
 _AROUND_IT = "Call it before the function or after it."
 _NUMBERS = (bool, int, float)
@@ -92,8 +89,7 @@ class Checkpoint:
 
         Raises: as `write`; AlreadySaved where another program took the number meanwhile.
         """
-        with _SAVING:
-            path = checkpoint_storage().next_path(os.fspath(folder))
+        with checkpoint_storage().next_path(os.fspath(folder)) as path:
             self.write(path)
         return path
 

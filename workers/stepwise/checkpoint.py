@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -35,15 +36,19 @@ from podembed.workers.storage.records import to_document
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 
+_SAVING = threading.Lock()
 _CHECKPOINT = re.compile(r"ckpt-([1-9][0-9]{0,17})")
 
 
 class _CheckpointFiles:
     """`CheckpointStorage` over one index and the files that it names."""
 
-    def next_path(self, folder: str) -> str:
-        # Folders without an index count, too, so that no save goes where an interrupted one has left files.
-        return _path(folder, 1 + max(_numbers(Store(folder)), default=0))
+    @contextlib.contextmanager
+    def next_path(self, folder: str) -> Iterator[str]:
+        # Until the save has made its folder, a second one would choose the same number.
+        with _SAVING:
+            # Folders without an index count, too, so that no save goes where an interrupted one has left files.
+            yield _path(folder, 1 + max(_numbers(Store(folder)), default=0))
 
     def latest_path(self, folder: str) -> str | None:
         store = Store(folder)

@@ -96,7 +96,8 @@ def test_a_killed_process_leaves_no_checkpoint(tmp_path):
     assert Checkpoint(model=np.zeros(3, np.float32)).restore(f"{tmp_path}/ckpt-1")["model"].tolist() == [1, 1, 1]
     with pytest.raises(NothingSaved):
         Checkpoint(model=np.zeros(3, np.float32)).restore(f"{tmp_path}/ckpt-2")
-    assert CHECKPOINT_STORAGE.next_path(str(tmp_path)) == f"{tmp_path}/ckpt-3"
+    with CHECKPOINT_STORAGE.next_path(str(tmp_path)) as path:
+        assert path == f"{tmp_path}/ckpt-3"
 
 
 def test_of_two_writers_of_one_place_one_wins(checkpoint, tmp_path, monkeypatch):
