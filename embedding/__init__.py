@@ -19,6 +19,8 @@ from podembed.embedding.optimizers import (
     AdagradMomentum,
     Adam,
     CustomRowOptimizer,
+    Lion,
+    Momentum,
     RowWiseAdagrad,
     SlotSpec,
 )
@@ -84,7 +86,9 @@ __all__ = [
     "GradientReducer",
     "GradientTape",
     "InputContext",
+    "Lion",
     "LocalStrategy",
+    "Momentum",
     "PerReplica",
     "QuantizationConfig",
     "Ragged",

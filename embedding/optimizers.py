@@ -19,6 +19,8 @@ from podembed.embedding.row_optimizers.base import (
 )
 from podembed.embedding.row_optimizers.custom import CustomRowOptimizer
 from podembed.embedding.row_optimizers.ftrl import FTRL
+from podembed.embedding.row_optimizers.lion import Lion
+from podembed.embedding.row_optimizers.momentum import Momentum
 from podembed.embedding.row_optimizers.row_wise_adagrad import RowWiseAdagrad
 from podembed.embedding.row_optimizers.sgd import SGD
 
@@ -33,6 +35,8 @@ __all__ = [
     "ClipValue",
     "CustomRowOptimizer",
     "LearningRate",
+    "Lion",
+    "Momentum",
     "Optimizer",
     "RowWiseAdagrad",
     "SlotSpec",
@@ -42,10 +46,12 @@ __all__ = [
 
 ROW_OPTIMIZERS: tuple[type[Optimizer], ...] = (
     SGD,
+    Momentum,
     Adagrad,
     RowWiseAdagrad,
     AdagradMomentum,
     FTRL,
     Adam,
+    Lion,
     CustomRowOptimizer,
 )

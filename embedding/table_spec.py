@@ -14,7 +14,7 @@ import numpy as np
 
 from podembed.embedding.buckets import MAX_BUCKETS, BucketLayout, bucket_layout
 from podembed.embedding.config import TableConfig
-from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.optimizers import ROW_OPTIMIZERS, Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,7 @@ class TableSpec:
         if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
             raise ValueError(
                 f"Table '{self.name}': {self.optimizer!r} is an unsupported optimizer class. Expected one of "
-                "podembed.embedding. "
-                "Pass SGD, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam or CustomRowOptimizer."
+                f"podembed.embedding. Pass one of {', '.join(rule.__name__ for rule in ROW_OPTIMIZERS)}."
             )
 
     @staticmethod

@@ -68,8 +68,8 @@ def _check_expressible(optimizer: Optimizer, table: str) -> None:
         raise UnsupportedConfigField(
             table,
             f"{_PARAMETERS}.parameters",
-            f"Found {type(optimizer).__name__}, for which TPUEmbeddingConfiguration has no message. Expected one for "
-            f"{_SUPPORTED}. "
+            f"Found {type(optimizer).__name__}, which no class of tf.tpu.experimental.embedding announces in a "
+            f"TPUEmbeddingConfiguration. Expected an optimizer for {_SUPPORTED}. "
             "Give the table one of these, or keep its configuration in Python.",
         )
     if isinstance(optimizer, Adagrad) and optimizer.epsilon:
@@ -148,7 +148,7 @@ def read_optimizer(parameters: Any, *, table: str, rate_of_tag: Callable[[int], 
             table,
             f"{_PARAMETERS}.{chosen}",
             f"Found optimizer {chosen}. Expected one of {_SUPPORTED}. "
-            "Choose one of these, or configure the table in Python with a CustomRowOptimizer.",
+            "Choose one of these, or configure the table in Python with Momentum, Lion or a CustomRowOptimizer.",
         )
     reject_unknown_fields(parameters, table=table, path=f"{_PARAMETERS}.")
     _reject_hot_id_replication(parameters, table)

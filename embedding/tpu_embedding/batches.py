@@ -35,7 +35,7 @@ from podembed.embedding.features.structures import (
     require_same_structure,
     shown_path,
 )
-from podembed.embedding.optimizers import FTRL, AdagradMomentum, Adam
+from podembed.embedding.optimizers import FTRL, AdagradMomentum, Adam, Lion, Momentum
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.replicas.per_replica import PerReplica
 from podembed.embedding.tpu_embedding.declared import DeclaredTables
@@ -45,6 +45,8 @@ _logger = logging.getLogger(__name__)
 _EFFECTS_OF_ZEROS = {
     Adam: "Adam still decays its slots and moves the rows of the batch by their momentum",
     AdagradMomentum: "AdagradMomentum still decays its momentum and moves the rows of the batch by it",
+    Momentum: "Momentum still decays its momentum and moves the rows of the batch by it",
+    Lion: "Lion still decays its momentum and moves the rows of the batch by its sign",
     FTRL: "FTRL still recomputes the rows of the batch from their linear slot, which sets rows seen for the first time "
     "to 0",
 }

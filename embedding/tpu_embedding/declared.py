@@ -11,7 +11,7 @@ from typing import Any
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.structures import flatten_with_paths, pack_like, shown_path
-from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.optimizers import ROW_OPTIMIZERS, Optimizer
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tpu_config.learning_rate_tags import TaggedLearningRate
 
@@ -121,10 +121,8 @@ def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_
         table.has_default_optimizer = True
     if (table.optimizer is not None or needs_optimizer) and not isinstance(table.optimizer, Optimizer):
         raise ValueError(
-            f"{type(table.optimizer)} is an unsupported optimizer class. Expected one of podembed.embedding for "
-            "table "
-            f"'{table.name or f'table_{at}'}'. Pass SGD, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam or "
-            "CustomRowOptimizer."
+            f"{type(table.optimizer)} is an unsupported optimizer class. Expected one of podembed.embedding for table "
+            f"'{table.name or f'table_{at}'}'. Pass one of {', '.join(rule.__name__ for rule in ROW_OPTIMIZERS)}."
         )
     if table.name is None:
         table.name = f"table_{at}"

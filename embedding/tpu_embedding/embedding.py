@@ -107,9 +107,9 @@ class TPUEmbedding(EmbeddingState):
         forward.
 
         Gradients are summed over samples, features of one table and replicas, never averaged. None stands for zeros,
-        which still moves rows of some optimizers, and the first one of a feature is warned of. Adam and AdagradMomentum
-        go on by their momentum. FTRL sets a row to what its linear slot says, which is 0 for a row that was never
-        trained.
+        which still moves rows of some optimizers, and the first one of a feature is warned of. Adam, AdagradMomentum,
+        Momentum and Lion go on by their momentum. FTRL sets a row to what its linear slot says, which is 0 for a row
+        that was never trained.
 
         Args:
           gradients: structured like `feature_config`, JAX arrays of the shapes of the activations, or None.

@@ -17,23 +17,27 @@ from podembed.embedding.optimizers import (
     AdagradMomentum,
     Adam,
     CustomRowOptimizer,
+    Lion,
+    Momentum,
     RowWiseAdagrad,
     SlotSpec,
     learning_rate_at,
 )
 
-BUILT_IN = [SGD, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam]
+BUILT_IN = [SGD, Momentum, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam, Lion]
 LIMITS = ["clip_weight_min", "clip_weight_max", "weight_decay_factor", "multiply_weight_decay_factor_by_learning_rate"]
 
 
 COMMON = f"use_gradient_accumulation {' '.join(LIMITS)} slot_variable_creation_fn clipvalue"
 POSITIONAL = {
     SGD: f"learning_rate use_gradient_accumulation {' '.join(LIMITS)} clipvalue",
+    Momentum: f"learning_rate momentum use_nesterov {COMMON}",
     Adagrad: f"learning_rate initial_accumulator_value {COMMON}",
     AdagradMomentum: f"learning_rate momentum use_nesterov exponent beta2 epsilon {COMMON}",
     FTRL: "learning_rate learning_rate_power l1_regularization_strength l2_regularization_strength beta "
     f"initial_accumulator_value {COMMON} multiply_linear_by_learning_rate allow_zero_accumulator",
     Adam: f"learning_rate beta_1 beta_2 epsilon lazy_adam sum_inside_sqrt {COMMON}",
+    Lion: f"learning_rate beta_1 beta_2 {COMMON}",
 }
 
 
@@ -45,8 +49,10 @@ def test_positional_arguments(optimizer):
 
 
 def test_defaults():
-    assert SGD().learning_rate == 0.01
-    assert {optimizer().learning_rate for optimizer in BUILT_IN[1:]} == {0.001}
+    assert SGD().learning_rate == Momentum().learning_rate == 0.01
+    assert {optimizer().learning_rate for optimizer in BUILT_IN[2:]} == {0.001}
+    assert (Momentum().momentum, Momentum().use_nesterov) == (0.9, False)
+    assert (Lion().beta_1, Lion().beta_2) == (0.9, 0.99)
     assert Adagrad().initial_accumulator_value == 0.1
     assert Adagrad().epsilon == 0.0
     assert (RowWiseAdagrad().initial_accumulator_value, RowWiseAdagrad().epsilon) == (0.0, 1e-8)
@@ -83,11 +89,13 @@ def test_slots():
     }
     assert found == {
         "SGD": [],
+        "Momentum": [("momentum", "element", 0.0)],
         "Adagrad": [("accumulator", "element", 0.1)],
         "RowWiseAdagrad": [("accumulator", "row", 0.0)],
         "AdagradMomentum": [("accumulator", "element", 0.0), ("momentum", "element", 0.0)],
         "FTRL": [("accumulator", "element", 0.1), ("linear", "element", 0.0)],
         "Adam": [("momentum", "element", 0.0), ("velocity", "element", 0.0)],
+        "Lion": [("momentum", "element", 0.0)],
     }
     assert Adam().row_bytes(16) == 3 * 64
     assert RowWiseAdagrad().row_bytes(16) == 68
@@ -111,6 +119,11 @@ def test_slots():
         (lambda: Adam(beta_2=math.nan), "beta_2"),
         (lambda: Adam(epsilon=0.0), "epsilon"),
         (lambda: Adam(lazy_adam=False, use_gradient_accumulation=False), "lazy_adam=False"),
+        (lambda: Momentum(momentum=-0.1), "momentum"),
+        (lambda: Momentum(momentum=1.1), "momentum"),
+        (lambda: Lion(beta_1=1.0), "beta_1"),
+        (lambda: Lion(beta_2=-0.1), "beta_2"),
+        (lambda: Lion(beta_2=math.nan), "beta_2"),
         (lambda: AdagradMomentum(epsilon=0.0), "epsilon"),
         (lambda: AdagradMomentum(exponent=0.0), "exponent"),
         (lambda: AdagradMomentum(exponent=-1), "exponent"),

@@ -22,6 +22,8 @@ from podembed.embedding.optimizers import (
     AdagradMomentum,
     Adam,
     CustomRowOptimizer,
+    Lion,
+    Momentum,
     RowWiseAdagrad,
     SlotSpec,
     learning_rate_at,
@@ -51,6 +53,10 @@ RULES = {
         l1_regularization_strength=0.3, l2_regularization_strength=0.2, beta=0.5, multiply_linear_by_learning_rate=True
     ),
     "ftrl times rate power": FTRL(learning_rate_power=-0.7, multiply_linear_by_learning_rate=True),
+    "heavy ball": Momentum(),
+    "heavy ball nesterov": Momentum(momentum=0.6, use_nesterov=True),
+    "lion": Lion(),
+    "lion betas": Lion(beta_1=0.0, beta_2=0.5),
     "adam": Adam(),
     "adam outside": Adam(sum_inside_sqrt=False, epsilon=1e-3),
     "adam all rows": Adam(lazy_adam=False, beta_1=0.5, beta_2=0.9),
@@ -109,7 +115,7 @@ def test_same_bits_as_numpy(rule, option):
         assert same(table.slots[name], slot)
 
 
-@given(dim=st.sampled_from(WIDTHS), rule=st.sampled_from(["sgd", "row-wise", "adam"]), data=st.data())
+@given(dim=st.sampled_from(WIDTHS), rule=st.sampled_from(["sgd", "row-wise", "adam", "lion"]), data=st.data())
 @settings(max_examples=examples(60), deadline=None)
 def test_same_bits_as_numpy_at_every_width(dim, rule, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -145,6 +151,17 @@ def by_hand_adam(o, w, s, g, lr):
     return w - lr * s["momentum"] / (inside if o.sum_inside_sqrt else math.sqrt(s["velocity"]) + o.epsilon)
 
 
+def by_hand_heavy_ball(o, w, s, g, lr):
+    s["momentum"] = o.momentum * s["momentum"] + g
+    return w - lr * (o.momentum * s["momentum"] + g if o.use_nesterov else s["momentum"])
+
+
+def by_hand_lion(o, w, s, g, lr):
+    direction = o.beta_1 * s["momentum"] + (1 - o.beta_1) * g
+    s["momentum"] = o.beta_2 * s["momentum"] + (1 - o.beta_2) * g
+    return w - lr * ((direction > 0) - (direction < 0))
+
+
 def by_hand_ftrl(o, w, s, g, lr):
     p, l1, l2 = -o.learning_rate_power, o.l1_regularization_strength, o.l2_regularization_strength
     old, s["accumulator"] = s["accumulator"], s["accumulator"] + g * g
@@ -162,6 +179,8 @@ BY_HAND = {
     AdagradMomentum: by_hand_momentum,
     FTRL: by_hand_ftrl,
     Adam: by_hand_adam,
+    Momentum: by_hand_heavy_ball,
+    Lion: by_hand_lion,
 }
 
 
@@ -228,7 +247,7 @@ def test_zero_gradients_on_touched_rows():
         assert is_still == (rule != "adam l2 all rows"), "a penalty on all rows moves them"
     assert moved["sgd"] == moved["adagrad"] == moved["row-wise"] == (False, False)
     assert moved["adam"] == moved["adam all rows"] == (True, False)
-    assert moved["momentum"] == (True, False)
+    assert moved["momentum"] == moved["heavy ball"] == moved["lion"] == (True, False)
     assert moved["ftrl"][1]
     table = make_table(FTRL())
     table.update(np.array([4]), np.zeros((1, 8), np.float32), RATE)
@@ -260,6 +279,60 @@ def test_corrected_adam_is_that_of_optax_also_on_rows_that_nobody_named(rate):
         updates, state = theirs.update(jnp.asarray(gradient), state, weights)
         weights = optax.apply_updates(weights, updates)
         np.testing.assert_allclose(table.rows, np.asarray(weights), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Momentum(RATE, 0.8), optax.sgd(RATE, 0.8)),
+        (Momentum(RATE, 0.8, use_nesterov=True), optax.sgd(RATE, 0.8, nesterov=True)),
+        (Lion(RATE, 0.8, 0.95), optax.lion(RATE, 0.8, 0.95, weight_decay=0.0)),
+        (
+            Lion(RATE, weight_decay_factor=0.3, multiply_weight_decay_factor_by_learning_rate=True),
+            optax.lion(RATE, weight_decay=0.3),
+        ),
+    ],
+    ids=["heavy ball", "nesterov", "lion", "lion with decay"],
+)
+def test_momentum_and_lion_are_those_of_optax_while_every_row_is_named(ours, theirs):
+    rng = np.random.default_rng(0)
+    table = make_table(ours, 3)
+    weights = jnp.asarray(table.rows)
+    state = theirs.init(weights)
+    for _ in range(8):
+        gradient, order = rng.standard_normal((NUM_ROWS, 3)).astype(np.float32), rng.permutation(NUM_ROWS)
+        table.update(order, gradient[order], RATE)
+        updates, state = theirs.update(jnp.asarray(gradient), state, weights)
+        weights = optax.apply_updates(weights, updates)
+        np.testing.assert_allclose(table.rows, np.asarray(weights), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", [Momentum(RATE), Lion(RATE)], ids=["momentum", "lion"])
+def test_the_momentum_of_a_row_stands_still_while_no_batch_names_it(rule):
+    """Lazy: the dense rule would let it decay, and go on moving the row by it."""
+    table, other = make_table(rule, 3), make_table(rule, 3)
+    ones, two, five = np.ones((1, 3), np.float32), np.array([2]), np.array([5])
+    table.update(two, ones, RATE)
+    row, momentum = table.rows[2].copy(), table.slots["momentum"][2].copy()
+    assert momentum.all()
+    for _ in range(3):
+        table.update(five, ones, RATE)
+    assert np.array_equal(table.rows[2], row)
+    assert np.array_equal(table.slots["momentum"][2], momentum)
+    table.update(two, ones, RATE)
+    other.update(two, ones, RATE)
+    other.update(two, ones, RATE)
+    assert np.array_equal(table.rows[2], other.rows[2])
+
+
+def test_the_sign_of_lion_is_exact_for_the_smallest_and_largest_numbers():
+    """Also below the smallest normal float32, for infinities, zeros of both signs and what is not a number."""
+    smallest, largest = np.float32(1e-45), np.finfo(np.float32).max
+    gradient = np.array([[smallest, -smallest, 1e-38, -1e-38, 0.0, -0.0, largest, -np.inf, np.nan]], np.float32)
+    table = make_table(Lion(1.0, beta_1=0.0), 9)
+    before = table.rows[3].copy()
+    table.update(np.array([3]), gradient, 1.0)
+    np.testing.assert_array_equal(before - table.rows[3], before - (before - np.sign(gradient[0])))
 
 
 @pytest.mark.parametrize(
