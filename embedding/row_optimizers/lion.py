@@ -8,8 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from podembed.embedding.kernels.row_vectors import columns_of, inlined, jit, load, prefetch_to_write, splat, store
-from podembed.embedding.kernels.row_vectors import clip as limited
+from podembed.embedding.kernels.row_vectors import (
+    clip,
+    columns_of,
+    inlined,
+    jit,
+    load,
+    prefetch_to_write,
+    splat,
+    store,
+)
 from podembed.embedding.kernels.updates import AHEAD, decayed, gradient_of, limit_weight
 from podembed.embedding.row_optimizers.base import ClipValue, LearningRate, Optimizer, SlotSpec, refuse
 
@@ -66,7 +74,7 @@ def _sign(width, value):
     Two times 2^127 lifts even the smallest float32 above 1.
     """
     large, one = splat(width, np.float32(2.0**127)), splat(width, np.float32(1.0))
-    return limited(value * large * large, splat(width, np.float32(-1.0)), one)
+    return clip(value * large * large, splat(width, np.float32(-1.0)), one)
 
 
 @jit

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    Lion,
+    Momentum,
+    Optimizer,
+    RowWiseAdagrad,
+)
 
 Bag = list[tuple[int, float]]
 
@@ -133,6 +143,12 @@ def _rule(o: Optimizer, w: np.ndarray, slots: list[np.ndarray], g: np.ndarray, l
         s = g * (a + o.epsilon) ** (-1 / o.exponent)
         m = o.momentum * slots[1] + s
         return w - lr * (o.momentum * m + s if o.use_nesterov else m), [a, m]
+    if isinstance(o, Momentum):
+        m = o.momentum * slots[0] + g
+        return w - lr * (o.momentum * m + g if o.use_nesterov else m), [m]
+    if isinstance(o, Lion):
+        direction = np.sign(o.beta_1 * slots[0] + (1 - o.beta_1) * g)
+        return w - lr * direction, [o.beta_2 * slots[0] + (1 - o.beta_2) * g]
     if isinstance(o, Adam):
         m = o.beta_1 * slots[0] + (1 - o.beta_1) * g
         v = o.beta_2 * slots[1] + (1 - o.beta_2) * g * g

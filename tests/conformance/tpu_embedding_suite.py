@@ -19,7 +19,17 @@ from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableCo
 from podembed.embedding.engine.order import OrderError
 from podembed.embedding.features.inputs import Sparse
 from podembed.embedding.initializers import Constant
-from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    Lion,
+    Momentum,
+    Optimizer,
+    RowWiseAdagrad,
+)
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.replicas.per_replica import PerReplica
 from podembed.embedding.replicas.reduction import ReduceOp
@@ -46,6 +56,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adagrad momentum, every option": AdagradMomentum(
         0.1, momentum=0.8, use_nesterov=True, exponent=3, beta2=0.9, epsilon=1e-3
     ),
+    "momentum": Momentum(0.1),
+    "momentum, every option": Momentum(0.1, 0.8, use_nesterov=True, clipvalue=0.7, weight_decay_factor=0.02),
+    "lion": Lion(0.1, weight_decay_factor=0.3, multiply_weight_decay_factor_by_learning_rate=True),
     "ftrl": FTRL(0.1),
     "ftrl, every option": FTRL(0.1, -0.6, 0.01, 0.02, beta=0.5, initial_accumulator_value=0.3),
     "ftrl, times rate": FTRL(0.1, -0.5, 0.01, 0.02, beta=0.5, multiply_linear_by_learning_rate=True),
@@ -323,9 +336,11 @@ class TPUEmbeddingConformance:
             (Adagrad(0.1), "stay"),
             (Adam(0.1), "Adam"),
             (AdagradMomentum(0.1, 0.9), "AdagradMomentum"),
+            (Momentum(0.1), "Momentum still decays"),
+            (Lion(0.1), "Lion"),
             (FTRL(0.1), "FTRL"),
         ],
-        ids=["sgd", "adagrad", "adam", "momentum", "ftrl"],
+        ids=["sgd", "adagrad", "adam", "adagrad momentum", "momentum", "lion", "ftrl"],
     )
     def test_none_stands_for_zeros_with_a_warning(self, make, caplog, optimizer, word):
         table = TableConfig(5, 2, name="t")

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from podembed.embedding.config import TableConfig
 from podembed.embedding.kernels.arrays import aligned_zeros
 from podembed.embedding.kernels.snapshots import GROUP_ROWS
-from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    Lion,
+    Momentum,
+    Optimizer,
+    RowWiseAdagrad,
+)
 from podembed.embedding.table.snapshot import Snapshot, SnapshotRoom, share_out
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
@@ -187,7 +197,16 @@ def test_an_empty_room_is_filled_from_its_first_place_on() -> None:
         snapshot.release(64)
 
 
-OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowWiseAdagrad(0.1), AdagradMomentum(0.1, 0.9), Adam(0.1), FTRL(0.1)]
+OPTIMIZERS = [
+    SGD(0.1),
+    Momentum(0.1),
+    Adagrad(0.1),
+    RowWiseAdagrad(0.1),
+    AdagradMomentum(0.1, 0.9),
+    Adam(0.1),
+    Lion(0.1),
+    FTRL(0.1),
+]
 
 
 def trained_table(optimizer: Optimizer, *, num_rows: int = 1000) -> Table:

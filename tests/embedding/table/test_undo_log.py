@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.config import TableConfig
-from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    Lion,
+    Momentum,
+    Optimizer,
+    RowWiseAdagrad,
+)
 from podembed.embedding.table.table import Table
 from podembed.embedding.table.undo_log import UndoLog
 from podembed.embedding.table_spec import TableSpec
@@ -147,7 +157,16 @@ def test_advancing_needs_a_newer_moment() -> None:
         log.advance()
 
 
-OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowWiseAdagrad(0.1), AdagradMomentum(0.1, 0.9), Adam(0.1), FTRL(0.1)]
+OPTIMIZERS = [
+    SGD(0.1),
+    Momentum(0.1),
+    Adagrad(0.1),
+    RowWiseAdagrad(0.1),
+    AdagradMomentum(0.1, 0.9),
+    Adam(0.1),
+    Lion(0.1),
+    FTRL(0.1),
+]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, CustomRowOptimizer, RowWiseAdagrad
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    CustomRowOptimizer,
+    Lion,
+    Momentum,
+    RowWiseAdagrad,
+)
 from podembed.embedding.tpu_config.checks import UnsupportedConfigField
 from podembed.embedding.tpu_config.schema import TPUEmbeddingConfiguration
 from podembed.embedding.tpu_config.write import to_config
@@ -242,6 +252,8 @@ class OwnAdagrad(Adagrad):
     ("optimizer", "field", "found"),
     [
         (RowWiseAdagrad(), "parameters", "RowWiseAdagrad"),
+        (Momentum(), "parameters", "Momentum"),
+        (Lion(), "parameters", "Lion"),
         (CustomRowOptimizer(lambda g, r, s, lr, h: (r, ())), "parameters", "CustomRowOptimizer"),
         (OwnAdagrad(), "parameters", "OwnAdagrad"),
         (Adagrad(epsilon=1e-8), "adagrad", "epsilon=1e-08"),

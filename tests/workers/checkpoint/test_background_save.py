@@ -16,7 +16,17 @@ import pytest
 
 from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import Constant
-from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    Lion,
+    Momentum,
+    Optimizer,
+    RowWiseAdagrad,
+)
 from podembed.embedding.table.snapshot import ENTRY_BYTES
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
@@ -139,6 +149,8 @@ OPTIMIZERS = [
     Adam(0.1),
     Adam(0.1, lazy_adam=False),
     FTRL(0.1),
+    Momentum(0.1),
+    Lion(0.1),
 ]
 
 

@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, RowWiseAdagrad
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Lion, Momentum, RowWiseAdagrad
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
@@ -118,6 +118,8 @@ def wide_job(folder: str, on_devices: bool = False) -> JobConfig:
         "read": many(name="read", initial_rows=first, trainable=False, combiner="sum"),
         "all": few(name="all", combiner="sum", optimizer=Adam(0.01, epsilon=1e-3, lazy_adam=False)),
         "momentum": few(name="momentum", optimizer=AdagradMomentum(0.1, momentum=0.9)),
+        "ball": many(name="ball", optimizer=Momentum(0.1, use_nesterov=True)),
+        "lion": many(name="lion", optimizer=Lion(0.01)),
     }
     features = {name: FeatureConfig(table) for name, table in tables.items() if name != "history"}
     features["item"] = FeatureConfig(tables["history"])

@@ -10,7 +10,7 @@ import zarr
 
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.config import TableConfig
-from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Lion, Momentum
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.chunks import ChunkDamaged
@@ -96,6 +96,8 @@ def test_other_readers_find_arrays_with_their_keys(tmp_path):
         (AdagradMomentum(0.1), ["accumulators", "momenta"]),
         (FTRL(0.1), ["accumulators", "linears"]),
         (Adam(0.1), ["momenta", "velocities"]),
+        (Momentum(0.1), ["momenta"]),
+        (Lion(0.1), ["momenta"]),
     ],
 )
 def test_slots_have_the_names_of_tensorflow(tmp_path, optimizer, slots):
