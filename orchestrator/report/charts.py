@@ -1,8 +1,13 @@
-"""Charts as Vega-Lite specifications. Colours are variables of the page's style, so that they follow light and dark."""
+"""Charts as Vega-Lite specifications. Colours are variables of the page's style, so that they follow light and dark.
+
+They have no legends: these are elements of the page, which lays them out in the font that it has. Vega lays them out by
+widths of another font, so they overlap.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from podembed.orchestrator.report.curves import Curve
@@ -11,7 +16,7 @@ NUM_COLOURS = 8
 COLOURS = [f"var(--c{at})" for at in range(NUM_COLOURS)]
 ZOOM = "zoom"
 WIDTH, HEIGHT, WIDE = 520, 200, 1000
-_DASHES = [[1, 0], [6, 3], [2, 2], [8, 2, 2, 2]]
+_DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
 _FEW_POINTS = 60
 _LEAST_LATER = 5
 # The day at midnight, else a time of 24 hours.
@@ -34,28 +39,44 @@ CONFIG: dict[str, Any] = {
         "labelFontSize": 12,
         "titleFontSize": 12,
     },
-    "legend": {
-        "labelColor": _INK,
-        "titleColor": _MUTED,
-        "orient": "bottom",
-        "columns": 2,
-        "labelLimit": 280,
-        "labelFontSize": 12,
-        "symbolStrokeWidth": 2,
-    },
 }
 
 Spec = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """How a line or a part of a bar is drawn.
+
+    Attributes:
+      dash: lengths of strokes and gaps; empty for a part of a bar.
+    """
+
+    name: str
+    colour: str
+    dash: tuple[int, ...] = ()
+
+
+def line_keys(names: Sequence[str]) -> list[Key]:
+    """One of each line. Colour alone does not tell lines apart, and the ninth does not look like the first."""
+    return [
+        Key(name=name, colour=COLOURS[at % NUM_COLOURS], dash=_DASHES[(at + at // NUM_COLOURS) % len(_DASHES)])
+        for at, name in enumerate(names)
+    ]
+
+
+def part_keys(parts: Sequence[str]) -> list[Key]:
+    return [Key(name=part, colour=COLOURS[at % NUM_COLOURS]) for at, part in enumerate(parts)]
+
+
 def curve_chart(curve: Curve) -> Spec:
     """Lines over steps, which can be zoomed along the steps."""
-    names = list(curve.lines)
+    keys = line_keys(list(curve.lines))
+    names = [key.name for key in keys]
     values = [
         {"step": step, "value": value, "line": name} for name, line in curve.lines.items() for step, value in line
     ]
     is_sparse = max(len(line) for line in curve.lines.values()) <= _FEW_POINTS
-    legend = {"title": None} if len(names) > 1 else None
     return _spec(
         values,
         mark={
@@ -72,26 +93,31 @@ def curve_chart(curve: Curve) -> Spec:
             }
         ],
         encoding={
-            "x": {"field": "step", "type": "quantitative", "title": "step", "axis": {"grid": False, "tickMinStep": 1}},
+            "x": {
+                "field": "step",
+                "type": "quantitative",
+                "title": "step",
+                "scale": {"padding": 6, "nice": False, "zero": False},
+                "axis": {"grid": False, "tickMinStep": 1, "tickCount": 6, "labelFlush": False},
+            },
             "y": {
                 "field": "value",
                 "type": "quantitative",
-                "title": curve.unit or None,
-                "scale": {"zero": False, "nice": True, **_domain(curve)},
+                "title": None,
+                "scale": {"zero": False, "nice": False, **(_domain(curve) or {"padding": 6})},
                 "axis": {"tickCount": 5, **_format(curve.unit)},
             },
             "color": {
                 "field": "line",
                 "type": "nominal",
-                "scale": {"domain": names, "range": [COLOURS[at % NUM_COLOURS] for at in range(len(names))]},
-                "legend": legend,
+                "scale": {"domain": names, "range": [key.colour for key in keys]},
+                "legend": None,
             },
-            # Colour alone does not tell lines apart.
             "strokeDash": {
                 "field": "line",
                 "type": "nominal",
-                "scale": {"domain": names, "range": [_DASHES[at % len(_DASHES)] for at in range(len(names))]},
-                "legend": legend,
+                "scale": {"domain": names, "range": [list(key.dash) for key in keys]},
+                "legend": None,
             },
             "tooltip": [
                 {"field": "line", "type": "nominal", "title": "of"},
@@ -114,7 +140,7 @@ def _domain(curve: Curve) -> Spec:
 
 
 def _format(unit: str) -> Spec:
-    return {"format": ".0%"} if unit == "ratio" else {"format": "~s"} if unit == "bytes" else {}
+    return {"format": ".0%"} if unit == "ratio" else {"format": ".3~s"} if unit == "bytes" else {}
 
 
 def bars_chart(rows: Sequence[tuple[str, str, float]], *, title: str, parts: Sequence[str]) -> Spec:
@@ -140,8 +166,8 @@ def bars_chart(rows: Sequence[tuple[str, str, float]], *, title: str, parts: Seq
             "color": {
                 "field": "part",
                 "type": "nominal",
-                "scale": {"domain": list(parts), "range": [COLOURS[at % NUM_COLOURS] for at in range(len(parts))]},
-                "legend": {"title": None, "columns": 4},
+                "scale": {"domain": list(parts), "range": [key.colour for key in part_keys(parts)]},
+                "legend": None,
             },
             "tooltip": [
                 {"field": "bar", "type": "nominal", "title": "of"},
@@ -163,7 +189,7 @@ def time_line_chart(marks: Sequence[Spec], rows: Sequence[str]) -> Spec:
         "field": "from",
         "type": "temporal",
         "title": "time (UTC)",
-        "scale": {"type": "utc"},
+        "scale": {"type": "utc", "padding": 6},
         "axis": {"tickCount": 6, "labelOverlap": True, "labelFlush": True, "labelExpr": _TIME_OF_DAY},
     }
     colour = {
@@ -210,7 +236,7 @@ def _spec(values: Sequence[Spec], *, height: int = HEIGHT, width: int = WIDTH, *
         "data": {"values": list(values)},
         "width": width,
         "height": height,
-        "padding": {"left": 8, "top": 5, "right": 12, "bottom": 5},
+        "padding": {"left": 12, "top": 5, "right": 24, "bottom": 5},
         "autosize": {"type": "fit-x", "contains": "padding"},
         "config": CONFIG,
         **parts,

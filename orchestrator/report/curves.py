@@ -24,14 +24,18 @@ _NOT_DRAWN = {
     "generation",
     "committed_step",
     "left_seconds",
+    "reachable_auc",
     "malformed_rows",
     "recovery_seconds",
 }
 _MAIN = ("loss", "samples_per_second", "goodput_ratio", "step_seconds")
 _EVALUATION = "evaluation"
+_BEST = "best reachable"
 _FIGURES = {"auc": "AUC", "log_loss": "Log loss"}
 # Parts of names of learning curves: they stand beside the loss.
 _LEARNING = ("auc", "entropy", "calibration", "gradient", "learning_rate", "update_norm")
+# But not these, of which another one says more.
+_ASIDE = {"window_auc_error", "dense_largest_gradient_norm"}
 
 Line = list[tuple[int, float]]
 
@@ -80,15 +84,40 @@ class Curve:
 
 def curves_of(materials: Sequence[Material]) -> list[Curve]:
     """All curves that any of the runs has, the main ones first."""
+    series = [_series(material) for material in materials]
+    labels_of: defaultdict[str, set[str]] = defaultdict(set)
+    for name, labels in (key for of_run in series for key in of_run):
+        labels_of[name].add(labels)
     lines: defaultdict[tuple[str, str], dict[str, Line]] = defaultdict(dict)
-    for material in materials:
-        for (name, labels), line in _series(material).items():
+    for material, of_run in zip(materials, series, strict=True):
+        for (name, labels), line in of_run.items():
             figure = labels if name == _EVALUATION else ""
-            labels = printable(labels)
-            label = printable(material.name if not labels or figure else f"{material.name}, {labels}")
-            lines[name, figure][label if len(materials) > 1 or not labels or figure else labels] = line
+            # A label that all lines have, such as that of the only host, tells none of them apart.
+            parts = [material.name] if len(materials) > 1 or len(labels_of[name]) == 1 or figure else []
+            parts += [labels] if len(labels_of[name]) > 1 and not figure else []
+            lines[name, figure][printable(", ".join(parts))] = line
+    if (_EVALUATION, "auc") in lines:
+        lines[_EVALUATION, "auc"] |= _reachable(materials, list(lines[_EVALUATION, "auc"].values()))
     found = [_curve(name, figure, lines[name, figure]) for name, figure in sorted(lines, key=_order)]
-    return [curve for curve in found if curve.lines]
+    # A series that was seen once is no curve, unless it is what a reader looks for first.
+    return [curve for curve in found if curve.is_main or max(map(len, curve.lines.values())) > 1]
+
+
+def evaluations_of(material: Material) -> dict[str, Line]:
+    """The evaluations of a run by metric, each by growing steps, without a loss that repeats the log loss."""
+    return {figure: line for (name, figure), line in _series(material).items() if name == _EVALUATION}
+
+
+def _reachable(materials: Sequence[Material], evaluations: Sequence[Line]) -> dict[str, Line]:
+    """Level lines of the best AUC that any model can reach, one where that is the same in all runs."""
+    steps = [step for line in evaluations for step, _ in line]
+    known = {material.name: material.last("reachable_auc") for material in materials}
+    values = {name: value for name, value in known.items() if value is not None}
+    is_one = len(set(values.values())) == 1
+    return {
+        _BEST if is_one else printable(f"{name}, {_BEST}"): [(step, value) for step in sorted({min(steps), max(steps)})]
+        for name, value in values.items()
+    }
 
 
 def _series(material: Material) -> dict[tuple[str, str], Line]:
@@ -162,7 +191,7 @@ def _order(key: tuple[str, str]) -> tuple[int, int, str, str]:
 
 
 def _is_learning(name: str) -> bool:
-    return any(part in name for part in _LEARNING)
+    return name not in _ASIDE and any(part in name for part in _LEARNING)
 
 
 def _curve(name: str, figure: str, lines: dict[str, Line]) -> Curve:
@@ -171,7 +200,7 @@ def _curve(name: str, figure: str, lines: dict[str, Line]) -> Curve:
     return Curve(
         key="curve-" + "".join(c if c.isalnum() and c.isascii() else "-" for c in f"{name}-{figure}".strip("-")),
         title=title,
-        meaning=metric.meaning if metric and name != _EVALUATION else "",
+        meaning=metric.meaning.replace("`", "") if metric and name != _EVALUATION else "",
         unit=metric.unit if metric else "",
         lines=lines,
         is_main=name in _MAIN or name == _EVALUATION or (_is_learning(name) and len(lines) <= MOST_LINES),
@@ -182,3 +211,9 @@ def worded(name: str) -> str:
     """A name of a series as words."""
     words = name.removesuffix("_ratio").replace("_", " ").replace("auc", "AUC")
     return words[:1].upper() + words[1:]
+
+
+def within(name: str) -> str:
+    """The same within a sentence."""
+    words = worded(name)
+    return words if words.startswith("AUC") else words[:1].lower() + words[1:]

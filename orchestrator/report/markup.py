@@ -70,6 +70,21 @@ def folded(summary: object, *content: object, is_open: bool = False, **attribute
     return element("details", element("summary", summary), *content, open=is_open, **attributes)
 
 
+def legend(keys: Sequence[tuple[str, str, Sequence[int]]]) -> Html:
+    """Names beside what they look like in a chart.
+
+    Args:
+      keys: name, colour, and lengths of strokes and gaps of a line; these are empty for a filled area.
+    """
+    items = []
+    for name, colour, dash in keys:
+        line = {"stroke_width": 2, "stroke_dasharray": " ".join(map(str, dash))} if dash else {"stroke_width": 12}
+        drawn = element("line", x1=0, y1=6, x2=28 if dash else 12, y2=6, stroke=colour, **line)
+        picture = element("svg", drawn, width=28 if dash else 12, height=12, aria_hidden="true")
+        items.append(element("li", picture, " ", name))
+    return element("ul", *items, class_="legend")
+
+
 def command(line: str) -> Html:
     return element("pre", element("code", line), tabindex="0")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from podembed.orchestrator.api.save_policies import is_better
 from podembed.orchestrator.commit.holder import HEARTBEAT_FRESH_S
 from podembed.orchestrator.health.alarms import Finding
 from podembed.orchestrator.health.check import replayed
@@ -12,8 +13,10 @@ from podembed.orchestrator.inspect.inspect_run import RunDescription, describe
 from podembed.orchestrator.metrics.point import Line, Measurement
 from podembed.orchestrator.metrics.reading import Stream, StreamReader
 from podembed.orchestrator.run.input_record import InputRecord, read_input
+from podembed.orchestrator.run.policy_record import PolicyRecord, read_policies
 from podembed.orchestrator.run.reference import open_run_store
 from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,7 @@ class Material:
       name: that tells it from the other runs of the report.
       files: of its data, as it began; None if that is not known.
       trouble: why some of its measurements could not be read; empty if none was.
+      policies: what it keeps, which says which evaluation is the best; None if that is not known.
       alarms: that stand, as `podembed health` finds them, with the steps at which they began; notes last.
     """
 
@@ -33,6 +37,7 @@ class Material:
     files: InputRecord | None
     trouble: str
     alarms: tuple[tuple[Finding, int], ...] = ()
+    policies: PolicyRecord | None = None
 
     @property
     def is_driven(self) -> bool:
@@ -57,6 +62,19 @@ class Material:
         """The newest value of a series; None where there is none."""
         series = self.stream.series(name, **labels)
         return series[-1][1] if series else None
+
+    def best(self, metric: str, line: Sequence[tuple[int, float]]) -> tuple[int, float] | None:
+        """The best of some evaluations, the first of equals. None for a metric of the job's own, of which the run does
+        not know which end is the best.
+        """
+        kept_by = self.policies if self.policies is not None and self.policies.metric == metric else None
+        if kept_by is None and metric != "auc" and not metric.endswith("loss"):
+            return None
+        order = kept_by.config.metric_order if kept_by is not None else None
+        best = line[0]
+        for made in line[1:]:
+            best = made if is_better(metric, made[1], best[1], order=order) else best
+        return best
 
     def measurements(self) -> Iterator[tuple[int, Measurement]]:
         """Step and measurement of all points that count."""
@@ -105,7 +123,15 @@ def read_material(run: str, *, name: str, now_unix_s: float) -> Material:
         files=read_input(store).began,
         trouble=trouble,
         alarms=tuple(sorted(standing, key=lambda one: one[0].kind.is_note)),
+        policies=_policies(store),
     )
+
+
+def _policies(store: Store) -> PolicyRecord | None:
+    try:
+        return read_policies(store)
+    except StorageError:
+        return None
 
 
 def distinct_names(runs: list[str]) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from podembed.orchestrator.report import charts, sections, vega
+from podembed.orchestrator.report import charts, markup, sections, vega
 from podembed.orchestrator.report.curves import Curve, curves_of
+from podembed.orchestrator.report.differences import differences
 from podembed.orchestrator.report.markup import Html, data, element, figure, folded, join, table
 from podembed.orchestrator.report.material import Material
 from podembed.orchestrator.report.style import SCRIPT, STYLE
@@ -79,7 +80,7 @@ class Page:
         return element("nav", element("ul", *items, *(element("li", one) for one in buttons)), aria_label="Contents")
 
     def _main(self) -> Iterator[Html]:
-        yield element("section", element("h2", "Overview"), self._overview(), id="overview")
+        yield element("section", element("h2", "Overview"), self._overview(), *self._differences(), id="overview")
         curves = curves_of(self._materials)
         yield element("section", element("h2", "Curves"), *self._curves(curves), id="curves")
         for at, material in enumerate(self._materials, 1):
@@ -93,6 +94,22 @@ class Page:
         body = [(row, *(outcome.get(row, "–") for outcome in outcomes)) for row in rows]
         shown = table("How it stands", ["figure", *(material.name for material in self._materials)], body)
         return element("div", shown, class_="overview")
+
+    def _differences(self) -> Iterator[Html]:
+        if len(self._materials) < 2:
+            return
+        yield element("h3", "What differs")
+        rows = differences(self._materials)
+        if not rows:
+            yield element(
+                "p",
+                "Nothing of what runs record: neither job, arguments and tables, nor data files, hosts and versions.",
+            )
+            return
+        yield sections.left_out(len(rows))
+        head = ["what", *(material.name for material in self._materials)]
+        shown = table("Of the job, its data, hosts and versions", head, rows[: sections.MOST_ROWS], numbers=False)
+        yield element("div", shown, class_="differences")
 
     def _curves(self, curves: Sequence[Curve]) -> Iterator[Html]:
         if not curves:
@@ -120,6 +137,7 @@ class Page:
             words=curve.described(),
             caption=curve.meaning,
             values=table(f"{curve.title} at some steps", ["step", *curve.lines], rows),
+            legend=charts.line_keys(list(curve.lines)) if len(curve.lines) > 1 else (),
             zooms="step",
         )
 
@@ -132,6 +150,7 @@ class Page:
         words: str,
         caption: str,
         values: Html | None,
+        legend: Sequence[charts.Key] = (),
         zooms: str = "",
         is_wide: bool = False,
     ) -> Html:
@@ -145,6 +164,7 @@ class Page:
             heading,
             element("figcaption", caption) if caption else "",
             element("div", Html(vega.drawn(spec)), class_="chart", role="img", aria_label=words),
+            markup.legend([(key.name, key.colour, key.dash) for key in legend]) if legend else "",
             element("div", *buttons, class_="zoom", hidden=True, data_field=zooms) if zooms else "",
             folded("Values as a table", values) if values is not None else "",
             id=key,
@@ -183,10 +203,11 @@ class Page:
             rows += [(f"host {host}", phase, of_host[phase]) for phase in shown if phase in of_host]
             left = sum(seconds for phase, seconds in of_host.items() if phase not in shown)
             rows += [(f"host {host}", rest, left)] if left else []
+        parts = [*shown, rest] if len(shown) < len(phases) else shown
         longest = phases[0]
         yield self._figure(
             f"{key}-phases",
-            charts.bars_chart(rows, title="seconds in all", parts=[*shown, rest]),
+            charts.bars_chart(rows, title="seconds in all", parts=parts),
             heading=element("h4", "Seconds of each phase"),
             words=f"Seconds of each phase on {len(times)} hosts. The longest is {longest}, "
             f"{totals[longest] / sum(totals.values()):.0%} of the time.",
@@ -196,6 +217,7 @@ class Page:
                 ["phase", *(f"host {host}" for host in times)],
                 [(phase, *(figure(of_host.get(phase, 0.0)) for of_host in times.values())) for phase in phases],
             ),
+            legend=charts.part_keys(parts),
             is_wide=True,
         )
         yield sections.waited_table(material)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from podembed.orchestrator.api.text import format_bytes, format_duration, plural
 from podembed.orchestrator.commit.checkpoint import CommitInfo
@@ -11,7 +11,7 @@ from podembed.orchestrator.commit.run_record import SHUFFLED
 from podembed.orchestrator.metrics.point import Line, Measurement
 from podembed.orchestrator.metrics.reading import FAULTS
 from podembed.orchestrator.report.commands import commands_of
-from podembed.orchestrator.report.curves import worded
+from podembed.orchestrator.report.curves import evaluations_of, within, worded
 from podembed.orchestrator.report.markup import Html, command, element, figure, folded, join, pairs, table
 from podembed.orchestrator.report.material import Material
 from podembed.orchestrator.report.times import date, date_and_time
@@ -54,7 +54,7 @@ def facts(material: Material) -> list[tuple[str, object]]:
 
 
 def outcome(material: Material) -> list[tuple[str, str]]:
-    """The figures at the end, to be compared with those of other runs."""
+    """The figures at the end, and the best evaluations, to be compared with those of other runs."""
     description = material.description
     found = [("Step", _steps(material)), ("Hosts", _hosts(material))]
     history = description.history
@@ -62,8 +62,12 @@ def outcome(material: Material) -> list[tuple[str, str]]:
     if loss is None and history and history.windows:
         loss = history.windows[-1].loss
     found.append(("Last loss", figure(loss)))
-    if history and history.evaluations:
-        found += [(f"Last {worded(name)}", figure(value)) for name, value in _figures(history.evaluations[-1].metrics)]
+    for name, line in evaluations_of(material).items():
+        found.append((f"Last {within(name)}", _quality(line[-1][1])))
+        best = material.best(name, line)
+        found += [] if best is None else [(f"Best {within(name)}", f"{_quality(best[1])} at step {best[0]:,}")]
+        reachable = material.last("reachable_auc") if name == "auc" else None
+        found += [] if reachable is None else [("Best reachable AUC", _quality(reachable))]
     rate = material.stream.median_samples_per_s
     if rate is None and history and history.windows:
         rate = median_samples_per_s(history.windows)
@@ -79,17 +83,17 @@ def outcome(material: Material) -> list[tuple[str, str]]:
     recoveries = material.events("recovery")
     lost = sum(int(line.values.get("discarded_steps") or 0) for line in recoveries)
     measured = material.num_measured > 0
-    found.append(("Recoveries", f"{len(recoveries):,}, {plural(lost, 'step')} lost" if measured else "–"))
+    told = f"{len(recoveries):,}, {plural(lost, 'step')} lost" if recoveries else "none"
+    found.append(("Recoveries", told if measured else "–"))
     commits = [commit for commit in description.commits if commit.counts]
     size = format_bytes(commits[0].manifest.size_bytes) if commits and commits[0].manifest else "–"
     found += [("Commits kept", f"{len(commits):,}"), ("Size of the newest", size)]
     return found
 
 
-def _figures(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Without a loss that repeats the log loss."""
-    repeats = "loss" in metrics and metrics["loss"] == metrics.get("log_loss")
-    return [(name, value) for name, value in metrics.items() if not (repeats and name == "loss")]
+def _quality(value: float) -> str:
+    """As the summary of a run has it."""
+    return f"{value:.4f}" if abs(value) < 1000 else figure(value)
 
 
 def _steps(material: Material) -> str:
@@ -279,7 +283,7 @@ def tables_table(material: Material) -> Html:
             "point the same way."
         )
     return join(
-        [table("Tables", [*head_row, *map(worded, newest)], rows), element("p", " ".join(notes), class_="note")]
+        [table("Tables", [*head_row, *map(within, newest)], rows), element("p", " ".join(notes), class_="note")]
     )
 
 

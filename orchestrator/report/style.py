@@ -34,6 +34,9 @@ figure {{ margin: 0; padding: .8rem; background: var(--panel); border: 1px solid
 figure.wide {{ grid-column: 1 / -1; margin-top: .6rem; }} figure h3, figure h4 {{ margin: 0; font-size: 1rem; }}
 .chart {{ width: 100%; margin: .5rem 0; touch-action: pan-y; }}
 .chart svg {{ display: block; max-width: 100%; height: auto; }}
+.legend {{ display: flex; flex-wrap: wrap; gap: .1rem 1.2rem; margin: .2rem 0 .5rem; padding: 0; list-style: none;
+  font-size: .85rem; }}
+.legend li {{ overflow-wrap: anywhere; min-width: 0; }} .legend svg {{ vertical-align: middle; }}
 .zoom {{ display: flex; gap: .4rem; }} .zoom[hidden] {{ display: none; }}
 button {{ font: inherit; font-size: .85rem; color: var(--ink); background: var(--paper); border: 1px solid var(--muted);
   border-radius: 5px; padding: .2rem .65rem; min-height: 2rem; cursor: pointer; }}
@@ -50,6 +53,7 @@ table.words tbody th, table.words td:nth-child(2) {{ white-space: nowrap; }}
 td {{ overflow-wrap: anywhere; }}
 table.figures td, table.figures thead th:not(:first-child) {{ text-align: right; white-space: nowrap; }}
 .overview table {{ width: auto; min-width: min(100%, 26rem); }}
+.differences table {{ width: auto; }} .differences table.words td:nth-child(2) {{ white-space: normal; }}
 dl {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); gap: .1rem 1.5rem; }}
 dl > div {{ border-bottom: 1px solid var(--rule); padding: .3rem 0; }}
 dt {{ color: var(--muted); font-size: .8rem; }} dd {{ margin: 0; overflow-wrap: anywhere; }}

@@ -18,13 +18,15 @@ import vl_convert
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.metrics.point import Measurement
-from podembed.orchestrator.report.charts import curve_chart, time_line_chart
+from podembed.orchestrator.report.charts import CONFIG, curve_chart, line_keys, time_line_chart
 from podembed.orchestrator.report.commands import commands_of
 from podembed.orchestrator.report.curves import Curve
+from podembed.orchestrator.report.differences import differences
 from podembed.orchestrator.report.material import Material, distinct_names, read_material
 from podembed.orchestrator.report.page import render_report
 from podembed.orchestrator.report.sections import outcome, phase_times
 from podembed.orchestrator.report.vega import drawn
+from podembed.orchestrator.run.job_settings import SettingChange, SettingsRecord
 from podembed.orchestrator.trainer import Trainer
 from tests.orchestrator.report.runs import (
     EVIL,
@@ -155,6 +157,93 @@ def test_times_are_of_24_hours() -> None:
     assert not [label for label in labels if "PM" in label]
 
 
+def test_legends_are_the_page_s_own_and_tell_all_lines_apart(run: Path, tmp_path: Path) -> None:
+    other = copied(run, tmp_path / "other")
+    lines = [Measurement("heat", float(at), {"table": f"t{at:02d}"}) for at in range(12)]
+    add_lines(other, a_point(13, *lines), a_point(14, *lines))
+    reader = page_of(material(other))
+    assert "legend" not in CONFIG
+    assert "t11" in reader.text
+    drawn_as = [(key.colour, key.dash) for key in line_keys([f"line {at}" for at in range(24)])]
+    assert len(set(drawn_as)) == 24
+    for (_, dash), (_, after) in pairwise(drawn_as):
+        assert dash != after
+    for spec in page_of(material(run, "new"), material(other, "old")).specs.values():
+        for encoding in [spec.get("encoding", {}), *(layer["encoding"] for layer in spec.get("layer", []))]:
+            assert all(encoding[name]["legend"] is None for name in ("color", "strokeDash") if name in encoding)
+
+
+def test_a_label_that_all_lines_have_is_left_out(run: Path) -> None:
+    reader = page_of(material(run, "new"), material(run, "old"))
+    assert {one["line"] for one in reader.specs["curve-memory-bytes"]["data"]["values"]} == {"new", "old"}
+
+
+def test_the_best_and_the_reachable_are_shown(run: Path, tmp_path: Path) -> None:
+    assert "Best reachable AUC" not in dict(outcome(material(run)))
+    other = copied(run, tmp_path / "other")
+    add_lines(
+        other,
+        *(
+            an_evaluation(step, auc=auc, reachable_auc=0.8125, evaluation_samples=1e6)
+            for step, auc in ((13, 0.78), (14, 0.79), (15, 0.79), (16, 0.77))
+        ),
+    )
+    made = material(other)
+    shown = dict(outcome(made))
+    assert shown["Last AUC"] == "0.7700"
+    assert shown["Best AUC"] == "0.7900 at step 14"
+    assert shown["Best reachable AUC"] == "0.8125"
+    reader = page_of(made, material(run, "old"))
+    level = [one for one in reader.specs["curve-evaluation-auc"]["data"]["values"] if one["line"] == "best reachable"]
+    assert {one["value"] for one in level} == {0.8125}
+    assert "curve-reachable-auc" not in reader.specs
+
+
+def test_the_best_of_a_metric_follows_the_run_s_own_order(run: Path) -> None:
+    made = material(run)
+    line = [(1, 3.0), (2, 1.0), (3, 2.0)]
+    assert made.best("log_loss", line) == (2, 1.0)
+    assert made.best("rank", line) is None
+    assert made.policies is not None
+    low = replace(made, policies=replace(made.policies, metric="rank", metric_order="min"))
+    assert low.best("rank", line) == (2, 1.0)
+    high = replace(made, policies=replace(made.policies, metric="rank", metric_order="max"))
+    assert high.best("rank", line) == (1, 3.0)
+
+
+def test_what_differs_between_runs(run: Path, tmp_path: Path) -> None:
+    assert differences([material(run), material(run, "again")]) == []
+    assert "Nothing of what runs record" in page_of(material(run), material(run, "again")).text
+    assert "What differs" not in page_of(material(run)).text
+    read = material(run)
+    recorded = read.description.record
+    assert recorded is not None
+
+    def changed(arguments: str, *settings: SettingsRecord, **fields: Any) -> Material:
+        record = replace(recorded, job_arguments=arguments, job_function="own:job", **fields)
+        return replace(read, description=replace(read.description, record=record, settings=settings))
+
+    one = changed('{"rate": 0.1, "dim": 8}')
+    change = SettingsRecord(
+        generation=2,
+        step=9,
+        changed_unix_s=0.0,
+        changes=(SettingChange(name="rate", before="0.2", after="0.05"),),
+        job_arguments='{"rate": 0.05}',
+    )
+    table = replace(recorded.tables[0], num_rows=7, dim=3)
+    other = changed('{"rate": 0.2}', change, seed=9, tables=(table, *recorded.tables[1:]))
+    rows = {name: values for name, *values in differences([one, other])}
+    assert rows["argument rate"] == ["0.1", "0.2; 0.05 from step 9 on"]
+    assert rows["argument dim"] == ["8", "its default"]
+    assert rows["seed"][1] == "9"
+    assert rows[f"table {table.name}"][1].startswith("7 rows, dim 3")
+    assert set(rows) == {"argument rate", "argument dim", "seed", f"table {table.name}"}
+    assert "0.2; 0.05 from step 9 on" in page_of(one, replace(other, name="other")).text
+    broken = changed("no json")
+    assert {row[0]: row[2] for row in differences([one, broken])}["arguments"] == "no json"
+
+
 def test_it_says_which_alarms_stand(page: Reader, run: Path, tmp_path: Path) -> None:
     assert "No alarm stands." in page.text
     ill = copied(run, tmp_path / "ill")
@@ -249,7 +338,7 @@ def test_tables_have_what_hosts_saw_of_their_rows(run: Path, tmp_path: Path) -> 
     ]
     add_lines(other, a_point(13, *seen))
     text = page_of(material(other)).text
-    for part in ("Effective rank", "5.25", "Median row norm", "0.375", "those of samples of rows"):
+    for part in ("effective rank", "5.25", "median row norm", "0.375", "those of samples of rows"):
         assert part in text
     assert "77.5" not in text
     assert "samples of rows" not in page_of(material(run)).text
