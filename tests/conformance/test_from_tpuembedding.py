@@ -29,6 +29,7 @@ def test_in_one_process(tmp_path):
     found = run_page(LocalStrategy(), tmp_path / "saved")
     assert 0.5 < found["training_loss"] < 0.72
     assert 0 < found["num_right"] <= 48
+    assert np.all(np.diff(found["losses_of_strongest"]) < 0), "the rows of the largest numbers are trained"
     assert found["last_losses"][:2] == found["first_losses"][10:]
     saved = sorted(path.name for path in (tmp_path / "saved-checkpoints").iterdir())
     assert saved == ["ckpt-1", "ckpt-2", "ckpt-3"]
@@ -41,6 +42,7 @@ def test_on_two_hosts_with_the_same_numbers(tmp_path, pod_strategy):
     together = run_page(pod_strategy, tmp_path / "together")
     np.testing.assert_allclose(together["training_loss"], alone["training_loss"], rtol=1e-5)
     assert together["num_right"] == alone["num_right"]
+    np.testing.assert_allclose(together["losses_of_strongest"], alone["losses_of_strongest"], rtol=1e-5)
     np.testing.assert_allclose(together["last_losses"], alone["last_losses"], rtol=1e-5)
     for one, other in zip(alone["tables"].values(), together["tables"].values(), strict=True):
         np.testing.assert_allclose(one.value, other.value, rtol=1e-5, atol=1e-6)

@@ -149,6 +149,46 @@ def test_a_model_with_state_and_a_loss_of_its_own_trains(names: dict[str, Any], 
     )
 
 
+def test_combiners_of_the_page_are_those_of_a_loop_and_have_gradients(names: dict[str, Any]) -> None:
+    """Also of samples without ids, and whatever stands on filling."""
+    random = np.random.default_rng(0)
+    vectors, query = random.standard_normal((5, 4, 3)).astype(np.float32), random.standard_normal(3).astype(np.float32)
+    lengths = np.array([0, 1, 4, 2, 3])
+    for function, arguments in ((names["strongest"], ()), (names["attended"], (query,))):
+        found = function(jnp.array(vectors), lengths, *arguments)
+        gradients = jax.grad(lambda x: (function(x, lengths, *arguments) ** 2).sum())(jnp.array(vectors))  # noqa: B023
+        for sample, length in enumerate(lengths):
+            ids = vectors[sample, :length]
+            expected = np.zeros(3)
+            if length and not arguments:
+                expected = ids.max(axis=0)
+            elif length:
+                weights = np.exp(ids @ query)
+                expected = (weights / weights.sum()) @ ids
+            np.testing.assert_allclose(found[sample], expected, rtol=1e-5, atol=1e-6)
+            assert np.isfinite(gradients[sample]).all()
+            assert not gradients[sample, length:].any()
+            assert gradients[sample, :length].any() == (length > 0)
+
+
+def test_the_job_that_pools_by_itself_learns_what_a_sum_hides(names: dict[str, Any], tmp_path: Path) -> None:
+    """A sample is clicked where any of its tags is one of ten rare ones, however many others it has."""
+    random = np.random.default_rng(0)
+    for name, count in (("train", 40_960), ("eval", 4_096)):
+        tags = [random.integers(0, 200, random.integers(0, 20)) for _ in range(count)]
+        clicks = [int((bag < 10).any()) for bag in tags]
+        pq.write_table(pa.table({"click": clicks, "tags": tags}), tmp_path / f"{name}.parquet", row_group_size=4096)
+    job = names["pooled_tags"]()
+    files = {"paths": (f"{tmp_path}/train.parquet",), "eval_paths": (f"{tmp_path}/eval.parquet",)}
+    result = Trainer(
+        replace(job, data=replace(job.data, **files), num_epochs=4),
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(storage_path=str(tmp_path), name="pools"),
+        reporter=SilentReporter(),
+    ).fit()
+    assert result.evaluations[-1].values["auc"] > 0.95
+
+
 def test_the_job_with_candidates_learns_what_users_like(names: dict[str, Any], tmp_path: Path) -> None:
     """Users like items of their own kind, one in twenty."""
     random = np.random.default_rng(0)
