@@ -243,7 +243,7 @@ class Result:
       undisturbed: what steps took beside which host 0 saved nothing, and what others took.
       commit: name of the newest commit, which is of `step`; also where this call was stopped before its first step, or
         between a recovery and the next step. None only where the run has none: `step` is 0, and nothing is lost.
-      stopped_by: None when all steps are done, else the reason.
+      stopped_by: None when all steps are done, and the evaluation at the end where one is requested; else the reason.
       stopped_early: why the job's early stopping ended it; None where it did not. Nothing is left to train then.
       staleness: as in the job.
       failed_saves: saves of this call that the storage failed; each was made up for by a later one.

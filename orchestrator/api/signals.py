@@ -41,11 +41,13 @@ class StopSignals:
 
     Attributes:
       reason: None, or why the run should stop.
+      is_signalled: whether it was a signal that asked. Its sender waits, and may kill the program after a while.
       is_now: whether it was asked a second time, which wants it to end at once.
     """
 
     def __init__(self, words: str = "the run commits what it has trained and leaves") -> None:
         self.reason: str | None = None
+        self.is_signalled = False
         self.is_now = False
         self._words = words
         self._previous: dict[int, Any] = {}
@@ -101,6 +103,7 @@ class StopSignals:
             raise raised[0]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.is_signalled = True
         if number == signal.SIGHUP:
             let_go_of_terminal()
         # Shell and kernel both send SIGHUP when a terminal is closed, and systemd one beside SIGTERM: none of these

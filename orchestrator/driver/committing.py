@@ -109,8 +109,8 @@ class Committing:
             step=step,
             placement=self._placement,
             num_hosts=self._group.num_hosts,
-            counters=shared.journal.early_stop.counters,
-            metrics={**journal.metrics_at(step), **shared.journal.early_stop.metrics},
+            counters=journal.counters_at(step),
+            metrics={**journal.metrics_at(step), **journal.early_stop.metrics},
             read_back=shared.config.checkpoint_config.read_back,
             unix_s=shared.clock.wall_s,
         )

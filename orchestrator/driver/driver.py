@@ -96,6 +96,8 @@ class Driver:
                 raise
             step = shared.claims.lease.head_step
             shared.journal.history.cut(step)
+            # A run that has all its steps starts for nothing else.
+            shared.journal.owed_step = step
             # Where a library took the signal, the request is known from here alone.
             shared.stop.reason = shared.stop.reason or stopped.reason
             return self._result(step)

@@ -23,6 +23,7 @@ from podembed.orchestrator.driver.windows import Windows
 from podembed.orchestrator.events.run import GenerationEnded, WarmStarted, WorkersKilled
 from podembed.orchestrator.group.generation_plan import plan_generation, renumbered
 from podembed.orchestrator.group.worker_group import WorkerGroup
+from podembed.orchestrator.run.finished import OWES_EVALUATION
 from podembed.workers.liveness.progress import Laps
 
 # table → owner of each bucket, by the numbers of the hosts of one generation.
@@ -176,6 +177,9 @@ class Generation:
         step, step_s, evaluated_step = self.base_step, None, None
         if self._base is not None:
             shared.journal.early_stop.begin(self._base.counters, self._base.metrics)
+            if OWES_EVALUATION in self._base.counters and schedule.evaluates_at(step):
+                self._evaluate_late(group, windows, committing)
+                evaluated_step = step
         saves.begin(step, run.committed(self.lease) if shared.config.checkpoint_config.on_best else ())
         while step < schedule.total_steps and not shared.is_stopping:
             end = window_end(
@@ -207,10 +211,19 @@ class Generation:
                     return self._left(why, step, committing)
         if shared.is_stopping and step > commits.begun_step:
             committing.begin(step)
-        elif shared.evaluates_at_end and evaluated_step != step:
+        elif step == schedule.total_steps and shared.evaluates_at_end and evaluated_step != step:
             windows.evaluate(group, step, is_at_end=True)
         committing.conclude(step)
         return Finished(step=step)
+
+    def _evaluate_late(self, group: WorkerGroup, windows: Windows, committing: Committing) -> None:
+        """Makes the evaluation that the base commit owes, and commits its figures. What follows, such as which commits
+        are the best, is then as if the evaluation had been made before that commit.
+        """
+        windows.evaluate(group, self.base_step)
+        if self._shared.journal.owed_step is None:
+            committing.begin(self.base_step)
+            committing.commits.finish()
 
     def _other_plan(self, step: int, windows: Windows, *, is_scheduled: bool) -> str | None:
         """As `Planner.leaves`. Data decides at commits that are due by their step number alone."""

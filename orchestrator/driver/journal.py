@@ -13,6 +13,7 @@ from podembed.orchestrator.driver.upkeep import Upkeep
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.progress import RowsPutAside
 from podembed.orchestrator.run.dead_letters import DeadLetters
+from podembed.orchestrator.run.finished import OWES_EVALUATION
 from podembed.orchestrator.run.history import History
 from podembed.orchestrator.run.history_record import HistoryKeeper
 from podembed.orchestrator.run.run import OpenRun
@@ -31,6 +32,8 @@ class Journal:
       history: what this driver saw; without what was done after the commit that a generation starts from.
       tables: what the first window asked of them.
       early_stop: follows the evaluations, for a job with `EarlyStopping`.
+      owed_step: None, or the step whose evaluation a signal cut off. A commit of that step says so, and whoever goes on
+        from there makes it first.
       tracing: of the steps of which a trace is requested.
       keeper, upkeep: used by the publishing thread, too; what they have to say is said by `tell`.
     """
@@ -47,6 +50,7 @@ class Journal:
         self.history = History()
         self.tables: tuple[MeasuredTable, ...] = ()
         self.early_stop = early_stop_of(run.job, config)
+        self.owed_step: int | None = None
         self.keeper = HistoryKeeper(run.store, emit=emit)
         self.upkeep = Upkeep(run.store, run.record, config, unix_s=clock.wall_s)
         self.tracing = Tracing(traced, run.store, emit=emit, clock=clock)
@@ -66,6 +70,10 @@ class Journal:
         """What an evaluation of exactly this state found; empty without one."""
         last = self.history.evaluations[-1:]
         return last[0].comparable if last and last[0].step == step else {}
+
+    def counters_at(self, step: int) -> dict[str, int]:
+        """What a commit of this step keeps among its counters."""
+        return self.early_stop.counters | ({OWES_EVALUATION: 1} if self.owed_step == step else {})
 
     def tell(self) -> None:
         """Says what the publishing thread had to say."""
@@ -104,7 +112,7 @@ class Journal:
           commit: the newest one.
           stopped_by: who asked the run to end, if somebody did; it may have been done by then.
         """
-        history = self.history
+        history, is_done = self.history, step == total_steps and self.owed_step != step
         return Result(
             path=self._run.url,
             step=step,
@@ -121,7 +129,7 @@ class Journal:
             phase_cpu_s=dict(history.phase_cpu_s),
             undisturbed=history.undisturbed,
             commit=commit,
-            stopped_by=stopped_by if step < total_steps and not self.early_stop.is_due else None,
+            stopped_by=None if is_done or self.early_stop.is_due else stopped_by,
             stopped_early=self.early_stop.reason,
             staleness=self._run.job.staleness,
             changes=tuple(changes),

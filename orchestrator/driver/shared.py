@@ -121,5 +121,5 @@ class Shared:
 
     @property
     def evaluates_at_end(self) -> bool:
-        """Whether the driver's last act is an evaluation."""
-        return not self.is_stopping and self.config.evaluate_at_end and self.run.eval_index is not None
+        """Whether the driver's last act is an evaluation, if it gets to the last step."""
+        return not self.journal.early_stop.is_due and self.config.evaluate_at_end and self.run.eval_index is not None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 
 from podembed.embedding.costs.profile import TableProfile
 from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.decisions.failure import window_end, window_target_s
 from podembed.orchestrator.decisions.window_health import WindowHealth
 from podembed.orchestrator.driver.background_commit import BackgroundCommits
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
 from podembed.orchestrator.driver.shared import Shared
 from podembed.orchestrator.events.progress import (
     Evaluated,
+    EvaluationCut,
     ExchangesChosen,
     HostMeasures,
     ProgramsCompiled,
@@ -25,7 +28,7 @@ from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.orchestrator.planning.measured import measured_tables, profiles_of_hosts
 from podembed.orchestrator.prediction.forecast import setting_of
 from podembed.workers.device.process import DeviceWindow
-from podembed.workers.host.spec import HostWindow
+from podembed.workers.host.spec import HostWindow, ScoredSamples
 from podembed.workers.host.table_looks.figures import table_figures
 from podembed.workers.job.learning.window_figures import figures_of
 
@@ -174,7 +177,8 @@ class Windows:
             self._shared.emit(TablesMeasured(step=step, tables=tables))
 
     def evaluate(self, group: WorkerGroup, step: int, *, is_at_end: bool = False) -> None:
-        """Scores the evaluation samples with the state after `step` steps.
+        """Scores the evaluation samples with the state after `step` steps, unless a signal asks the run to end before
+        that is done: then there are no figures, and the journal owes them.
 
         Args:
           is_at_end: all is committed, so it decides nothing.
@@ -185,7 +189,13 @@ class Windows:
         """
         shared, job = self._shared, self._shared.run.job
         began_s = shared.clock.monotonic_s()
-        parts = group.evaluate()
+        parts = self._scored(group)
+        if parts is None:
+            shared.journal.owed_step = step
+            seconds = shared.clock.monotonic_s() - began_s
+            shared.emit(EvaluationCut(step=step, seconds=seconds, reason=str(shared.stop.reason)))
+            return
+        shared.journal.owed_step = None
         shared.journal.put_aside([row for part in parts for row in part.bad_rows])
         self._health.take_evaluation(parts)
         evaluation = evaluation_of(job, parts, step=step)
@@ -196,6 +206,25 @@ class Windows:
             shared.journal.early_stop.take(step, evaluation.values)
             if (reason := shared.journal.early_stop.reason) is not None:
                 shared.emit(StoppedEarly(step=step, total_steps=shared.saves.schedule.total_steps, reason=reason))
+
+    def _scored(self, group: WorkerGroup) -> list[ScoredSamples] | None:
+        """Each host's samples; None where a signal came first.
+
+        A full ranking takes minutes, and whoever sends a signal may not wait so long. So batches are scored in blocks
+        that take as long as a window of steps.
+        """
+        clock, stop = self._shared.clock, self._shared.stop
+        first, batch_s = 0, None
+        # What stops for another reason than a signal, such as a callback, may want the figures.
+        while not stop.is_signalled:
+            last = window_end(
+                step=first, boundary=sys.maxsize, step_s=batch_s, target_s=window_target_s(group.num_hosts)
+            )
+            began_s = clock.monotonic_s()
+            if (parts := group.evaluate(first, last)) is not None:
+                return parts
+            first, batch_s = last, (clock.monotonic_s() - began_s) / (last - first)
+        return None
 
 
 def _measures(

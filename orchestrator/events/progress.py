@@ -114,6 +114,21 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationCut(Event):
+    """A signal came before all evaluation samples were scored, so there are no figures of this step yet.
+
+    Attributes:
+      step: after which it began.
+      seconds: that were spent on it.
+      reason: why the run ends.
+    """
+
+    step: int
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedEarly(Event):
     """Evaluations no longer get better, so training ends here (`JobConfig.early_stopping`).
 

@@ -7,6 +7,10 @@ from podembed.orchestrator.events.event import Event
 
 TEMPLATES: dict[type[Event], str] = {
     progress.WindowTrained: "trained up to step {report.step} of {report.total_steps}: loss {report.loss:.4f}",
+    progress.EvaluationCut: (
+        "{reason}: the evaluation after step {step} is cut after {seconds:.0f} s and gives no figures; "
+        "`podembed resume` makes it first"
+    ),
     progress.StoppedEarly: "stopped early at step {step} of {total_steps}: {reason}",
     progress.HostSlow: (
         "host {host} is slow: {ratio:.1f} times the work time of the others, most of it in {phase} ({phase_s:.2f} s "

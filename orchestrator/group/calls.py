@@ -129,8 +129,8 @@ class HostCalls(WorkerCalls):
     def verify(self) -> Call[None]:
         return self.handle.call("verify")
 
-    def evaluate(self) -> Call[ScoredSamples]:
-        return self.handle.call("evaluate")
+    def evaluate(self, first_batch: int, last_batch: int | None) -> Call[ScoredSamples | None]:
+        return self.handle.call("evaluate", first_batch, last_batch)
 
     def begin_save(self, attempt: str, before_failed: bool) -> Call[None]:
         return self.handle.call("begin_save", attempt, before_failed)

@@ -197,16 +197,19 @@ class WorkerGroup(ProcessGroup):
         answers = self.gather(calls, self.deadlines.step_s, counts_marks=True)
         return answers[: self.num_hosts], answers[self.num_hosts :]
 
-    def evaluate(self) -> list[ScoredSamples]:
-        """Scores the evaluation data once. Returns each host's part.
+    def evaluate(self, first_batch: int = 0, last_batch: int | None = None) -> list[ScoredSamples] | None:
+        """Scores batches `first_batch` to `last_batch - 1` of the evaluation data on all hosts, as
+        `HostWorker.evaluate`. Returns each host's part when the last batch is scored; None before.
 
         Raises:
           WorkerFailure: a worker failed, or had wrong rows.
         """
         self.prove()
-        calls: list[Call[Any]] = [host.evaluate() for host in self._hosts]
+        calls: list[Call[Any]] = [host.evaluate(first_batch, last_batch) for host in self._hosts]
         calls += [device.serve_window() for device in self._devices]
-        return self.gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
+        parts = self.gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
+        # All hosts have as many batches, so all are done at once.
+        return None if parts[0] is None else parts
 
     def begin_save(self, attempt: str, *, is_delta: bool, before_failed: bool = False) -> Sequence[Call[Any]]:
         """Freezes the present moment on all workers and starts to write it below `data/<attempt>`; training may go on

@@ -14,6 +14,10 @@ from podembed.orchestrator.run.history_record import read_history
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.storage.errors import StorageError
 
+OWES_EVALUATION = "owes_evaluation"
+"""Among the counters of a commit: a signal cut off the evaluation that belongs to it, and others wait for its figures.
+"""
+
 
 def finished(run: OpenRun, config: RunConfig, head: Manifest | None) -> Result | None:
     """What `fit` would return for a run whose steps are all committed, and whose end is evaluated where that is
@@ -35,7 +39,7 @@ def finished(run: OpenRun, config: RunConfig, head: Manifest | None) -> Result |
     if head.step < total_steps:
         return None
     owes_evaluation = config.evaluate_at_end and run.eval_index is not None and head.step == total_steps
-    if owes_evaluation and not _is_evaluated(run, head.step):
+    if OWES_EVALUATION in head.counters or (owes_evaluation and not _is_evaluated(run, head.step)):
         return None
     return untrained(run, config, head)
 

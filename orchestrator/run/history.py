@@ -146,8 +146,10 @@ class History:
         return done
 
     def evaluation(self, evaluation: Evaluation, *, seconds: float) -> None:
-        """An evaluation was made; it took so long."""
-        self.evaluations.append(evaluation)
+        """An evaluation was made; it took so long. It takes the place of one of the same step: whoever starts again
+        from a commit that owes its evaluation makes it again.
+        """
+        self.evaluations = [made for made in self.evaluations if made.step != evaluation.step] + [evaluation]
         if self._began_s is not None:
             self._evaluated_s += seconds
 

@@ -191,6 +191,8 @@ class Generation:
             closing.callback(self.shard.close)
             closing.callback(self.mesh.close)
             closing.callback(self._server.close)
+            if self._windows is not None:
+                closing.callback(self._windows.close, deadline_s=input_deadline_s)
             if self._end is not None:
                 closing.callback(self._end.close)
             self._input.close(deadline_s=input_deadline_s)

@@ -160,14 +160,21 @@ class HostWorker:
         """
         self._present.shard.finish_verification()
 
-    def evaluate(self) -> ScoredSamples:
-        """Scores this host's lanes of the evaluation data, each sample once. Changes no row.
+    def evaluate(self, first_batch: int = 0, last_batch: int | None = None) -> ScoredSamples | None:
+        """Scores batches `first_batch` to `last_batch - 1` of this host's lanes of the evaluation data. Changes no row.
+
+        Args:
+          first_batch: the one after those that were scored before; 0 begins anew.
+          last_batch: may be behind the last one; None scores all that are left.
+
+        Returns:
+          The samples of all batches, each once, when the last one is scored; None before.
 
         Raises:
           As `train`.
         """
         self.verify()
-        return self._present.windows.evaluate()
+        return self._present.windows.evaluate(first_batch, last_batch)
 
     def begin_save(self, attempt: str = "", before_failed: bool = False) -> None:
         """Makes the present moment the one that `write_save` writes, as the commit `attempt`. Takes no time, but

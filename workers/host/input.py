@@ -57,7 +57,7 @@ class HostInput:
         """The batches of the evaluation data, each sample once for each part of its candidates, and how many batches
         there are.
 
-        The caller closes the reader.
+        They are read ahead from now on. The caller closes the reader.
 
         Raises:
           InputError, OSError: the data cannot be read.
@@ -69,7 +69,7 @@ class HostInput:
         reader, num_batches = open_evaluation(
             job, spec.train_index, spec.eval_index, lanes, bad_rows=self._bad_rows, known=self._known
         )
-        return self._ahead(reader, 0), num_batches
+        return self._ahead(reader, 0).start(), num_batches
 
     def _ahead(self, reader: StepReader, first_step: int) -> ReadAhead:
         return ReadAhead(reader, first_step=first_step, depth=READ_AHEAD_BATCHES, trace=self._trace)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from podembed.workers.host.input import HostInput
 from podembed.workers.host.spec import HostWindow, ScoredSamples
 from podembed.workers.host.step import Step, Steps
 from podembed.workers.input.profile import profiles_of
-from podembed.workers.input.read_ahead import ReadAhead
+from podembed.workers.input.read_ahead import CLOSE_DEADLINE_S, ReadAhead
 from podembed.workers.job.candidates import RankCounts, Ranks
 from podembed.workers.job.job import JobConfig, Loss
 from podembed.workers.job.quality import cross_entropies
@@ -32,7 +32,8 @@ MOST_PROFILED = 8
 
 
 class Windows:
-    """The windows of one host in one generation. Mutated: which step is looked up ahead of its window.
+    """The windows of one host in one generation. Mutated: which step is looked up ahead of its window, and the
+    evaluation that has begun.
 
     Args:
       give_rows: brings the rows of tables on devices there, the first time that it is called.
@@ -55,6 +56,7 @@ class Windows:
         self._job, self._input, self.steps, self._mesh, self._tracker = job, batches, steps, mesh, tracker
         self._host = host
         self._looked_up: Step | None = None
+        self._evaluation: _Evaluation | None = None
 
     def train(
         self, first_step: int, last_step: int, *, is_followed: bool, is_profiled: bool = False, is_sampled: bool = False
@@ -140,26 +142,60 @@ class Windows:
         elif self._job.overlap is not False:
             self.steps.prefetch(step, previous)
 
-    def evaluate(self) -> ScoredSamples:
+    def evaluate(self, first_batch: int = 0, last_batch: int | None = None) -> ScoredSamples | None:
         """As `HostWorker.evaluate`."""
-        parts = ScoredParts(self._job)
+        if first_batch == 0:
+            self.close()
+            parts = ScoredParts(self._job)
+            reader, num_batches = self._input.evaluation()
+            self._evaluation = _Evaluation(reader=reader, num_batches=num_batches, parts=parts)
+        begun = self._evaluation
+        if begun is None or begun.next_batch != first_batch:
+            raise RuntimeError(
+                f"Found batch {first_batch} of an evaluation requested. Expected "
+                f"{'0' if begun is None else f'0 or {begun.next_batch}'}, since batches are scored in their order."
+            )
         # The memory of a training step that is already looked up is not touched.
         buffer = 1 - self._looked_up.buffer if self._looked_up else 0
         self._give_rows()
-        batches, num_batches = self._input.evaluation()
         num_parts, candidates = self._job.evaluation_parts, self._job.candidate_features
-        with batches as reader:
-            for number in range(num_batches):
-                # Only candidates are others in the next part of a batch.
-                counted = candidates if number % num_parts else None
-                step = self.steps.prepare(reader, number, buffer=buffer, counted=counted)
-                self.steps.forward(step)
-                self.steps.announce(step, RecordKind.EVALUATE)
-                # All devices of a gang have the room of the host with most lanes.
-                parts.add(step.batch, self.steps.await_device(step)["scores"], number=number)
-                self._tracker.mark()
+        end = begun.num_batches if last_batch is None else min(last_batch, begun.num_batches)
+        for number in range(first_batch, end):
+            # Only candidates are others in the next part of a batch.
+            counted = candidates if number % num_parts else None
+            step = self.steps.prepare(begun.reader, number, buffer=buffer, counted=counted)
+            self.steps.forward(step)
+            self.steps.announce(step, RecordKind.EVALUATE)
+            # All devices of a gang have the room of the host with most lanes.
+            begun.parts.add(step.batch, self.steps.await_device(step)["scores"], number=number)
+            self._tracker.mark()
         self.steps.end_window(0)
-        return replace(parts.joined(), bad_rows=self._input.take_bad_rows(), altered_ids=self.steps.take_altered_ids())
+        begun.next_batch = end
+        if end < begun.num_batches:
+            return None
+        self.close()
+        joined = begun.parts.joined()
+        return replace(joined, bad_rows=self._input.take_bad_rows(), altered_ids=self.steps.take_altered_ids())
+
+    def close(self, *, deadline_s: float = CLOSE_DEADLINE_S) -> None:
+        """Closes the files of an evaluation that was left before its end. Safe to call twice.
+
+        Raises:
+          ReadAheadError: the storage holds up a read for longer than `deadline_s`.
+        """
+        begun, self._evaluation = self._evaluation, None
+        if begun is not None:
+            begun.reader.close(deadline_s=deadline_s)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Evaluation:
+    """An evaluation that has begun. Mutated: `parts`, and the number of the next batch."""
+
+    reader: ReadAhead
+    num_batches: int
+    parts: ScoredParts
+    next_batch: int = 0
 
 
 class ScoredParts:

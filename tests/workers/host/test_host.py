@@ -388,6 +388,25 @@ def test_an_evaluation_scores_each_sample_once_and_changes_no_row(
         assert sum(part.weights.sum() for part in parts) == NUM_ROWS
 
 
+@pytest.mark.parametrize("cuts", [[0, 1, 2], [0, 2], [0, 3, 4]])
+def test_an_evaluation_in_blocks_has_the_same_samples(job: JobConfig, tmp_path: Path, cuts: list[int]) -> None:
+    """Also if one that was left comes before it, and training goes on after one that was left."""
+    with pod(job, tmp_path, 2) as hosts:
+        hosts.all("restore", [(None,)] * 2)
+        hosts.train(0, 2)
+        whole = hosts.all("evaluate")
+        for first, last in itertools.pairwise(cuts):
+            assert hosts.all("evaluate", [(first, last)] * 2) == [None, None]
+        found = hosts.all("evaluate", [(cuts[-1], None)] * 2)
+        for one, other in zip(found, whole, strict=True):
+            assert one.scores.tobytes() == other.scores.tobytes()
+            assert one.labels.tobytes() == other.labels.tobytes()
+        assert hosts.all("evaluate", [(0, 1)] * 2) == [None, None]
+        with pytest.raises(RuntimeError, match="Found batch 4 of an evaluation requested. Expected 0 or 1"):
+            hosts.workers[0].evaluate(4, 5)
+        hosts.train(2, 3)
+
+
 def test_a_peer_that_leaves_ends_the_step_of_the_others(job: JobConfig, tmp_path: Path) -> None:
     with pod(job, tmp_path, 3, step_timeout_s=600.0) as hosts:
         hosts.all("restore", [(None,)] * 3)
