@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
 
-PATIENCE_S = 2.0
+PATIENCE_S = 0.5
 _logger = logging.getLogger(__name__)
 
 

@@ -4,14 +4,15 @@ engine of one such part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
-from podembed.embedding.engine.order import StepOrder
+from podembed.embedding.engine.order import OrderError, StepOrder
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
 from podembed.embedding.lookup.exchange import Alone
 from podembed.embedding.lookup.recycled_buffers import RecycledBuffers
@@ -175,13 +176,46 @@ class HostEngine:
         )
 
 
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+def _alone(
+    method: Callable[Concatenate[InProcessEngine, Arguments], Answer],
+) -> Callable[Concatenate[InProcessEngine, Arguments], Answer]:
+    """A method that is refused while another one runs: two at once could lose an update without a word."""
+
+    @wraps(method)
+    def called(self: InProcessEngine, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
+        own = object()
+        try:
+            # Inside, so that an interrupt leaves nothing behind. It is one step for the interpreter.
+            self._calls.append(own)
+            if self._calls[0] is not own:
+                raise OrderError(
+                    f"{method.__name__} was called while another call to the same tables runs, from another thread or "
+                    "from a learning rate. Expected one call at a time. Let one thread make the calls of a "
+                    "LocalStrategy, put a lock around them, or use PodStrategy, where threads wait for each other."
+                )
+            return method(self, *arguments, **named)
+        finally:
+            if own in self._calls:
+                self._calls.remove(own)
+
+    return called
+
+
 class InProcessEngine:
-    """A whole engine inside this process, without Ray."""
+    """A whole engine inside this process, without Ray. For one thread; a step's calls raise OrderError when they come
+    at once.
+    """
 
     num_shares = 1
 
     def __init__(self, spec: EngineSpec, *, restore_from: str | None = None) -> None:
         self.spec = spec
+        # Under way. The first one goes on.
+        self._calls: list[object] = []
         placement = [np.zeros(table.layout.num_buckets, np.int32) for table in spec.tables]
         lookups = spec.lookups(placement, host=0, num_hosts=1)
         self._engine: HostEngine | None = HostEngine(spec, LookupSteps(lookups, Alone()))
@@ -190,13 +224,16 @@ class InProcessEngine:
         else:
             self.restore(restore_from)
 
+    @_alone
     def enqueue(self, shares: Sequence[Share]) -> None:
         (share,) = shares
         self._host.enqueue(share)
 
+    @_alone
     def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
         return [self._host.dequeue(name)]
 
+    @_alone
     def apply_gradients(
         self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
     ) -> None:
@@ -206,9 +243,11 @@ class InProcessEngine:
     def sizes_to_update(self, name: str | None) -> list[list[int]]:
         return [self._host.sizes_to_update(name)]
 
+    @_alone
     def discard(self) -> None:
         self._host.discard()
 
+    @_alone
     def drain(self) -> None:
         self._host.drain()
 
@@ -216,20 +255,21 @@ class InProcessEngine:
         return self._host.metrics()
 
     def read_tables(self) -> list[dict[str, np.ndarray]]:
-        self.drain()
+        self._host.drain()
         return [whole_table(table) for table in self._host.tables]
 
     def save(self, path: str) -> None:
-        self.drain()
+        self._host.drain()
         table_storage.storage().save(path, self._host.tables, num_steps=self._host.num_steps)
 
     def write(self, path: str) -> table_storage.WrittenTables:
-        self.drain()
+        self._host.drain()
         return table_storage.storage().write(path, self._host.tables, num_steps=self._host.num_steps)
 
+    @_alone
     def restore(self, path: str) -> None:
         self._host.require_none_in_flight("restore")
-        self.drain()
+        self._host.drain()
         self._host.num_steps = table_storage.storage().restore(path, self._host.tables)
 
     def close(self) -> None:

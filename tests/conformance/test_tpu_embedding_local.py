@@ -1,7 +1,15 @@
 """The conformance suite on one engine in this process."""
 
+import threading
+
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.engine.order import OrderError
+from podembed.embedding.initializers import Constant
+from podembed.embedding.optimizers import SGD
 from podembed.embedding.replicas.strategies import LocalStrategy
 from tests.conformance.tpu_embedding_suite import OPTIMIZERS, TPUEmbeddingConformance
 
@@ -18,3 +26,36 @@ class TestLocal(TPUEmbeddingConformance):
     @pytest.fixture(params=tuple(OPTIMIZERS))
     def optimizer_name(self, request):
         return request.param
+
+    def test_a_call_while_another_one_runs_is_refused_and_an_interrupt_leaves_no_call_behind(self, make):
+        begun, may_end = threading.Event(), threading.Event()
+
+        def rate() -> float:
+            begun.set()
+            may_end.wait(60.0)
+            if is_interrupted:
+                raise KeyboardInterrupt
+            return 1.0
+
+        table = TableConfig(4, 2, name="t", initializer=Constant(0.0))
+        embedding = make(FeatureConfig(table), 2, SGD(rate))
+        is_interrupted = False
+        embedding.enqueue(np.arange(2))
+        gradients = jnp.ones_like(embedding.dequeue())
+        other = threading.Thread(target=embedding.apply_gradients, args=(gradients,))
+        other.start()
+        assert begun.wait(60.0)
+        with pytest.raises(OrderError, match="discard was called while another call to the same tables runs"):
+            embedding.discard()
+        may_end.set()
+        other.join()
+        is_interrupted = True
+        embedding.enqueue(np.arange(2))
+        embedding.dequeue()
+        with pytest.raises(KeyboardInterrupt):
+            embedding.apply_gradients(gradients)
+        embedding.discard()
+        is_interrupted = False
+        embedding.enqueue(np.arange(2))
+        embedding.apply_gradients(jnp.ones_like(embedding.dequeue()))
+        np.testing.assert_array_equal(embedding.read_tables()[table]["rows"][:2], -2.0)
