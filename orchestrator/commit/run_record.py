@@ -204,9 +204,9 @@ def read_run(store: Store) -> RunRecord:
             error.found,
             error.expected,
             "Restore the file from a copy; it never changes, so any copy of this run will do. Without one, no driver "
-            "can go on with this run, but its commits are good: train on in a new run that begins from them (podembed "
-            f"train, with the same job and data, another --name, and --warm-start {run}), or read its tables (podembed "
-            "export). The new run begins at step 0 of its data.",
+            f"can go on with this run. podembed fsck {run} tells which of its commits are whole: train on in a new run "
+            "that begins from one of them (podembed train, with the same job and data, another --name, and "
+            f"--warm-start {run}), or read its tables (podembed export). The new run begins at step 0 of its data.",
         ) from error
     require_version(RUN_FILE, record.format_version)
     return record

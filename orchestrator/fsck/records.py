@@ -54,7 +54,8 @@ def record_findings(store: Store, record: RunRecord | None, lineage: Sequence[st
       record: None where it cannot be read.
       lineage: the commits that counted before; a record of the loss follows each.
     """
-    if record is None or not record.is_imported:
+    # A run that was made of other files has no driver's records; without its own record nobody knows.
+    if record is not None and not record.is_imported:
         yield from _missing(store, lineage)
     yield from _unreadable(read_policies, store, expected="which commits are kept", place="the keep policies")
     yield from _unreadable(read_history, store, expected="a record", place="loss and evaluations")
