@@ -584,9 +584,14 @@ def test_interrupted_at_random_moments_it_goes_on_from_a_step_that_counts_or_doe
             np.testing.assert_array_equal(found[name], values)
         return count
 
-    def loop(do: Callable[[TPUEmbedding, int], None], step: int) -> None:
+    def loop(do: Callable[[TPUEmbedding, int], None], step: int, timer: threading.Timer) -> None:
+        timer.start()
+        until = time.monotonic() + 60.0
         for later in itertools.count(step):
             do(pod, later)
+            if time.monotonic() > until:
+                # Python swallows an interrupt that strikes in a finalizer.
+                raise KeyboardInterrupt
 
     rng = random.Random(49)
     main = threading.main_thread().ident
@@ -595,9 +600,9 @@ def test_interrupted_at_random_moments_it_goes_on_from_a_step_that_counts_or_doe
         for attempt in range(12):
             do = (in_run, on_driver)[attempt % 2]
             step = check()
-            threading.Timer(rng.random() * 0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+            timer = threading.Timer(rng.random() * 0.2, signal.pthread_kill, (main, signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
-                loop(do, step)
+                loop(do, step, timer)
             pod.discard()
             step = check()
             for later in range(step, step + 3):
