@@ -32,7 +32,7 @@ from tests.run_state import committed_state
 NUM_ROWS, BATCH_SIZE, DIM = 400, 40, 8
 SIZES = {"few": 12, "many": 5_000, "cut": 40_000}
 """Rows of each table: fewer than ids of a batch, more, and so many that hosts cut it into buckets."""
-PLAIN = {"few": SGD(0.5), "many": Adagrad(0.3), "cut": Adagrad(0.3)}
+PLAIN = {"few": SGD(0.5), "many": Adagrad(0.3, 0.1), "cut": Adagrad(0.3, 0.1)}
 
 
 class Perceptron:
