@@ -47,7 +47,7 @@ class Adagrad(Optimizer):
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
-        return (SlotSpec(name="accumulator", width="element", initial_value=self.initial_accumulator_value),)
+        return (SlotSpec(name="accumulator", width="element", initial_value=float(self.initial_accumulator_value)),)
 
     def kernel(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
         return _update, (float(self.epsilon),)

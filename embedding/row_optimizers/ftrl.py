@@ -71,7 +71,7 @@ class FTRL(Optimizer):
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
         return (
-            SlotSpec(name="accumulator", width="element", initial_value=self.initial_accumulator_value),
+            SlotSpec(name="accumulator", width="element", initial_value=float(self.initial_accumulator_value)),
             SlotSpec(name="linear", width="element"),
         )
 

@@ -75,7 +75,7 @@ def _report(command: Report) -> int:
         raise ConfigurationError(
             "Found no run. Expected at least one. Add some: podembed report RUN --out report.html."
         )
-    now_unix_s, out = SYSTEM_CLOCK.wall_s(), os.path.abspath(place(command.out))
+    now_unix_s, out = SYSTEM_CLOCK.wall_s(), place(command.out)
     # The file is opened first: whoever named a wrong one should know at once.
     with new_file(out, force=command.force) as file:
         names = distinct_names([*command.runs])
@@ -84,7 +84,7 @@ def _report(command: Report) -> int:
         ]
         file.write(render_report(materials, version=version(), now_unix_s=now_unix_s).encode(errors="replace"))
     size = format_bytes(os.stat(out).st_size)
-    print(printable(f"{out}: {', '.join(names)}, {size}"))
+    print(printable(f"{os.path.abspath(out)}: {', '.join(names)}, {size}"))
     for material in materials:
         for note in material.notes():
             print(printable(f"{material.name}: {note}"), file=sys.stderr)

@@ -81,11 +81,11 @@ def export(
         batch_bytes=batch_bytes,
         with_slots=with_slots,
     )
-    path = os.path.abspath(place(out))
+    path = place(out)
     with new_file(path, force=force) as file:
         _WRITERS[format](file, source)
     return Exported(
-        path=path,
+        path=os.path.abspath(path),
         table=files.name,
         commit=state.manifest.name,
         num_rows=files.num_rows,

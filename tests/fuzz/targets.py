@@ -214,7 +214,9 @@ def vocabulary(content: bytes) -> None:
         assert "words.txt" in str(error)  # noqa: PT017 - no test but a target
         return
     lines = [words.line(at) for at in range(words.num_values)]
-    assert lines == content.decode().removesuffix("\n").split("\n")
+    text = content.decode("utf-8-sig")
+    end = "\r" if "\n" not in text else "\r\n" if text.count("\r\n") == text.count("\n") else "\n"
+    assert lines == text.removesuffix(end).split(end)
     rows = words.rows_of_strings(pa.array([*lines, "\n"], pa.large_string()), num_reserved=2)
     assert rows.tolist() == [*range(2, len(lines) + 2), 0]
 

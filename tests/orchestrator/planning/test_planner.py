@@ -10,6 +10,7 @@ import pytest
 
 from podembed.embedding.costs.constants import Counts
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
+from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.plans import NotPlanned, TablesPlanned
 from podembed.orchestrator.events.sentences import sentence
@@ -109,7 +110,7 @@ def test_a_plan_of_another_version_is_followed_and_its_constants_are_not_used(ru
     older = {"calibration": {"format": 4, "kernels": [{"far_rows": 1.0}]}, "threads": 1, "profiles": []}
     path.write_bytes(seal(older))
     assert read_planning(run.store) is None
-    assert list(record_findings(run.store)) == []
+    assert list(record_findings(run.store, read_run(run.store), [])) == []
     later = Planner(run, TWO, emit=lambda event: None)
     assert later.begin(num_hosts=2, step=10) == chosen
     assert later.leaves(10, profiles) is None
@@ -221,11 +222,11 @@ def test_a_damaged_record_ends_the_run_in_words_and_is_found(run: OpenRun, tmp_p
     calibrate(tmp_path, dedup_rows=SLOW_ROWS)
     Planner(run, TWO, emit=lambda event: None).begin(num_hosts=2, step=0)
     assert read_plan(run.store, step=5, num_hosts=2) is not None
-    assert list(record_findings(run.store)) == []
+    assert list(record_findings(run.store, read_run(run.store), [])) == []
     path = tmp_path / "run" / name
     path.chmod(0o644)
     path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
     with pytest.raises(ConfigurationError, match=r"Restore it from a copy, or go on with ScalingConfig\(plan='rule'\)"):
         Planner(run, TWO, emit=lambda event: None).begin(num_hosts=2, step=0)
     assert Planner(run, replace(TWO, plan="rule"), emit=lambda event: None).begin(num_hosts=2, step=0) is None
-    assert [finding.place for finding in record_findings(run.store)] == ["how tables lie"]
+    assert [finding.place for finding in record_findings(run.store, read_run(run.store), [])] == ["how tables lie"]

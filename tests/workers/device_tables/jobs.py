@@ -113,7 +113,11 @@ def wide_job(folder: str, on_devices: bool = False) -> JobConfig:
     tables = {
         "mean": many(name="mean", combiner="mean", optimizer=limited),
         "sqrtn": many(name="sqrtn", combiner="sqrtn", optimizer=RowWiseAdagrad(lambda step: 0.1 / (1 + step))),
-        "rounded": many(name="rounded", optimizer=FTRL(0.1), quantization_config=QuantizationConfig(255, -0.5, 0.5)),
+        "rounded": many(
+            name="rounded",
+            optimizer=FTRL(0.1, initial_accumulator_value=0.1),
+            quantization_config=QuantizationConfig(255, -0.5, 0.5),
+        ),
         "history": many(name="history", optimizer=Adam(0.01, epsilon=1e-3)),
         "read": many(name="read", initial_rows=first, trainable=False, combiner="sum"),
         "all": few(name="all", combiner="sum", optimizer=Adam(0.01, epsilon=1e-3, lazy_adam=False)),
