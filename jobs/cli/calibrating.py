@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_EXIT_OF_SIGNALS = 128  # what a shell adds to the number of a signal
-
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate:

@@ -29,7 +29,7 @@ from podembed.orchestrator.group.backend import Call, Handle
 from podembed.orchestrator.group.calls import WorkerCalls
 from podembed.orchestrator.group.waiting import blocked, severed
 from podembed.workers.liveness.process_statistics import ProcessStatistics
-from podembed.workers.liveness.progress import Phase, Progress
+from podembed.workers.liveness.progress import Progress
 from podembed.workers.liveness.worker import Worker
 
 if TYPE_CHECKING:
@@ -262,7 +262,5 @@ class Watch:
         return self._group.cut_off(silent) if silent else frozenset()
 
     def _limit_s(self) -> float:
-        takes_longer = any(
-            state.phase.depends_on_storage or state.phase is Phase.COMPILE for state in self._group.progress.values()
-        )
+        takes_longer = any(state.phase.has_own_deadline for state in self._group.progress.values())
         return max(self._timeout_s, self._group.deadlines.storage_s) if takes_longer else self._timeout_s

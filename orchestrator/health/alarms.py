@@ -60,7 +60,8 @@ ALARMS: dict[str, Alarm] = {
         ),
         Alarm(
             name="slow_storage",
-            begins="the same, and a commit takes 5 s or more at less than 20 MB a second",
+            begins="training stood still for commits for 10 % of the last two minutes, and a commit takes 5 s or more "
+            "at less than 20 MB a second",
             remedy="Give the run a faster storage, or commit less often with --checkpoint-every.",
         ),
         Alarm(
@@ -92,9 +93,9 @@ ALARMS: dict[str, Alarm] = {
             begins="after 200 steps the normalized entropy of windows is 1 or more in three chunks of 50 steps; or, "
             "after 100,000 samples, the AUC of an evaluation is below 0.54 or has less than a quarter of the reachable "
             "lift over 0.5",
-            remedy="Give Adagrad a small initial_accumulator_value (1e-6) or use RowWiseAdagrad, raise the learning "
-            "rates, and look whether labels belong to their rows. If the metric is right, the inputs may say nothing "
-            "about the label.",
+            remedy="Look whether labels belong to their rows, and raise the learning rates. If Adagrad or FTRL were "
+            "given an initial_accumulator_value such as 0.1, or the run began before jobs had a small one, begin a new "
+            "run without it. If the metric is right, the inputs may say nothing about the label.",
         ),
         Alarm(
             name="evaluation_falls",

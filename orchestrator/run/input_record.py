@@ -2,10 +2,11 @@
 
 A changed file shows in its size, or in its etag or time of change as the filesystem reports it. For a set of `.npy`
 files, those of all three files count. Content is not read again: a file that is rewritten with the same size and the
-same time passes. `INPUT.json` is written once, right after `RUN.json`. A run whose first start was killed in between
-has none. It is checked by the fingerprint in `RUN.json`, and its next driver writes the file. The driver that holds the
-lease writes an accepted change to `input/change-<number>.json`, before its first step on the new files. Later starts
-compare with that. Which changes can be accepted is decided in `orchestrator.run.input_change`.
+same time passes. Only in a working folder that Ray unpacked does a digest of the content stand for the time
+(`data.files.file_version`). `INPUT.json` is written once, right after `RUN.json`. A run whose first start was killed in
+between has none. It is checked by the fingerprint in `RUN.json`, and its next driver writes the file. The driver that
+holds the lease writes an accepted change to `input/change-<number>.json`, before its first step on the new files. Later
+starts compare with that. Which changes can be accepted is decided in `orchestrator.run.input_change`.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def test_without_a_cluster_no_process_is_asked_any_more() -> None:
     pod._cluster_lost = lambda: "the program has left its Ray cluster"
     num_asked = len(backend.asked)
     with pytest.raises(PodLost, match="lost its tables: the program has left its Ray cluster"):
-        pod.ask_hosts(lambda at, host: host.num_steps())
+        pod.ask_hosts(lambda at, host: host.next_step(None))
     pod.close()
     assert len(backend.asked) == num_asked
     assert backend.num_stops == 1

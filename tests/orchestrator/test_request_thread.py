@@ -52,9 +52,18 @@ def test_what_an_interrupted_caller_asked_ends_before_the_next_request(monkeypat
     with pytest.raises(KeyboardInterrupt):
         requests.request("run", long)
     assert not ended, "the caller is free at once"
-    threading.Timer(0.2, may_end.set).start()
-    with caplog.at_level(logging.WARNING):
-        requests.request("discard", lambda: ended.append("discard"))
+
+    class EndsOnceTold(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            may_end.set()
+
+    handler = EndsOnceTold()
+    request_thread._logger.addHandler(handler)
+    try:
+        with caplog.at_level(logging.WARNING):
+            requests.request("discard", lambda: ended.append("discard"))
+    finally:
+        request_thread._logger.removeHandler(handler)
     assert ended == ["run", "discard"]
     assert "discard waits for an earlier run, which was interrupted here and still runs on the hosts" in caplog.text
 

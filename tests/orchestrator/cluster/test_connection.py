@@ -106,6 +106,19 @@ def test_a_cluster_that_lost_its_head_is_left_behind_after_a_moment(tmp_path: Pa
     assert lines[3] == "True True"
 
 
+def test_it_is_left_behind_at_once_where_python_starts_no_thread_any_more(tmp_path: Path) -> None:
+    """As Python 3.12 at the end of a program."""
+    refusing = """
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+threading.Thread.start = refuse
+foreign.close()
+"""
+    program = LEAVING.replace("foreign.close()\n", refusing)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[3] == "False True"
+
+
 @is_long
 @pytest.mark.ray
 def test_a_cluster_that_asks_for_a_token_says_how_to_give_it(ray_cluster: None, tmp_path: Path) -> None:
