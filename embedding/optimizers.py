@@ -9,7 +9,6 @@ from podembed.embedding.row_optimizers.adagrad import Adagrad
 from podembed.embedding.row_optimizers.adagrad_momentum import AdagradMomentum
 from podembed.embedding.row_optimizers.adam import Adam
 from podembed.embedding.row_optimizers.base import (
-    TENSORFLOW_ACCUMULATOR,
     ClipValue,
     LearningRate,
     Optimizer,
@@ -28,7 +27,6 @@ __all__ = [
     "FTRL",
     "ROW_OPTIMIZERS",
     "SGD",
-    "TENSORFLOW_ACCUMULATOR",
     "Adagrad",
     "AdagradMomentum",
     "Adam",

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podembed.embedding.optimizers import TENSORFLOW_ACCUMULATOR
 from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION, require_version
 from podembed.workers.input.lanes import LanePlan
@@ -29,7 +28,7 @@ _MAX_RUN_BYTES = 4 << 20
 # What may differ between starts: who and when, and what changes no number.
 _FREE_FIELDS = frozenset({"format_version", "run_id", "created_unix_s", "overlap"})
 # What records of older versions do not have.
-_FIRST_ACCUMULATOR = float(TENSORFLOW_ACCUMULATOR)
+_FIRST_ACCUMULATOR = 0.1
 _OF_OLDER_VERSIONS = {"order": SHUFFLED, "initial_accumulator_value": _FIRST_ACCUMULATOR}
 
 # Runs of earlier versions recorded the jobs that come with the program without it.

@@ -29,7 +29,7 @@ from podembed.orchestrator.group.backend import Call, Handle
 from podembed.orchestrator.group.calls import WorkerCalls
 from podembed.orchestrator.group.waiting import blocked, severed
 from podembed.workers.liveness.process_statistics import ProcessStatistics
-from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ class Deadlines:
     """Seconds.
 
     Attributes:
-      start_s: for a worker to start, join, restore and compile; starts again with each finished file.
+      start_s: for a worker to start, join, restore and compile; starts again with each finished file. Also for a
+        program that a device compiles in the middle of a run.
       step_s: without a finished step, batch or file.
       storage_s: the same while a worker reads input or waits for a save, which repeat requests for a minute by
-        themselves. It holds too while a device compiles.
+        themselves.
       silence_s: how long a process with signs of life may leave a control call unanswered.
       frozen_s: the same for one without.
       grace_s: how long after a first failure the others are waited for, so that equal causes are reported together.
@@ -262,5 +263,10 @@ class Watch:
         return self._group.cut_off(silent) if silent else frozenset()
 
     def _limit_s(self) -> float:
-        takes_longer = any(state.phase.has_own_deadline for state in self._group.progress.values())
-        return max(self._timeout_s, self._group.deadlines.storage_s) if takes_longer else self._timeout_s
+        deadlines, phases = self._group.deadlines, {state.phase for state in self._group.progress.values()}
+        longer = [
+            deadlines.start_s if phase is Phase.COMPILE else deadlines.storage_s
+            for phase in phases
+            if phase.has_own_deadline
+        ]
+        return max([self._timeout_s, *longer])

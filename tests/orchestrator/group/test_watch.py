@@ -156,7 +156,7 @@ def test_a_stopped_process_is_found_within_ten_seconds_while_the_others_go_on() 
     assert "stopped by a signal" in failure.message
 
 
-@pytest.mark.parametrize(("phase", "seconds"), [("device", 30.0), ("compile", 120.0), ("read", 120.0)])
+@pytest.mark.parametrize(("phase", "seconds"), [("device", 30.0), ("compile", 300.0), ("read", 120.0)])
 def test_a_step_that_compiles_or_reads_has_longer(phase: str, seconds: float) -> None:
     """A device compiles in the middle of a run where sequences need another room."""
     found = run(Scripted(phase=phase, marks=lambda _: 1), timeout_s=30.0)
