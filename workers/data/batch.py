@@ -8,7 +8,7 @@ sees them. Where rows come from is the business of `workers.input.reader`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -122,6 +122,10 @@ class Batch:
                 for name, values in self.columns.items()
             },
         )
+
+    def without_unlabelled(self) -> Batch:
+        """The same rows. Those whose label is NaN, since it is missing, have weight 0."""
+        return replace(self, weights=np.where(np.isnan(self.labels), np.float32(0), self.weights))
 
     def slice(self, start: int, stop: int) -> Batch:
         """Rows `start` to `stop - 1`, as views."""

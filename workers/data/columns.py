@@ -37,8 +37,9 @@ class Label:
 
     Attributes:
       name: the column, of an integer, float or boolean type.
-      missing: what a null means. `refuse`: the row is malformed. `mask`: the sample does not have this label, and
-        `ModelBatch.label_masks` says so. A number that is not finite is malformed in both cases.
+      missing: what a null means. `refuse`: the row is malformed. `mask`: the sample does not have this label. The
+        losses of a job and of its tasks leave it out, as evaluations do. A loss of the model finds it in
+        `ModelBatch.label_masks`. A number that is not finite is malformed in both cases.
       num_classes: labels are whole numbers from 0 to `num_classes - 1`, and a row with another one is malformed. None
         takes any finite number. A job fills it in, by its loss or its tasks.
     """

@@ -151,15 +151,8 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
     if own is None and job.tasks:
         return Losses(per_sample=_loss_of_tasks(job, outputs, batch))
     if own is None:
-        per_sample = job.loss or sigmoid_binary_cross_entropy
-        scores = _require_floating("model.apply", scores_of(job, outputs, num_samples))
-        if job.candidates is not None:
-            # Without a label, what a sample has is what it should have.
-            label = batch.label if batch.labels else (batch.weights > 0).astype(scores.dtype)
-            return Losses(per_sample=pointwise(scores, label, loss=per_sample))
-        found: Any = per_sample(scores, batch.label)
-        return Losses(per_sample=_require_floating("loss", require_column("loss", found, num_samples)))
-    found = own(outputs, batch, context)
+        return Losses(per_sample=_loss_of_label(job, outputs, batch))
+    found: Any = own(outputs, batch, context)
     if found is None or isinstance(found, (tuple, Mapping)):
         raise DenseStateError(
             f"Found model.loss returning {_kind_of(found)}. Expected one number a sample, or one number, or "
@@ -226,15 +219,42 @@ def task_scores(job: JobConfig, outputs: Any, num_samples: int) -> list[jax.Arra
     return [by_task[name] for name in names]
 
 
+def _loss_of_label(job: JobConfig, outputs: Any, batch: ModelBatch) -> jax.Array:
+    """`[n]`, by the loss of scores and the one label; 0 for samples that do not have it."""
+    num_samples, per_sample = batch.weights.shape[0], job.loss or sigmoid_binary_cross_entropy
+    scores = _require_floating("model.apply", scores_of(job, outputs, num_samples))
+    has_label = batch.label_masks[job.data.label] if job.leaves_out_unlabelled else None
+    if has_label is not None:
+        scores = _only(has_label, scores)
+    if job.candidates is not None:
+        # Without a label, what a sample has is what it should have.
+        label = batch.label if batch.labels else (batch.weights > 0).astype(scores.dtype)
+        losses: Any = pointwise(scores, label, loss=per_sample)
+    else:
+        found: Any = per_sample(scores, batch.label)
+        losses = _require_floating("loss", require_column("loss", found, num_samples))
+    return losses if has_label is None else _only(has_label, losses)
+
+
+def _only(counts: jax.Array, values: jax.Array) -> jax.Array:
+    """`values` `[n, ...]` of the samples that count; 0 for the others.
+
+    Both what goes into a loss and what comes out of it: a sample without a label is given one of 0. A loss may be no
+    number there, nor may its gradient, and 0 times that is no number either.
+    """
+    return jnp.where(counts.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+
+
 def _loss_of_tasks(job: JobConfig, outputs: Any, batch: ModelBatch) -> jax.Array:
     """`[n]`, the weighted sum over the tasks whose label a sample has."""
     num_samples = batch.weights.shape[0]
     total = jnp.zeros(num_samples)
     for task, scores in zip(job.tasks, task_scores(job, outputs, num_samples), strict=True):
         _require_floating(f"model.apply, for task {task.label!r},", scores)
-        losses = task.losses(scores, batch.labels[task.label], jnp)
+        has_label = batch.label_masks[task.label]
+        losses = task.losses(_only(has_label, scores), batch.labels[task.label], jnp)
         require_column(f"the loss of task {task.label!r}", losses, num_samples)
-        total += task.weight * jnp.where(batch.label_masks[task.label], losses, 0.0)
+        total += task.weight * _only(has_label, losses)
     return total
 
 

@@ -150,6 +150,7 @@ class Generation:
             overlap=self._job.overlap,
             schedule=self._job.schedule,
             route=self.spec.exchange,
+            leaves_out_unlabelled=self._job.leaves_out_unlabelled,
             ids=self._on_devices.ids(end),
             looks=self._on_devices.looks(
                 rows,

@@ -65,6 +65,7 @@ class Steps:
       check: called while this host waits for its device; raises to end the wait.
       ids: of tables on devices.
       looks: at samples of rows.
+      leaves_out_unlabelled: as `JobConfig.leaves_out_unlabelled`.
     """
 
     def __init__(
@@ -83,10 +84,11 @@ class Steps:
         route: Route = Route.AUTO,
         ids: DeviceIds,
         looks: TableLooks,
+        leaves_out_unlabelled: bool = False,
     ) -> None:
         self._lookups, self._ids, self.looks = lookups, ids, looks
         self._device, self._tracker, self._check, self._timeout_s = device, tracker, check, timeout_s
-        self._schedule = schedule
+        self._schedule, self._leaves_out_unlabelled = schedule, leaves_out_unlabelled
         exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s, route=route)
         self._routes = exchange.routes
         self._steps = LookupSteps(lookups.both, exchange, phase=lambda phase: tracker.phase(Phase[phase.name]))
@@ -128,6 +130,9 @@ class Steps:
         buffer = number % self._lookups.num_buffers if buffer is None else buffer
         with self._tracker.phase(Phase.READ):
             batch = reader.get(number)
+            if self._leaves_out_unlabelled:
+                # Here, since the weight of the global batch, by which a step divides, is summed over the hosts.
+                batch = batch.without_unlabelled()
         with self._tracker.phase(Phase.DEDUP):
             bags = self._lookups.bags.of(batch.features, counted=counted)
             lookup = self._steps.find(bags, buffer=buffer)

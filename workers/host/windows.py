@@ -239,7 +239,9 @@ class ScoredParts:
         else:
             rows, places = np.nonzero(self._are_candidates(batch, scores.shape[1]))
             is_first = (places == 0) & (number % self._num_parts == 0)
-            found, labels = scores[rows, places], np.where(is_first, batch.labels[rows], np.float32(0))
+            # Where the label of a sample is missing, none of its candidates counts.
+            own = np.where(is_first | np.isnan(batch.labels[rows]), batch.labels[rows], np.float32(0))
+            found, labels = scores[rows, places], own
         groups = [batch.only_ids(n, rows) if n in batch.features else batch.sample_ids[rows] for n in self._groups]
         self._parts.append((found, labels, batch.weights[rows], self._losses_of(found, labels), *groups))
 

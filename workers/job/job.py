@@ -197,6 +197,13 @@ class JobConfig:
         return getattr(self.model, "loss", None) is not None
 
     @property
+    def leaves_out_unlabelled(self) -> bool:
+        """Whether a sample whose label is missing counts for nothing: where its one label is all that the loss sees."""
+        return (
+            not self.tasks and not self.has_own_loss and any(one.missing == "mask" for one in self.data.label_columns)
+        )
+
+    @property
     def asks_for_step(self) -> bool:
         """Whether the number of a step changes what its programs compute."""
         return not has_short_form(self.model) or self.has_own_loss or self.schedule is not None

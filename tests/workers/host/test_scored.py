@@ -67,3 +67,12 @@ def test_each_candidate_that_is_there_counts_once() -> None:
     assert HitRateAt(3).of(whole) == pytest.approx(1.0)
     with pytest.raises(QualityError):
         HitRateAt(1).of(replace(whole, labels=np.zeros(8)))
+
+
+def test_no_candidate_of_a_sample_without_a_label_counts() -> None:
+    collected = ScoredParts(JOB)
+    collected.add(
+        replace(batch([[1, 2, 3], [4, 5], [7], []]), labels=np.array([np.nan, 1, 0, 0], np.float32)),
+        np.zeros((4, 3), np.float32),
+    )
+    np.testing.assert_array_equal(collected.joined().labels, [np.nan, np.nan, np.nan, 1, 0, 0])

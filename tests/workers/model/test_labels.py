@@ -133,6 +133,53 @@ def test_a_model_sees_all_labels_and_which_are_missing(
         assert figures == pytest.approx({"rmse": rmse["click"]}, rel=1e-5)
 
 
+class OneLine:
+    """A line for the second label alone."""
+
+    def init(self, key: jax.Array, spec: ModelSpec) -> jax.Array:
+        return jnp.zeros(spec.num_dense)
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
+        return batch.dense @ params
+
+
+def test_a_sample_without_its_one_label_counts_for_nothing(rows: dict[str, np.ndarray], tmp_path: Path) -> None:
+    """In training as in evaluation: the mean is over the samples that have the label. The loss is no number where a
+    label is 0, which stands for one that is missing. Of the second batch no sample has it, and nothing moves.
+    """
+    weights = 1.0 + np.arange(NUM_ROWS) % 3
+    buy = np.where(np.arange(NUM_ROWS) // BATCH_SIZE == 1, np.nan, rows["buy"] + 1)
+    columns = {name: pa.array(values, from_pandas=True) for name, values in rows.items()}
+    columns |= {"buy": pa.array(buy, from_pandas=True), "weight": pa.array(weights)}
+    pq.write_table(pa.table(columns), tmp_path / "part.parquet")
+    data = ParquetData(
+        str(tmp_path / "part.parquet"),
+        labels=(Label("buy", missing="mask"),),
+        dense=("x", "y"),
+        sample_weight="weight",
+        eval_paths=str(tmp_path / "part.parquet"),
+        order="files",
+    )
+    result = Trainer(
+        job_on(tmp_path, model=OneLine(), data=data, loss=lambda scores, labels: (scores - jnp.log(labels)) ** 2),
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(storage_path=str(tmp_path), name="run"),
+        reporter=SilentReporter(),
+    ).fit()
+    params, expected, x = np.zeros(2), [], np.stack([rows["x"], rows["y"]], axis=1).astype(np.float64)
+    counts = np.where(np.isnan(buy), 0.0, weights)
+    wanted = np.nan_to_num(np.log(buy))
+    for first in range(0, NUM_ROWS, BATCH_SIZE):
+        part = slice(first, first + BATCH_SIZE)
+        errors, total = x[part] @ params - wanted[part], max(counts[part].sum(), 1e-9)
+        expected.append((counts[part] * errors**2).sum() / total)
+        params = params - 0.1 * 2 * (counts[part] * errors) @ x[part] / total
+    assert expected[1] == 0
+    np.testing.assert_allclose([result.losses[step] for step in range(len(expected))], expected, rtol=1e-5)
+    judged = (counts * (x @ params - wanted) ** 2).sum() / counts.sum()
+    assert result.evaluations[-1].loss == pytest.approx(judged, rel=1e-5)
+
+
 def test_several_labels_need_a_loss_that_sees_them(tmp_path: Path) -> None:
     class Plain:
         init, apply = TwoLines.init, TwoLines.apply
