@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.workers.data.config import InputData
 from podembed.workers.data.files import open_ranges
+from podembed.workers.formats.parquet import arrow_file
 from podembed.workers.input.index import InputIndex
 
 
@@ -38,7 +38,7 @@ class KeptColumns:
         self.schema = pa.schema([])
         if names:
             with open_ranges(index.files[0].path) as file:
-                found = pq.read_schema(file)
+                found = arrow_file(file).schema_arrow
             missing = [name for name in names if name not in found.names]
             if missing:
                 raise ConfigurationError(
@@ -57,7 +57,7 @@ class KeptColumns:
             if self._rest is None or not self._rest.num_rows:
                 group = next(self._groups)
                 with open_ranges(group.file.path) as file:
-                    rows = pq.ParquetFile(file).read_row_group(group.group_in_file, columns=self._names)
+                    rows = arrow_file(file).read_row_group(group.group_in_file, columns=self._names)
                 self._rest = self._as_first(rows, group.file.path)
             part = self._rest.slice(0, left)
             self._rest = self._rest.slice(part.num_rows)

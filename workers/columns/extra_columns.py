@@ -13,7 +13,7 @@ from podembed.workers.columns.numbers import filled, numbers_of, take_dense
 from podembed.workers.data.bad_rows import RowFaults
 from podembed.workers.data.columns import DenseColumn
 from podembed.workers.data.extra_columns import ExtraColumn, IntegerColumn, ListColumn, VectorColumn
-from podembed.workers.data.times import TimeScale, is_time
+from podembed.workers.data.times import TimeScale, is_time, shown
 
 # Its functions are made when it is imported, so type checkers do not know them.
 pc: Any = pyarrow.compute
@@ -56,7 +56,7 @@ def take_extra(column: pa.Array, declared: ExtraColumn, order: np.ndarray, fault
         whole, is_beyond = _whole(column, declared.scale, declared.dtype)
         if is_beyond.any():
             reason = f"Its numbers are {declared.dtype}. Declare dtype='int64', or another unit or origin."
-            faults.add(is_beyond, declared.name, found=lambda row: str(column[row]), reason=reason)
+            faults.add(is_beyond, declared.name, found=lambda row: shown(column[row]), reason=reason)
         whole[_null_mask(column)] = declared.missing
         return {declared.name: _stored(whole, declared.dtype)[order]}
     return _take_lists(column, declared, order, faults)
@@ -75,7 +75,7 @@ def _take_lists(
         bad_rows[rows] = True
         first = dict(zip(rows[::-1].tolist(), bad_items[::-1].tolist(), strict=True))
         items = column.flatten()
-        faults.add(bad_rows, declared.name, found=lambda row: str(items[first[row]]), reason=reason)
+        faults.add(bad_rows, declared.name, found=lambda row: shown(items[first[row]]), reason=reason)
     kept = np.minimum(lengths, declared.shape.inner[0])
     if isinstance(declared, VectorColumn):
         is_wrong = (lengths != declared.size) & ~_null_mask(column)

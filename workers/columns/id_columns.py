@@ -57,7 +57,7 @@ from podembed.workers.columns.vocabulary import Vocabulary, text_of
 from podembed.workers.data.bad_rows import RowFaults
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.errors import InputError
-from podembed.workers.data.times import TimeScale, is_time, words_of
+from podembed.workers.data.times import TimeScale, is_time, shown, words_of
 
 # Its functions are made when it is imported, so type checkers do not know them.
 pc: Any = pyarrow.compute
@@ -359,7 +359,7 @@ def _values_of_part(column: pa.Array, part: IdColumn, faults: RowFaults) -> pa.A
         return _plain(column)
     whole, is_beyond = part.scale.whole(column)
     reason = "Ids are integers of 64 bits. Declare a larger unit or a later origin."
-    faults.add(is_beyond, part.column, found=lambda row: str(column[row]), reason=reason)
+    faults.add(is_beyond, part.column, found=lambda row: shown(column[row]), reason=reason)
     return pa.array(whole, mask=null_mask(column))
 
 

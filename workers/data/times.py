@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,8 @@ Unit = Literal["ns", "us", "ms", "s", "m", "h", "d"]
 DAY_S = 86_400
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": DAY_S}
 _A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+# Whole seconds from an origin beyond which a time is refused: what is subtracted from twice as many stays in 64 bits.
+_MOST_SECONDS = 2**61
 # The first of January 1970 was a Thursday.
 _PERIODS = {"midnight": (DAY_S, 0), "monday": (7 * DAY_S, 3 * DAY_S)}
 # Times of a day in ISO 8601 that end with a zone; a date alone has none.
@@ -78,11 +80,11 @@ class TimeScale:
         """Whole numbers of units, rounded down, int64, and a mask of those that int64 cannot hold; 0 for nulls."""
         seconds, rest, a_second = self._parts(column)
         unit = self._unit_of(column.type)
-        if unit in _SECONDS:
-            return seconds // _SECONDS[unit], np.zeros(len(seconds), bool)
-        units = _A_SECOND[unit]
-        limit = np.iinfo(np.int64).max // units - 1
+        units = _A_SECOND.get(unit, 1)
+        limit = min(np.iinfo(np.int64).max // units - 1, _MOST_SECONDS)
         is_beyond = (seconds > limit) | (seconds < -limit)
+        if unit in _SECONDS:
+            return seconds // _SECONDS[unit], is_beyond
         return np.where(is_beyond, 0, seconds) * units + _floored(rest, units, a_second), is_beyond
 
     def numbers(self, column: pa.Array) -> np.ndarray:
@@ -111,8 +113,17 @@ class TimeScale:
             period, shift = _PERIODS[self.since]
             seconds = (seconds % period + shift) % period
         elif self.since is not None:
-            seconds = seconds - _origin_s(self.since)
+            seconds = np.clip(seconds, -2 * _MOST_SECONDS, 2 * _MOST_SECONDS) - _origin_s(self.since)
         return seconds, rest, a_second
+
+
+def shown(value: pa.Scalar) -> str:
+    """A value as text. Of a time or zone that Python does not have, the number that the file holds."""
+    try:
+        return str(value)
+    except (OverflowError, ValueError):
+        number = cast(Any, value).value
+        return f"{value.type} of {number}" + (" since 1970-01-01" if is_moment(value.type) else "")
 
 
 def parse_times(texts: pa.ChunkedArray) -> pa.ChunkedArray:

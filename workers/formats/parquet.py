@@ -133,6 +133,12 @@ class _GroupColumns:
         return table
 
 
+def arrow_file(source: Any, **options: Any) -> pq.ParquetFile:
+    """A Parquet file with timestamps of 96 bits in microseconds, as Spark writes them."""
+    # By default Arrow makes nanoseconds of them in 64 bits, and years before 1677 and after 2262 become others.
+    return pq.ParquetFile(source, coerce_int96_timestamp_unit="us", **options)
+
+
 def _parts(metadata: pq.FileMetaData, names: Sequence[str]) -> list[list[str]]:
     """The columns in runs that are about as large as `_HOT_BYTES` when they are decoded, by the file's first row
     group.
@@ -161,7 +167,7 @@ def _open(path: str, storage_options: dict[str, Any] | None) -> pq.ParquetFile:
         _check_footer(path, storage_options)
         # Local files go to Arrow by name: no Python call a read. Remote ones are read ahead by column chunk.
         source = location if location is not None else open_ranges(path, storage_options=storage_options)
-        return pq.ParquetFile(cast(Any, source), pre_buffer=location is None)
+        return arrow_file(cast(Any, source), pre_buffer=location is None)
     except InputError:
         raise
     except FileNotFoundError as error:

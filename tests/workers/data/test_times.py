@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podembed.orchestrator.inference.kept_columns import KeptColumns
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
 from podembed.workers.data.config import CsvData, ParquetData
 from podembed.workers.data.errors import InputError
-from podembed.workers.data.times import TimeScale
+from podembed.workers.data.extra_columns import IntegerColumn, ListColumn
+from podembed.workers.data.times import TimeScale, shown
 from podembed.workers.input.index import build_index
 from podembed.workers.input.reader import InputReader, training_plan
 
@@ -97,6 +99,64 @@ def test_whole_numbers_that_int64_does_not_hold_are_told() -> None:
     whole, is_beyond = TimeScale("ns").whole(column)
     assert is_beyond.tolist() == [True, False]
     assert whole[1] == 5 * 10**9
+    column = pa.array([-(2**63), 2**63 - 1, 5]).cast(pa.timestamp("s"))
+    whole, is_beyond = TimeScale("s", "2200-01-01").whole(column)
+    assert (is_beyond.tolist(), whole[2]) == ([True, True, False], 5 - 7258118400)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "text"),
+    [
+        (pa.timestamp("us"), 10**15, "2001-09-09 01:46:40"),
+        (pa.timestamp("us"), 2**62, f"timestamp[us] of {2**62} since 1970-01-01"),
+        (pa.timestamp("s"), 2**62, f"timestamp[s] of {2**62} since 1970-01-01"),
+        (pa.timestamp("us", "No/Where"), 10**15, f"timestamp[us, tz=No/Where] of {10**15} since 1970-01-01"),
+        (pa.date32(), 2**31 - 1, f"date32[day] of {2**31 - 1} since 1970-01-01"),
+        (pa.duration("s"), 2**62, f"duration[s] of {2**62}"),
+    ],
+)
+def test_times_that_python_does_not_have_are_shown(kind: pa.DataType, number: int, text: str) -> None:
+    column = pa.array([number], pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
+    assert shown(column[0]) == text
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"features": {"c": IdColumn("c", "hash", 100, unit="ns")}},
+        {"extra": (IntegerColumn("c", unit="s"),)},
+        {"extra": (ListColumn("l", 2, "int32", unit="s"),)},
+    ],
+)
+def test_a_time_beyond_64_bits_and_the_calendar_is_a_malformed_row(tmp_path: Path, declared: Any) -> None:
+    column = pa.array([0, 2**62]).cast(pa.timestamp("us"))
+    table = pa.table({"y": [0, 1], "c": column, "l": pa.ListArray.from_arrays([0, 1, 2], column)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    message = r"Found timestamp\[us\] of 4611686018427387904 since 1970-01-01 in .*row 1, column '[cl]'"
+    with pytest.raises(InputError, match=message):
+        read(ParquetData(str(tmp_path / "a.parquet"), label="y", **declared))
+
+
+def test_timestamps_of_96_bits_keep_years_that_nanoseconds_do_not_have(tmp_path: Path) -> None:
+    """As Spark writes them; Arrow's default makes 1816-03-29 of the end of 9999."""
+    moments = [datetime(9999, 12, 31), datetime(1582, 10, 15), datetime(2024, 5, 1, 12, 30, 0, 123456)]
+    column = pa.array(moments, pa.timestamp("us"))
+    table = pa.table({"y": [0, 1, 1], "c": column, "l": pa.ListArray.from_arrays([0, 1, 2, 3], column)})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    data = ParquetData(
+        str(tmp_path / "a.parquet"),
+        label="y",
+        dense=(DenseColumn("c", unit="d", since="2024-05-01"),),
+        features={"c": IdColumn("c", unit="h", since="1500-01-01", vocabulary_size=10**8)},
+        extra=(ListColumn("l", 1, "int64", unit="us"),),
+    )
+    found = read(data)
+    hours = [[(moment - datetime(1500, 1, 1)) // timedelta(hours=1)] for moment in moments]
+    assert found.features["c"] == hours
+    assert found.dense[:2, 0].tolist() == [float((moment - datetime(2024, 5, 1)).days) for moment in moments[:2]]
+    kept = KeptColumns(data, build_index(data), ["c", "l"], taken=[])
+    assert kept.schema.field("c").type == pa.timestamp("us")
+    assert kept.take(3)[0].to_pylist() == moments
 
 
 @dataclass(frozen=True)
