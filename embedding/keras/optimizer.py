@@ -30,7 +30,7 @@ from podembed.embedding.keras.reducer import GradientReducer, default_gradient_r
 from podembed.embedding.keras.row_slices import RowSlices
 from podembed.embedding.keras.schedules import LearningRateSchedule
 from podembed.embedding.keras.tape import GradientTape, gradients_of
-from podembed.embedding.keras.variable import Variable
+from podembed.embedding.keras.variable import Variable, variables_of
 
 _LEGACY_ARGUMENTS = frozenset({"lr", "decay", "gradient_transformers", "gradient_aggregator"})
 _logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Optimizer(OptimizerVariables):
         self.jit_compile = bool(jit_compile) and jax.default_backend() == "gpu"
         self.weight_decay = weight_decay
         self._excluded_variables: list[Variable] = []
-        self._excluded_names: list[str] = []
+        self._excluded_names: list[re.Pattern[str]] = []
         self.gradient_reducer: GradientReducer | None = None
         # Variables that were named once as having no gradient.
         self._warned: set[str] = set()
@@ -111,10 +111,17 @@ class Optimizer(OptimizerVariables):
         """Learns the model's variables, and makes their averages as copies of their values; only once.
 
         A class that never sets `self._built` learns them anew at each call and keeps the averages it has.
+
+        Raises:
+          TypeError: no list of variables.
         """
         self._require_own_trace("build")
         if self._built:
             return
+        if isinstance(var_list, Variable):
+            # Not taken for a list of one, since the slots are made by subclasses, which iterate over `var_list`.
+            raise TypeError(f"Found one Variable, '{var_list.name}'. Expected a list of them. Write build([variable]).")
+        var_list = variables_of(var_list, where="build")
         if self._before_build is None:
             self._before_build = keras_functional.attributes_of(self)
         self._index_dict = {self._var_key(one): index for index, one in enumerate(var_list)}
@@ -134,13 +141,13 @@ class Optimizer(OptimizerVariables):
 
     # --- one step ---
 
-    def minimize(self, loss: Any, var_list: Sequence[Variable], tape: GradientTape | None = None) -> None:
+    def minimize(self, loss: Any, var_list: Variable | Sequence[Variable], tape: GradientTape | None = None) -> None:
         """`compute_gradients`, then `apply_gradients`."""
         self._require_own_trace("minimize")
         self.apply_gradients(self.compute_gradients(loss, var_list, tape))
 
     def compute_gradients(
-        self, loss: Any, var_list: Sequence[Variable], tape: GradientTape | None = None
+        self, loss: Any, var_list: Variable | Sequence[Variable], tape: GradientTape | None = None
     ) -> list[tuple[jax.Array | None, Variable]]:
         """Returns a (gradient, variable) pair for each variable; the gradient is None where the loss does not depend on
         it.
@@ -152,7 +159,9 @@ class Optimizer(OptimizerVariables):
 
         Raises:
           ValueError: a loss that is an array, without the tape that recorded it.
+          TypeError: something in `var_list` is no variable.
         """
+        var_list = variables_of(var_list, where="compute_gradients")
         if not callable(loss) and tape is None:
             raise ValueError(
                 f"Found a computed loss ({loss}) and no tape. Expected the tape that recorded it, or a callable. "
@@ -163,7 +172,7 @@ class Optimizer(OptimizerVariables):
         if callable(loss):
             tape.watch(var_list)
             loss = tape.record(loss)
-        return list(zip(tape.gradient(loss, list(var_list)), var_list, strict=True))
+        return list(zip(tape.gradient(loss, var_list), var_list, strict=True))
 
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> GradsAndVars:
         """Returns the pairs with every gradient summed over the processes; None stays in its place. Override it for
@@ -209,16 +218,18 @@ class Optimizer(OptimizerVariables):
             self._update_averages(moved)
             self._overwrite_when_due(moved)
 
-    def finalize_variable_values(self, var_list: Sequence[Variable]) -> None:
+    def finalize_variable_values(self, var_list: Variable | Sequence[Variable]) -> None:
         """With `use_ema` gives the model's variables the values of their averages; else does nothing.
 
         Raises:
           ValueError: not as many variables as the optimizer knows.
           KeyError: a variable it does not know.
+          TypeError: something that is no variable.
         """
         self._require_own_trace("finalize_variable_values")
         if not self.use_ema:
             return
+        var_list = variables_of(var_list, where="finalize_variable_values")
         if len(var_list) != len(self._averages):
             raise ValueError(
                 f"Found {len(var_list)} variables to finalize. Expected the {len(self._averages)} the optimizer was "
@@ -245,12 +256,20 @@ class Optimizer(OptimizerVariables):
             self.update_step(gradient, variable)
 
     def exclude_from_weight_decay(
-        self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None
+        self,
+        var_list: Variable | Iterable[Variable] | None = None,
+        var_names: str | re.Pattern[str] | Iterable[str | re.Pattern[str]] | None = None,
     ) -> None:
-        """Leaves out of the decay the given variables and those in whose name one of the regular expressions is found.
+        """Leaves variables out of the decay. Replaces what an earlier call left out.
+
+        Args:
+          var_list: these variables, or this one.
+          var_names: those in whose name one of these regular expressions is found, or this one.
 
         Raises:
           RuntimeError: the optimizer has been built.
+          TypeError: something in `var_list` is no variable, or something in `var_names` no text.
+          ValueError: a text that is no regular expression, or an empty one, which is found in every name.
         """
         self._require_own_trace("exclude_from_weight_decay")
         if self._built:
@@ -258,8 +277,11 @@ class Optimizer(OptimizerVariables):
                 "Found an optimizer that is built. Expected exclusions before the first apply_gradients. "
                 "Call exclude_from_weight_decay right after construction."
             )
-        self._excluded_variables = list(var_list or ())
-        self._excluded_names = list(var_names or ())
+        remedy = "Names are given as var_names=['bias']."
+        # Not by its truth: that of a variable is the truth of its value.
+        excluded = [] if var_list is None else variables_of(var_list, where="exclude_from_weight_decay", remedy=remedy)
+        self._excluded_names = _patterns(var_names)
+        self._excluded_variables = excluded
 
     def _decay(self, variable: Variable) -> None:
         if self.weight_decay and self._is_decayed(variable):
@@ -269,7 +291,7 @@ class Optimizer(OptimizerVariables):
     def _is_decayed(self, variable: Variable) -> bool:
         if any(variable is one for one in self._excluded_variables):
             return False
-        return not any(re.search(pattern, variable.name) for pattern in self._excluded_names)
+        return not any(pattern.search(variable.name) for pattern in self._excluded_names)
 
     def _require_known(self, variable: Variable) -> None:
         if self._var_key(variable) not in self._index_dict:
@@ -347,6 +369,31 @@ class Optimizer(OptimizerVariables):
                 "for optax knows parameters by their paths. Use exclude_from_weight_decay(var_names=[...])."
             )
         return keras_functional.as_optax(self)
+
+
+def _patterns(given: Any) -> list[re.Pattern[str]]:
+    """As `exclude_from_weight_decay` takes them; a text that stands alone is one of them, and not its letters."""
+    is_alone = isinstance(given, str | bytes | re.Pattern) or not isinstance(given, Iterable)
+    found = []
+    for one in () if given is None else [given] if is_alone else given:
+        if not isinstance(one, str | re.Pattern):
+            raise TypeError(
+                f"Found {one!r:.80} in var_names. Expected regular expressions for names of variables, such as 'bias'. "
+                "Variables themselves are given as var_list=[variable]."
+            )
+        if one == "":
+            raise ValueError(
+                "Found an empty text in var_names. Expected a part of a name, since every name has an empty one in it. "
+                "Leave it out, or set weight_decay=None to decay nothing."
+            )
+        try:
+            found.append(re.compile(one))
+        except re.error as error:
+            raise ValueError(
+                f"Found {one!r} in var_names, which is no regular expression: {error}. Expected one. Write "
+                f"re.escape({one!r}) for these very letters."
+            ) from error
+    return found
 
 
 def _check_averaging(use_ema: bool, momentum: float, frequency: int | None) -> None:

@@ -19,7 +19,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
 from podembed.embedding.keras.array_operators import plain
-from podembed.embedding.keras.variable import Variable, assignments_refused, bound, reads_recorded
+from podembed.embedding.keras.variable import Variable, assignments_refused, bound, reads_recorded, variables_of
 from podembed.embedding.tracing import current_trace, require_own_trace
 
 
@@ -88,9 +88,10 @@ class GradientTape:
 
         Raises:
           RuntimeError: as `record`.
+          TypeError: something that is no variable.
         """
         self._require_own_trace("watch")
-        self._watched.extend([variables] if isinstance(variables, Variable) else variables)
+        self._watched.extend(variables_of(variables, where="watch"))
 
     def record(self, loss: Callable[[], Any]) -> jax.Array:
         """Runs `loss`, keeps it with the variables it read and their values, and returns its result as a new array.
@@ -122,6 +123,7 @@ class GradientTape:
 
         Raises:
           ValueError: `target` is not a result of `record` of this tape.
+          TypeError: something in `sources` is no variable.
         """
         record = next((one for one in reversed(self._records) if one.result is target), None)
         if record is None:
@@ -130,7 +132,7 @@ class GradientTape:
                 "computation, "
                 "up to the number to differentiate, into the callable given to `record`."
             )
-        listed = [sources] if isinstance(sources, Variable) else list(sources)
+        listed = variables_of(sources, where="gradient")
         wanted = [one for one in listed if one.trainable or any(one is watched for watched in self._watched)]
         with bound(record.variables, record.values):
             by_id = dict(zip(map(id, wanted), gradients_of(record.loss, wanted), strict=True))

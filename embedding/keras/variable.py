@@ -9,7 +9,7 @@ gradients.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -185,6 +185,29 @@ class Variable(ArrayOperators):
 
     def __repr__(self) -> str:
         return f"<Variable '{self._name}' shape={self.shape} dtype={self.dtype} value={self._value}>"
+
+
+def variables_of(given: Variable | Iterable[Variable], *, where: str, remedy: str = "") -> list[Variable]:
+    """The variables of an argument that takes several, in their order. One that stands alone is one of them.
+
+    Args:
+      where: the method, for the message.
+      remedy: what to do with something else, as a sentence.
+
+    Raises:
+      TypeError: there is something else.
+    """
+    if isinstance(given, Variable):
+        return [given]
+    found = [given] if isinstance(given, str | bytes) or not isinstance(given, Iterable) else list(given)
+    for one in found:
+        if not isinstance(one, Variable):
+            shown = repr(one) if isinstance(one, str) else f"a {type(one).__name__}"
+            raise TypeError(
+                f"Found {shown:.80} among the variables of {where}. Expected objects of Variable. "
+                f"{remedy or 'Pass a list of them.'}"
+            )
+    return found
 
 
 @contextmanager

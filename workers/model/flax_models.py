@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from podembed.embedding.features.column_shape import ColumnShape
+from podembed.workers.declared_types import several
 from podembed.workers.model.batch import ModelBatch, WithState
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
@@ -44,6 +45,9 @@ class FlaxModel:
     module: Any
     loss: Callable[..., Any] | None = None
     rngs: tuple[str, ...] = ("dropout",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rngs", several(self.rngs))
 
     def init(self, key: jax.Array, spec: ModelSpec) -> WithState:
         """First values, found by a call with a batch of zeros."""

@@ -347,6 +347,50 @@ def test_adamw_decays_apart_from_the_gradient_and_leaves_out_what_is_excluded():
         optimizer.exclude_from_weight_decay(var_names=["kernel"])
 
 
+def test_one_pattern_and_one_variable_are_one_each_in_an_exclusion():
+    table, bias, one = (Variable([1.0], name=name) for name in ("tables/emb", "dense/bias", "one"))
+    optimizer = AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=one, var_names="bias")
+    optimizer.apply_gradients([([0.0], table), ([0.0], bias), ([0.0], one)])
+    assert [each.numpy()[0] for each in (table, bias, one)] == pytest.approx([0.95, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"var_list": ["bias"]}, TypeError, r"Found 'bias' among the variables .* Names are given as var_names"),
+        ({"var_list": "bias"}, TypeError, "Found 'bias' among"),
+        ({"var_list": [3.0]}, TypeError, "Found a float among"),
+        ({"var_names": [Variable(1.0, name="w")]}, TypeError, r"in var_names.*var_list=\[variable\]"),
+        ({"var_names": 3}, TypeError, "Found 3 in var_names"),
+        ({"var_names": ["bias", ""]}, ValueError, "empty text"),
+        ({"var_names": "a["}, ValueError, r"no regular expression.*re.escape\('a\['\)"),
+    ],
+)
+def test_what_excludes_nothing_is_refused(given, error, message):
+    optimizer = AdamW(0.1)
+    optimizer.exclude_from_weight_decay(var_names="kernel")
+    with pytest.raises(error, match=message):
+        optimizer.exclude_from_weight_decay(**given)
+    kernel = Variable([1.0], name="kernel")
+    optimizer.apply_gradients([([0.0], kernel)])
+    assert kernel.numpy() == 1.0, "the earlier call holds"
+
+
+def test_one_variable_stands_for_a_list_of_it():
+    variable = Variable([1.0, 2.0], name="w")
+    optimizer = SGD(1.0, use_ema=True)
+    ((gradient, _),) = optimizer.compute_gradients(lambda: (variable.value**2).sum(), variable)
+    assert gradient.tolist() == [2.0, 4.0]
+    optimizer.minimize(lambda: variable.value.sum(), variable)
+    assert variable.numpy().tolist() == [0.0, 1.0]
+    optimizer.finalize_variable_values(variable)
+    with pytest.raises(TypeError, match=r"Expected a list of them. Write build\(\[variable\]\)"):
+        SGD(1.0).build(variable)
+    with pytest.raises(TypeError, match="Found a list among the variables of compute_gradients"):
+        optimizer.minimize(lambda: variable.value.sum(), [[variable]])
+
+
 # With Keras 3.15.1 over JAX: rate 0.1, weight_decay=0.3, clipvalue=0.5; a kernel from [1, -2] that gets three
 # gradients, a bias from 0.5 that gets 1 and is excluded by name.
 DECAYED_BY_KERAS_3 = [
