@@ -199,7 +199,7 @@ def variables_of(given: Variable | Iterable[Variable], *, where: str, remedy: st
     """
     if isinstance(given, Variable):
         return [given]
-    found = [given] if isinstance(given, str | bytes) or not isinstance(given, Iterable) else list(given)
+    found: list[Any] = [given] if isinstance(given, str | bytes) or not isinstance(given, Iterable) else list(given)
     for one in found:
         if not isinstance(one, Variable):
             shown = repr(one) if isinstance(one, str) else f"a {type(one).__name__}"

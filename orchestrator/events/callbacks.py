@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -17,6 +16,7 @@ from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.progress import Evaluated, WindowTrained
 from podembed.orchestrator.events.run import CallbackFailed, CallbacksLeft
 from podembed.workers.control.callback import Callback
+from podembed.workers.liveness.carried_error import trace_of, words_of
 
 # What the driver waits for a callback at most: each time, and at the end of the run.
 WAIT_S = 5.0
@@ -42,6 +42,8 @@ class CallbackThread:
         self._said: set[str] = set()
         self._request: Callable[[str], None] = lambda reason: None
         self._result: Result | None = None
+        # The callback and the method that the thread is in.
+        self._calling: tuple[str, str] | None = None
         self._thread = threading.Thread(target=self._run, name="callbacks", daemon=True)
 
     def __enter__(self) -> CallbackThread:
@@ -93,25 +95,34 @@ class CallbackThread:
             return
         heard = threading.Event()
         self._told.put((method, arguments, heard))
-        heard.wait(WAIT_S if wait_s is None else wait_s)
+        wait_s = WAIT_S if wait_s is None else wait_s
+        if not heard.wait(wait_s) and wait_s and (calling := self._calling) is not None:
+            # Said, since the seconds are in those of whatever the driver does meanwhile, such as a commit.
+            name, method = calling
+            late = f"it has not come back within {wait_s:g} s, for which the run waited, as it does each time"
+            self._failures.put(CallbackFailed(callback=name, method=method, error=late, trace=""))
         self._say()
 
     def _say(self) -> None:
         """Says what callbacks raised, each text once."""
         while not self._failures.empty():
             failure = self._failures.get()
-            if failure.error not in self._said:
-                self._said.add(failure.error)
+            said = f"{failure.callback}: {failure.error}"
+            if said not in self._said:
+                self._said.add(said)
                 self._emit(failure)
 
     def _run(self) -> None:
         while (told := self._told.get()) is not None:
             method, arguments, heard = told
             for callback in self._callbacks:
+                self._calling = type(callback).__name__, method
                 self._call(callback, method, arguments)
+            self._calling = None
             heard.set()
 
     def _call(self, callback: Callback, method: str, arguments: tuple[Any, ...]) -> None:
+        """Raises nothing at all: with this thread, all callbacks would fall silent."""
         name = type(callback).__name__
         try:
             asked = getattr(callback, method)(*arguments)
@@ -119,6 +130,9 @@ class CallbackThread:
                 if not isinstance(asked, str) or not asked:
                     raise TypeError(f"Found {asked!r} returned. Expected None, or a text that says why to stop.")
                 self._request(f"{name} ({asked})")
-        except Exception as error:
-            where = "".join(traceback.format_exception(error)).rstrip()
-            self._failures.put(CallbackFailed(callback=name, method=method, error=f"{error!r}", trace=where))
+        except BaseException as error:  # `sys.exit()` ends a thread, and not the program
+            words = words_of(error).rstrip(".")
+            said = f"{type(error).__name__}: {words}" if words else type(error).__name__
+            if not isinstance(error, Exception):
+                said += ". It ends nothing here; to stop the run, return a text that says why"
+            self._failures.put(CallbackFailed(callback=name, method=method, error=said, trace=trace_of(error)))

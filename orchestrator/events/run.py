@@ -40,12 +40,12 @@ class RunOpened(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackFailed(Event):
-    """A callback of the job raised; the run goes on. Told once for each error.
+    """A callback of the job raised, or did not come back in time; the run goes on. Told once for each error.
 
     Attributes:
       callback: its type.
-      method: that raised.
-      trace: of the exception, with its lines.
+      method: that was called.
+      trace: of the exception, with its lines; empty for one that did not come back.
     """
 
     level: ClassVar[Level] = Level.WARNING

@@ -65,7 +65,7 @@ TEMPLATES: dict[type[Event], str] = {
         "with padding. Lower batch_size, or see whether all of the data is there"
     ),
     run.CallbackFailed: (
-        "callback {callback} raised in {method}: {error}. The run goes on without what it did there.\n{trace}"
+        "callback {callback} failed in {method}: {error}. The run goes on without what it did there.\n{trace}"
     ),
     run.CallbacksLeft: (
         "a callback has not come back within {waited_s:.0f} s of the end, and is left behind; {untold} calls were "

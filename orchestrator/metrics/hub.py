@@ -19,6 +19,7 @@ from podembed.orchestrator.events.run import SinkFailed
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.metrics.measurer import Measurer
 from podembed.orchestrator.metrics.point import POINT, Line, Point
+from podembed.workers.liveness.carried_error import words_of
 
 MOST_LINES = 4096
 """That wait for a sink."""
@@ -118,8 +119,8 @@ class SinkThread:
     def _try(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}")
+        except BaseException as error:  # a program's own function may call `sys.exit()`
+            self._fail(f"{type(error).__name__}: {words_of(error)}")
 
     def _fail(self, error: str) -> None:
         # The same trouble comes with every line, and its words may have a number of their own each time.

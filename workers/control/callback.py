@@ -16,8 +16,9 @@ class Callback:
     After a fault the steps since the last commit are trained again, and are reported again, with a higher
     `report.generation`.
 
-    What a callback raises is reported with the callback's name and does not end the run. A slow one delays the run by
-    5 s at most each time; what it has not heard by then waits for it.
+    What a callback raises is reported with the callback's name and does not end the run, `SystemExit` and
+    `KeyboardInterrupt` neither. A slow one delays the run by 5 s at most each time, which is said once; what it has not
+    heard by then waits for it.
     """
 
     def on_begin(self, path: str, arguments: dict[str, Any]) -> str | None:

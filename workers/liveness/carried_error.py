@@ -6,6 +6,7 @@ builds its sentence from other arguments, as many do. Ray reports what it cannot
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,35 @@ class CarriedError(Exception):
         error = kind.__new__(kind, *arguments)
         error.__dict__.update(state)
         return error
+
+
+MOST_LETTERS = 4_000
+"""Of what an exception says, and of the lines of its traceback together a few times as many."""
+
+
+def words_of(error: BaseException) -> str:
+    """What an exception says, whatever its class does: a text that a terminal and a record can take.
+
+    Control characters become `?`. Of a text beyond `MOST_LETTERS` the beginning and the end are left. Where `__str__`
+    raises, this says so.
+    """
+    try:
+        text = str(error)
+    except Exception as fault:
+        return f"no message, since its __str__ raised {type(fault).__name__}"
+    return _plain(text, MOST_LETTERS)
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an exception, as `words_of` has its words."""
+    return _plain("".join(traceback.format_exception(error)).rstrip(), 4 * MOST_LETTERS)
+
+
+def _plain(text: str, most: int) -> str:
+    if len(text) > most:
+        half = most // 2
+        text = f"{text[:half]} ... {len(text) - 2 * half:,} characters left out ... {text[-half:]}"
+    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
 
 
 def carried(error: Exception, copy: Callable[[Any], Any]) -> Exception:

@@ -381,14 +381,14 @@ def test_one_variable_stands_for_a_list_of_it():
     variable = Variable([1.0, 2.0], name="w")
     optimizer = SGD(1.0, use_ema=True)
     ((gradient, _),) = optimizer.compute_gradients(lambda: (variable.value**2).sum(), variable)
-    assert gradient.tolist() == [2.0, 4.0]
+    assert np.asarray(gradient).tolist() == [2.0, 4.0]
     optimizer.minimize(lambda: variable.value.sum(), variable)
     assert variable.numpy().tolist() == [0.0, 1.0]
     optimizer.finalize_variable_values(variable)
     with pytest.raises(TypeError, match=r"Expected a list of them. Write build\(\[variable\]\)"):
-        SGD(1.0).build(variable)
+        SGD(1.0).build(variable)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Found a list among the variables of compute_gradients"):
-        optimizer.minimize(lambda: variable.value.sum(), [[variable]])
+        optimizer.minimize(lambda: variable.value.sum(), [[variable]])  # type: ignore[arg-type]
 
 
 # With Keras 3.15.1 over JAX: rate 0.1, weight_decay=0.3, clipvalue=0.5; a kernel from [1, -2] that gets three

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,9 +129,45 @@ def test_one_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     with CallbackThread((Hung(),), emit=events.append) as callbacks:
         callbacks.begin("run", {}, request=lambda reason: None)
     forever.set()
-    (left,) = events
+    late, left = events
+    assert isinstance(late, CallbackFailed)
+    assert (late.callback, late.method) == ("Hung", "on_begin")
+    assert "not come back within 0.05 s" in late.error
     assert isinstance(left, CallbacksLeft)
     assert left.untold == 2
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Unspeakable(), ValueError("x" * 200_000 + "\x1b[2J")],
+)
+def test_none_silences_the_others_whatever_it_raises(raised: BaseException) -> None:
+    recorder, events = Recorder(), []
+
+    class Raising(Callback):
+        def on_begin(self, path: str, arguments: dict[str, Any]) -> None:
+            raise raised
+
+    def never(reason: str) -> None:
+        raise AssertionError(reason)
+
+    began_s = time.monotonic()
+    with CallbackThread((Raising(), recorder), emit=events.append) as callbacks:
+        callbacks.begin("run", {}, request=never)
+        callbacks.begin("again", {}, request=never)
+    assert time.monotonic() - began_s < module.WAIT_S
+    assert recorder.heard == [("begin", "run"), ("begin", "again"), ("end", None)]
+    (failed,) = events
+    assert isinstance(failed, CallbackFailed)
+    assert failed.error.startswith(type(raised).__name__)
+    assert ("return a text that says why" in failed.error) == (not isinstance(raised, Exception))
+    assert len(failed.error) + len(failed.trace) < 30_000
+    assert "\x1b" not in failed.error + failed.trace
 
 
 def test_what_is_no_callback_is_refused(small_data: str) -> None:

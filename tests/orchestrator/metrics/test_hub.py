@@ -17,10 +17,11 @@ from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import MetricsServed, SinkFailed
 from podembed.orchestrator.metrics import hub
+from podembed.orchestrator.metrics.callbacks import CallbackSink
 from podembed.orchestrator.metrics.catalog import CATALOG
 from podembed.orchestrator.metrics.hub import MetricsHub, Sink
 from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import Line
+from podembed.orchestrator.metrics.point import Line, Point
 from podembed.orchestrator.metrics.sinks import measuring
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
@@ -98,6 +99,22 @@ def test_a_sink_that_fails_is_named_once_and_others_get_all() -> None:
     assert sum(event.kind == "window" for event in emitted) == 20
     assert [line.point.step for line in kept.lines if line.point is not None] == list(range(1, 21))
     assert kept.is_closed
+
+
+def test_a_sink_that_exits_is_named_as_one_that_fails() -> None:
+    emitted: list[Event] = []
+    heard: list[Point] = []
+
+    def exits_once(point: Point) -> None:
+        heard.append(point)
+        if len(heard) == 1:
+            raise SystemExit(3)
+
+    with a_hub(emitted, [CallbackSink(exits_once)]) as running:
+        for at in range(20):
+            running.emit(window(at, at + 1))
+    assert [one.error for one in failures(emitted)] == ["SystemExit: 3"]
+    assert len(heard) == 20
 
 
 def test_an_error_with_a_number_of_its_own_is_named_once_a_minute() -> None:
