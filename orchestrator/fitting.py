@@ -68,6 +68,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
                     activity=reporter.activity,
                     emit=emit,
                     run=run.store.location.rstrip("/").rsplit("/", 1)[-1],
+                    job=run.job_for_workers,
                 )
             )
             stack.callback(reporter.close)

@@ -21,7 +21,7 @@ from podembed.embedding.replicas.kept import Kept, collecting
 from podembed.embedding.replicas.per_replica import PerReplica, local_value
 from podembed.embedding.replicas.strategies import entered, register
 from podembed.orchestrator.api.config import ScalingConfig
-from podembed.orchestrator.cluster.connection import connected, is_connected
+from podembed.orchestrator.cluster.connection import is_connected, shared_connection
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.group.backend import Call
 from podembed.orchestrator.group.calls import StepwiseDeviceCalls
@@ -225,7 +225,7 @@ class PodStrategy(CrossReplica):
     def _start(self) -> Pod:
         cluster = ExitStack()
         try:
-            connection = cluster.enter_context(connected(self.num_hosts, emit=self._emit))
+            connection = cluster.enter_context(shared_connection(self.num_hosts, emit=self._emit))
 
             def lost() -> str | None:
                 return connection.lost() if is_connected() else "the program has left its Ray cluster"

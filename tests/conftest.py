@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +75,17 @@ def ray_cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def pod_strategy(ray_cluster: None) -> Iterator[PodStrategy]:
+def far_away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A module in a folder that this process put on its search path, as scripts do."""
+    folder = tmp_path_factory.mktemp("far_away")
+    (folder / "far_away_function.py").write_text("def answer():\n    return 42\n")
+    sys.path.append(str(folder))
+    yield "far_away_function"
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="session")
+def pod_strategy(ray_cluster: None, far_away: str) -> Iterator[PodStrategy]:
     """Two hosts for tests of the step-by-step mode; each test closes its embedding."""
     from podembed.orchestrator.strategy import PodStrategy
 

@@ -26,6 +26,7 @@ from podembed.workers.liveness.lease_watch import LeaseTerms, LeaseWatch, Stored
 from podembed.workers.liveness.memory import oom_kills
 from podembed.workers.liveness.progress import machine_identity
 from podembed.workers.processors import OWN_CLUSTER, keep_process_to, keep_thread_to, processors_of, roam
+from podembed.workers.search_path import SearchPath, search_as
 
 
 def _leave_signals_to_the_driver() -> None:
@@ -115,6 +116,7 @@ class Actor:
       lease: what a process follows that stands by. It is known from the first moment, since the owner of a call sends
         it only when the process is there: a driver that froze in between would never say it.
       label: what Ray calls this process in its dashboard, in `ray list actors --detail` and before lines of its log.
+      path: where the driver looks for modules. It is followed from here on: the calls that bring a job come later.
     """
 
     def __init__(
@@ -124,7 +126,9 @@ class Actor:
         lease: LeaseTerms | None = None,
         *,
         label: str = "",
+        path: SearchPath = SearchPath(),  # noqa: B008  # frozen
     ) -> None:
+        search_as(path)
         self._label = label
         _leave_signals_to_the_driver()
         self._driver = LeaseWatch()
@@ -208,8 +212,8 @@ class Actor:
 class _HostActor(Actor):
     """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
 
-    def __init__(self, lease: LeaseTerms | None = None, *, label: str = "") -> None:
-        super().__init__(HostWorker, _prepare_host, lease, label=label)
+    def __init__(self, lease: LeaseTerms | None = None, **named: Any) -> None:
+        super().__init__(HostWorker, _prepare_host, lease, **named)
 
     def _arrived(self, argument: Any) -> Any:
         """A spec gets the address by which the cluster knows this machine."""
@@ -224,8 +228,8 @@ class _HostActor(Actor):
 class _DeviceActor(Actor):
     """One host's member of the JAX gang."""
 
-    def __init__(self, lease: LeaseTerms | None = None, *, label: str = "") -> None:
-        super().__init__(_device_process, _prepare_device, lease, label=label)
+    def __init__(self, lease: LeaseTerms | None = None, **named: Any) -> None:
+        super().__init__(_device_process, _prepare_device, lease, **named)
         self._own: frozenset[int] | None = None
 
     def run(self, method: str, *arguments: Any) -> Any:

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -38,6 +39,10 @@ NICENESS = "RAY_worker_niceness"
 DAEMON_DESCRIPTORS = 64
 HOST_DESCRIPTORS = 16
 FIRST_WITH_TOKENS = (2, 52)
+# Of what Ray prints of the workers: a page of general advice when one dies, whose end the driver tells itself, and a
+# line of the collectives of CPU devices for each of them.
+UNWANTED_LINES = r"A worker died or was killed|^\[Gloo\] Rank \d+ is connected to \d+ peer ranks"
+TURN_LOOK_S = 0.1
 LEAVE_S = 3.0  # for which a cluster without its head is left
 _has_chosen = threading.Event()  # whether this process imported Ray with the settings of here
 _is_left_behind = threading.Event()  # whether a thread of this process still waits for a head that is gone
@@ -46,12 +51,12 @@ _is_left_behind = threading.Event()  # whether a thread of this process still wa
 class Connection:
     """The cluster that this process is connected to. Mutated: which one it is, where one of the program's own is
     started again.
-
-    Attributes:
-      is_own: whether the program started it: then it is one machine for ever, and hosts have to share it.
     """
 
-    is_own = False
+    @property
+    def is_own(self) -> bool:
+        """Whether the program started it: then it is one machine for ever, and hosts have to share it."""
+        return False
 
     def lost(self) -> str | None:
         """Why the cluster is of no use any more, as the first half of a sentence; None while it is. Costs microseconds,
@@ -70,8 +75,12 @@ class Connection:
           TooFewHosts: it is lost, and others have to mend it.
         """
 
-    def renew(self) -> None:
-        """Starts the program's own cluster again. All its processes, and all that Ray knew, are gone then."""
+    def renew(self, on_wait: Callable[[], None] | None = None) -> None:
+        """Starts the program's own cluster again. All its processes, and all that Ray knew, are gone then.
+
+        Args:
+          on_wait: as of `connected`; None takes what was given there.
+        """
         raise RuntimeError("Found a cluster that others started. Expected one of the program's own.")
 
 
@@ -115,15 +124,13 @@ class _ForeignConnection(Connection):
 
 
 class _OwnConnection(Connection):
-    is_own = True
-
     def __init__(self, num_cpus: int, compiled: str, on_wait: Callable[[], None]) -> None:
         self._compiled = compiled
         self._num_cpus = num_cpus
         self._on_wait = on_wait
-        self._cluster = self._joined()
+        self._cluster = self._joined(on_wait)
 
-    def _joined(self) -> OwnCluster:
+    def _joined(self, on_wait: Callable[[], None]) -> OwnCluster:
         # Ray starts workers with a niceness of 15, so one other busy program on the machine is enough to starve a run.
         environment = {NICENESS: "0"} | dict(os.environ)
         with _needing_files():
@@ -132,7 +139,7 @@ class _OwnConnection(Connection):
             # Takes a second, in which the cluster starts.
             import ray  # noqa: F401
 
-            address = cluster.started(self._on_wait)
+            address = cluster.started(on_wait)
             with _loopback():
                 _join(address)
         except BaseException:
@@ -140,15 +147,19 @@ class _OwnConnection(Connection):
             raise
         return cluster
 
+    @property
+    def is_own(self) -> bool:
+        return True
+
     def lost(self) -> str | None:
         daemon = self._cluster.lost()
         return None if daemon is None else f"{daemon} of Ray ended on this machine, and the cluster with it"
 
-    def renew(self) -> None:
+    def renew(self, on_wait: Callable[[], None] | None = None) -> None:
         handler = signal.getsignal(signal.SIGTERM)
         try:
             self.close()
-            self._cluster = self._joined()
+            self._cluster = self._joined(on_wait or self._on_wait)
         except SystemExit as left:
             # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
             raise StoppedAtStart(signal.SIGTERM.name) from left
@@ -166,6 +177,107 @@ class _OwnConnection(Connection):
             self._cluster.close()
 
 
+class _Shared:
+    """The connection that all runs and strategies of this program use at the same time. Mutated under `lock`.
+
+    Attributes:
+      num_users: how many use it; the last one closes it.
+      num_renewals: how often it was renewed.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.num_users = 0
+        self.num_renewals = 0
+        self._stack = contextlib.ExitStack()
+        self._connection: Connection | None = None
+
+    @contextlib.contextmanager
+    def turn(self, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Waits until no other thread joins, starts, renews or leaves a cluster. What `on_wait` raises ends that."""
+        while not self.lock.acquire(timeout=TURN_LOOK_S):
+            on_wait()
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def joined(self, connecting: Callable[[], contextlib.AbstractContextManager[Connection]]) -> Connection:
+        """One more user's connection; to be called in a turn."""
+        if self._connection is None:
+            self._connection = self._stack.enter_context(connecting())
+        self.num_users += 1
+        return self._connection
+
+    def left(self) -> None:
+        """To be called in a turn, by a user that needs it no more."""
+        self.num_users -= 1
+        if self.num_users == 0:
+            self._connection = None
+            self._stack.close()
+
+
+_shared = _Shared()
+
+
+class _Use(Connection):
+    """One user's view of the shared connection: when another one has renewed it, what this one had there is gone."""
+
+    def __init__(self, shared: _Shared, connection: Connection, on_wait: Callable[[], None], emit: Emit) -> None:
+        self._shared = shared
+        self._on_wait = on_wait
+        # Each user is told itself of a head that falls silent.
+        self._connection = connection if connection.is_own else _ForeignConnection(emit)
+        self._num_renewals = shared.num_renewals
+
+    @property
+    def is_own(self) -> bool:
+        return self._connection.is_own
+
+    def lost(self) -> str | None:
+        if self._num_renewals != self._shared.num_renewals:
+            return "another run of this program started the cluster again"
+        return self._connection.lost()
+
+    def answers(self) -> bool:
+        return self.lost() is None and self._connection.answers()
+
+    def require(self) -> None:
+        self._connection.require()
+
+    def renew(self, on_wait: Callable[[], None] | None = None) -> None:
+        # The user who started it may have ended since.
+        on_wait = on_wait or self._on_wait
+        with self._shared.turn(on_wait):
+            if self._num_renewals == self._shared.num_renewals:
+                self._connection.renew(on_wait)
+                self._shared.num_renewals += 1
+            self._num_renewals = self._shared.num_renewals
+
+
+@contextlib.contextmanager
+def shared_connection(
+    num_hosts: int,
+    before_joining: Callable[[str], None] = lambda address: None,
+    *,
+    on_wait: Callable[[], None] = lambda: None,
+    emit: Emit = lambda event: None,
+) -> Iterator[Connection]:
+    """As `connected`, but runs and strategies in other threads of this program use the same cluster, and it is left
+    when the last of them has ended. Ray has one connection a process.
+
+    Raises:
+      As `connected`.
+    """
+    with _shared.turn(on_wait):
+        connection = _shared.joined(lambda: connected(num_hosts, before_joining, on_wait=on_wait, emit=emit))
+    try:
+        yield _Use(_shared, connection, on_wait, emit)
+    finally:
+        with _shared.turn(lambda: None):
+            _shared.left()
+
+
 @contextlib.contextmanager
 def connected(
     num_hosts: int,
@@ -174,7 +286,8 @@ def connected(
     on_wait: Callable[[], None] = lambda: None,
     emit: Emit = lambda event: None,
 ) -> Iterator[Connection]:
-    """Joins or starts a cluster for the length of the block, unless the process is connected already.
+    """Joins or starts a cluster for the length of the block, unless the process is connected already. Then it is one of
+    others, for whoever is in the block.
 
     Args:
       before_joining: called with the address of a cluster that is about to be joined.
@@ -194,6 +307,7 @@ def connected(
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         _has_chosen.set()
     if is_connected():
+        _skip_unwanted_lines()
         yield _ForeignConnection(emit)
     elif address is not None:
         before_joining(address)
@@ -223,10 +337,24 @@ def is_connected() -> bool:
 def _settle() -> None:
     """What Ray reads when it is imported; a program that imported it before chose its own settings."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray prints a page of general advice when a worker dies; the driver says what happened itself.
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", UNWANTED_LINES)
     # Calls that a generation leaves behind fail with it; no code reads their answers any more.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+
+
+def _skip_unwanted_lines() -> None:
+    """As `_settle`, where the program imported Ray before: it has read its settings by then. A choice of the program
+    stays.
+    """
+    try:
+        from ray._private.ray_logging import stderr_deduplicator, stdout_deduplicator
+
+        for one in (stdout_deduplicator, stderr_deduplicator):
+            if one.skip_re is None:
+                one.skip_re = re.compile(UNWANTED_LINES)
+    except (ImportError, AttributeError):
+        # Another version of Ray, which prints them.
+        return
 
 
 def _require_descriptors(num_hosts: int) -> None:

@@ -16,8 +16,9 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.api.errors import TooFewHosts
 from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
-from podembed.orchestrator.cluster.connection import Connection, connected
+from podembed.orchestrator.cluster.connection import Connection, shared_connection
 from podembed.orchestrator.cluster.in_process import InProcessBackend
+from podembed.orchestrator.cluster.job_modules import require_modules
 from podembed.orchestrator.cluster.places import taking_connections
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.cluster.ray_nodes import RayNodes
@@ -25,6 +26,7 @@ from podembed.orchestrator.cluster.slices.backend import SliceBackend
 from podembed.orchestrator.decisions.cluster import check_alone
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.machines import ClusterAwaited
+from podembed.workers.job.reference import AnyJob
 
 LOOK_S = 0.5
 LAST_PORT = 65535
@@ -52,6 +54,7 @@ def joined(
     activity: Callable[[str], None],
     emit: Emit,
     run: str,
+    job: AnyJob,
 ) -> Iterator[Joined]:
     """Joins or starts a cluster, unless hosts are in this process.
 
@@ -59,11 +62,13 @@ def joined(
       patience_s: says how long a cluster that does not answer is waited for.
       activity: told what is being done.
       run: name of the run, by which Ray shows its processes.
+      job: as hosts get it.
 
     Raises:
       StoppedAtStart: a signal came before there was a cluster.
-      ConfigurationError: the hosts do not fit on this machine, and no cluster is named.
-      As `connected` and `await_cluster`.
+      ConfigurationError: the hosts do not fit on this machine, and no cluster is named; or a machine of the cluster has
+        not the job's modules.
+      As `shared_connection` and `await_cluster`.
     """
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
@@ -74,7 +79,7 @@ def joined(
         activity("starting Ray, or joining its cluster")
         try:
             connection = stack.enter_context(
-                connected(scaling.least_hosts, wait, on_wait=partial(_go_on, stop), emit=emit)
+                shared_connection(scaling.least_hosts, wait, on_wait=partial(_go_on, stop), emit=emit)
             )
         except SystemExit as left:
             # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
@@ -82,12 +87,21 @@ def joined(
         stop.claim()
         backend = _backend(scaling, connection, emit, run=run)
         cluster = RayNodes(backend, scaling, connection=connection, emit=emit)
-        if connection.is_own and (nodes := cluster.look()) is not None:
+        if not connection.is_own:
+            _require_modules(job, connection)
+        elif (nodes := cluster.look()) is not None:
             check_alone(nodes, cluster.rules())
         if scaling.ask_cluster:
             cluster.ask_for_most()
             stack.callback(cluster.withdraw)
         yield Joined(backend=backend, cluster=cluster, stop=stop)
+
+
+def _require_modules(job: AnyJob, connection: Connection) -> None:
+    if connection.answers():
+        from podembed.orchestrator.cluster.worker_path import driver_path
+
+        require_modules(job, driver_path())
 
 
 def _backend(scaling: ScalingConfig, connection: Connection, emit: Emit, *, run: str) -> RayBackend:

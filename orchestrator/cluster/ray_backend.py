@@ -220,6 +220,7 @@ class RayBackend:
         """A process of a generation; with `leases`, even with none in it, one that stands by and follows them."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        from podembed.orchestrator.cluster.worker_path import driver_path
         from podembed.workers.actors import DeviceActor, HostActor
 
         host_class, device_class = self._actors or (HostActor, DeviceActor)
@@ -235,7 +236,7 @@ class RayBackend:
             options["num_gpus"] = bundle.get("GPU", 0)
             options["resources"] = {n: amount for n, amount in bundle.items() if n not in ("CPU", "GPU", "memory")}
         made = (host_class if kind == "host" else device_class).options(**options)
-        actor = made.remote(*(leases or ()), label=label)
+        actor = made.remote(*(leases or ()), label=label, path=driver_path())
         self._marks[actor._actor_id] = mark[VARIABLE]
         return actor
 

@@ -18,6 +18,7 @@ from podembed.orchestrator.api.errors import (
     WorkerRefused,
 )
 from podembed.workers.liveness.worker import Worker
+from podembed.workers.search_path import missing_module
 
 
 def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Failure:
@@ -28,6 +29,9 @@ def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Fa
     from podembed.workers.mesh.errors import MeshConnectTimeout, MeshError
     from podembed.workers.storage.errors import may_pass
 
+    if (module := _module_missed(error)) is not None:
+        said = missing_module(module, where=f"on the machine of {worker}")
+        return Failure(worker=worker, kind=FailureKind.ERROR, message=said, details=details, refusal=JobRefused)
     if isinstance(error, DeviceMissing):
         # Its process lives, and is of no use to anybody. What helps is another machine.
         return Failure(worker=worker, kind=FailureKind.DIED, message=first_line(str(error)))
@@ -46,6 +50,17 @@ def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Fa
         if isinstance(error, MeshConnectTimeout)
         else (),
     )
+
+
+def _module_missed(error: BaseException) -> str | None:
+    """The module that was not there when a call's arguments were unpacked: the worker was never called, and Ray has a
+    type of its own for that, with the words of Python.
+    """
+    found = _NO_MODULE.search(str(error)) if type(error).__name__ == "RaySystemError" else None
+    return found[1] if found else None
+
+
+_NO_MODULE = re.compile(r"No module named '([^']+)'")
 
 
 def _refusal(error: BaseException) -> type[WorkerRefused] | None:

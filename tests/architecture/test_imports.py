@@ -28,6 +28,7 @@ KNOWS_RAY = {
     "orchestrator/strategy.py",
     "orchestrator/metrics/ray_metrics.py",
     "orchestrator/cluster/worker_path.py",
+    "orchestrator/cluster/job_modules.py",
 }
 # Files, sockets, processes and threads are the business of `workers`.
 NOT_IN_EMBEDDING = {

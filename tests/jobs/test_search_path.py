@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from podembed.jobs.search_path import COMMAND, new_process, without_folder
-from podembed.orchestrator.cluster.worker_path import is_searched_first
 from tests.click_logs import click_lines
 from tests.long_tests import long_case
 
@@ -164,10 +163,3 @@ def test_a_process_of_its_own_looks_in_the_current_folder_only_where_the_program
     assert new_process() == [sys.executable, "-P", "-m", COMMAND]
     monkeypatch.chdir(Path(__file__).parents[2])
     assert new_process() == [sys.executable, "-m", COMMAND]
-
-
-def test_workers_search_the_current_folder_first_only_where_the_driver_does(tmp_path: Path) -> None:
-    library, here = os.path.dirname(os.__file__), str(tmp_path)
-    assert is_searched_first(here, [here, library])
-    assert not is_searched_first(here, [library, here])
-    assert not is_searched_first(here, [library])

@@ -1,5 +1,6 @@
 """`PodStrategy` over Ray: what only several hosts show. What holds for every strategy is in `tests/conformance`."""
 
+import importlib
 import itertools
 import os
 import random
@@ -238,6 +239,10 @@ def test_a_damaged_file_is_named_and_costs_no_tables(make, tmp_path):
         embedding.restore(str(path))
     embedding.enqueue(batch(4), training=False)
     embedding.dequeue()
+
+
+def test_hosts_find_modules_in_folders_that_the_program_put_on_its_path(strategy, far_away):
+    assert strategy.run(importlib.import_module(far_away).answer).values == (42, 42)
 
 
 def test_a_function_may_hold_the_interpreter_and_sleep(strategy):

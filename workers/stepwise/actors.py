@@ -12,6 +12,7 @@ import ray
 import ray.cloudpickle as ray_pickle
 
 from podembed.workers.actors import Actor
+from podembed.workers.search_path import missing_module
 from podembed.workers.stepwise.device import StepwiseDevice
 from podembed.workers.stepwise.driver_line import DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseHost, StepwiseSpec
@@ -30,8 +31,8 @@ class RayPacking:
 class _StepwiseHostActor(Actor):
     """One host of a strategy: its shard of the tables."""
 
-    def __init__(self, *, label: str = "") -> None:
-        super().__init__(lambda: StepwiseHost(RayPacking()), label=label)
+    def __init__(self, **named: Any) -> None:
+        super().__init__(lambda: StepwiseHost(RayPacking()), **named)
 
     def run(self, method: str, *arguments: Any) -> Any:
         """A call of the driver by Ray, in its turn: others come over lines."""
@@ -61,14 +62,18 @@ class PackedFunction:
         return PackedFunction(ray_pickle.dumps(function))  # pyright: ignore[reportPrivateImportUsage]
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return ray_pickle.loads(self.content)(*arguments, **named)
+        try:
+            function = ray_pickle.loads(self.content)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(missing_module(str(error.name)), name=error.name) from error
+        return function(*arguments, **named)
 
 
 class _StepwiseDeviceActor(Actor):
     """One host's member of the JAX gang; runs the functions of a strategy."""
 
-    def __init__(self, *, label: str = "") -> None:
-        super().__init__(lambda: StepwiseDevice(RayPacking()), label=label)
+    def __init__(self, **named: Any) -> None:
+        super().__init__(lambda: StepwiseDevice(RayPacking()), **named)
 
     def _arrived(self, argument: Any) -> Any:
         return _with_address(argument)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from ray.exceptions import RaySystemError
 
-from podembed.orchestrator.group.worker_errors import death
+from podembed.orchestrator.api.errors import JobRefused
+from podembed.orchestrator.group.worker_errors import death, failure_of
+from podembed.workers.liveness.worker import Worker
 
 CREATION = (
     "The actor died because of an error raised in its creation task, \x1b[36mray::_HostActor.__init__()\x1b[39m "
@@ -44,3 +47,14 @@ CREATION = (
 )
 def test_a_death_is_said_with_its_cause(text: str, said: str) -> None:
     assert death(text) == said
+
+
+def test_a_module_that_a_machine_lacks_is_named_with_what_to_do() -> None:
+    """Ray could not unpack the job there. Its own report is a traceback of its own."""
+    lost = RaySystemError("System error: No module named 'tiny.parts'\ntraceback: Traceback (most recent call last):")
+    failure = failure_of(Worker("host", 1), lost, details="a traceback")
+    assert failure.refusal is JobRefused
+    assert failure.message.startswith("Found no module 'tiny.parts' on the machine of host 1,")
+    assert "py_modules" in failure.message
+    other = failure_of(Worker("host", 1), RaySystemError("System error: of another kind"))
+    assert other.refusal is None
