@@ -8,7 +8,7 @@ field, what was found and what to write.
 from __future__ import annotations
 
 import dataclasses
-import operator
+import numbers
 import os
 from typing import Any
 
@@ -32,11 +32,22 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST and "\n" not in text and " at 0x" not in text else f"a {type(value).__name__}"
 
 
+def plain_number(value: Any) -> bool | int | float | None:
+    """One number as Python has it, which goes into records: also that of an array of numpy or JAX without axes. None
+    for all else: text, None, complex numbers, and arrays with axes, even of one number.
+    """
+    if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
+        value = item()
+    if isinstance(value, bool | int):
+        return value
+    return float(value) if isinstance(value, numbers.Real) else None
+
+
 def check_plain_fields(declared: Any, error: type[Exception]) -> None:
     """Checks the fields of a dataclass that are declared as plain values: `int`, `float`, `str`, `bool` and `None`, or
     one of several.
 
-    Whole numbers of numpy become those of Python, which go into records.
+    Numbers of numpy and JAX become those of Python, which go into records.
 
     Raises:
       error: naming the first field with another value.
@@ -46,9 +57,10 @@ def check_plain_fields(declared: Any, error: type[Exception]) -> None:
         value = getattr(declared, field.name, None)
         if not set(kinds) <= _WORDS.keys():
             continue
-        if isinstance(value, np.integer) and {"int", "float"} & set(kinds):
-            object.__setattr__(declared, field.name, operator.index(value))
-        elif not any(_is_a(value, kind) for kind in kinds):
+        if hasattr(value, "dtype") and (number := plain_number(value)) is not None:
+            value = number
+            object.__setattr__(declared, field.name, number)
+        if not any(_is_a(value, kind) for kind in kinds):
             expected = " or ".join(_WORDS[kind] for kind in kinds)
             quotes = " without quotes" if isinstance(value, str) else ""
             raise error(

@@ -374,9 +374,9 @@ class Optimizer(OptimizerVariables):
 def _patterns(given: Any) -> list[re.Pattern[str]]:
     """As `exclude_from_weight_decay` takes them; a text that stands alone is one of them, and not its letters."""
     is_alone = isinstance(given, str | bytes | re.Pattern) or not isinstance(given, Iterable)
-    texts: list[Any] = [] if given is None else [given] if is_alone else list(given)
+    several: Any = () if given is None else (given,) if is_alone else given
     found = []
-    for one in texts:
+    for one in several:
         if not isinstance(one, str | re.Pattern):
             raise TypeError(
                 f"Found {one!r:.80} in var_names. Expected regular expressions for names of variables, such as 'bias'. "

@@ -7,20 +7,24 @@ meaning is left out. So is a metric of the job, with the reason.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
 from podembed.orchestrator.api.policy_checks import early_stop_of, with_metric
 from podembed.orchestrator.api.result import Evaluation
+from podembed.workers.declared_types import plain_number, shown
 from podembed.workers.host.spec import ScoredSamples
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import FaultyScores, QualityError, Scores, are_binary, weighted_mean
 from podembed.workers.job.ranking import Metric
 from podembed.workers.job.tasks import predicted, scores_by_task
+from podembed.workers.liveness.carried_error import words_of
 
 
 def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) -> Evaluation:
@@ -65,7 +69,7 @@ class _Figures:
     def of(metrics: Iterable[Metric], scores: Scores) -> _Figures:
         found = _Figures()
         for metric in metrics:
-            found.take(metric.name, partial(metric.of, scores))
+            found.take(metric.name, partial(_figure_of, metric, scores))
         return found
 
     def take(self, name: str, figure: Callable[[], float]) -> None:
@@ -78,6 +82,36 @@ class _Figures:
             raise
         except QualityError as error:
             self.missing[name] = str(error)
+
+
+def _figure_of(metric: Metric, scores: Scores) -> float:
+    """The figure of a metric, which may be the user's own, as a float that goes into records.
+
+    Raises:
+      QualityError: there is none, or something else than one number.
+    """
+    remedy = "Mend it, or leave the metric out."
+    try:
+        made: Any = metric.of(scores)
+    except QualityError:
+        raise
+    except Exception as error:
+        # It costs this figure, and not the run: the steps before it are good.
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise QualityError(
+            f"Found {type(error).__name__}: {words_of(error).rstrip('.')}, raised in line {at.lineno} of "
+            f"{at.filename}. Expected one number. {remedy}"
+        ) from error
+    number = plain_number(made)
+    if number is None:
+        kind = f"an array of shape {list(made.shape)}" if hasattr(made, "shape") else shown(made)
+        raise QualityError(f"Found {kind}, which its `of` returned. Expected one number. {remedy}")
+    try:
+        return float(number)
+    except OverflowError:
+        raise QualityError(
+            f"Found a whole number that is too large for a float, which its `of` returned. Expected a number. {remedy}"
+        ) from None
 
 
 def _mean_loss(parts: Sequence[ScoredSamples], weights: np.ndarray) -> float:

@@ -30,7 +30,7 @@ from podembed.workers.job.errors import JobError
 from podembed.workers.job.feature_shapes import inner_shape, tell_order
 from podembed.workers.job.on_devices.problems import placement_problem
 from podembed.workers.job.quality import has_logits
-from podembed.workers.job.ranking import Baseline, Metric, RecallAt
+from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt
 from podembed.workers.job.tasks import Task, tasks_problem, with_classes
 from podembed.workers.job.types import type_problem
 from podembed.workers.model.contract import Model, ShortModel, has_short_form
@@ -290,6 +290,13 @@ class JobConfig:
         if len(set(names)) != len(names):
             raise JobError(f"Found metrics {names}. Expected distinct names. Leave out the repetition.")
         for metric in self.metrics:
+            # `LogLoss` is what evaluations have by that name.
+            if metric.name in self._own_figures and not isinstance(metric, LogLoss):
+                raise JobError(
+                    f"Found a metric {metric.name!r} of type {type(metric).__name__}. Expected another name, since "
+                    f"evaluations of this job have a figure of that name, which it would replace. Call it "
+                    f"'own_{metric.name}'. That is in the JobConfig {self.name!r}."
+                )
             if self.ranks_all and metric.group_by is None:
                 raise JobError(
                     f"Found metric {metric.name} beside candidates of an evaluation that are all ids of a table. "
@@ -313,6 +320,16 @@ class JobConfig:
                     "one of "
                     f"{list(self.features)}. Name one that has one id a sample."
                 )
+
+    @property
+    def _own_figures(self) -> tuple[str, ...]:
+        """Names of all figures that an evaluation may have without metrics, also as it prints them."""
+        if self.ranks_all:
+            return ()
+        loss = () if self.has_own_loss else ("loss",)
+        if self.tasks:
+            return (*loss, *(name for task in self.tasks for name in task.figure_names))
+        return ("auc", "AUC", *loss, *(("log_loss", "log loss") if self.has_logits else ()))
 
     @property
     def group_features(self) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
+from podembed.workers.declared_types import plain_number, shown
 from podembed.workers.job.candidates import SAMPLE, Ranks
+from podembed.workers.job.errors import JobError
 from podembed.workers.job.quality import FaultyScores, QualityError, Scores, named
 
 
@@ -52,10 +54,23 @@ class Baseline:
     Attributes:
       name: of the rule.
       figures: `AUC` and names of metrics to their values.
+
+    Raises:
+      JobError: on construction, a value is no number.
     """
 
     name: str
     figures: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        made = {name: plain_number(value) for name, value in self.figures.items()}
+        wrong = next((name for name, value in made.items() if value is None), None)
+        if wrong is not None:
+            raise JobError(
+                f"Found figures[{wrong!r}]={shown(self.figures[wrong])} of Baseline {self.name!r}. Expected a number. "
+                "Write Baseline(name='popularity', figures={'AUC': 0.6})."
+            )
+        object.__setattr__(self, "figures", made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,9 @@ def _metrics(value: Any) -> str | None:
     for metric in value:
         is_metric = (
             not isinstance(metric, type)
-            and isinstance(getattr(metric, "name", None), str)
+            and isinstance(name := getattr(metric, "name", None), str)
+            and bool(name)
+            and name.isprintable()
             and hasattr(metric, "group_by")
         )
         if not is_metric or not callable(getattr(metric, "of", None)):

@@ -4,9 +4,13 @@ commit hangs on.
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +31,12 @@ from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.files import locate
 from podembed.workers.host.spec import ScoredSamples
 from podembed.workers.host.windows import sample_losses
+from podembed.workers.job.errors import JobError
 from podembed.workers.job.figures import NormalizedEntropy
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import QualityError, Scores
 from podembed.workers.job.ranked import GroupedAUC, HitRateAt
-from podembed.workers.job.ranking import LogLoss
+from podembed.workers.job.ranking import Baseline, LogLoss
 from podembed.workers.storage.store import Store
 from tests.small_job import small_job
 
@@ -95,6 +100,79 @@ def test_one_label_alone_has_a_log_loss_and_no_area(job: JobConfig) -> None:
 def test_a_score_that_is_no_number_is_refused_with_every_loss(job: JobConfig) -> None:
     with pytest.raises(QualityError, match="1 NaN among 3"):
         evaluation_of(job, scored(job, [2.0, math.nan, 0.5], [1, 0, 1]), step=7)
+
+
+class Own:
+    """A metric of the job whose `of` is any function."""
+
+    group_by = None
+
+    def __init__(self, name: str, made: Callable[[], Any]) -> None:
+        self.name, self._made = name, made
+
+    def of(self, scores: Scores) -> Any:
+        return self._made()
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raising(error: Exception) -> Callable[[], Any]:
+    def made() -> Any:
+        raise error
+
+    return made
+
+
+def test_numbers_of_own_metrics_are_those_of_python(job: JobConfig) -> None:
+    made = [jnp.float32(0.5), np.float32(0.5), np.array(0.5), np.int64(2), 2, True]
+    job = replace(job, metrics=tuple(Own(f"m{at}", lambda value=value: value) for at, value in enumerate(made)))
+    found = evaluation_of(job, scored(job, [2.0, -1.0, 0.5], [1, 0, 1]), step=7)
+    assert list(found.metrics.values()) == [0.5, 0.5, 0.5, 2, 2, 1]
+    assert {type(value) for value in found.metrics.values()} == {float}
+    assert json.loads(json.dumps(dict(found.metrics)))["m0"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: None, "Found None, which its `of` returned"),
+        (lambda: "0.5", "Found '0.5', which"),
+        (lambda: np.ones(1), r"an array of shape \[1\]"),
+        (lambda: jnp.ones(2), r"an array of shape \[2\]"),
+        (lambda: 1j, "Found 1j"),
+        (lambda: 10**400, "too large for a float"),
+        (
+            raising(ZeroDivisionError("by zero")),
+            r"ZeroDivisionError: by zero, raised in line \d+ of .*test_evaluations",
+        ),
+        (raising(Unspeakable()), "Unspeakable: no message, since its __str__ raised RuntimeError"),
+    ],
+)
+def test_what_is_no_number_costs_that_figure_alone(job: JobConfig, made: Callable[[], Any], said: str) -> None:
+    job = replace(job, metrics=(Own("mine", made), Own("other", lambda: 1.0)))
+    found = evaluation_of(job, scored(job, [2.0, -1.0, 0.5], [1, 0, 1]), step=7)
+    assert found.metrics == {"other": 1.0}
+    assert re.search(said, found.missing["mine"])
+    assert ". No mine: Found" in found.reasons
+
+
+@pytest.mark.parametrize("name", ["auc", "AUC", "loss", "log_loss"])
+def test_a_metric_that_would_replace_a_figure_is_refused(job: JobConfig, name: str) -> None:
+    with pytest.raises(JobError, match=f"Found a metric '{name}' of type Own.* Call it 'own_{name}'"):
+        replace(job, metrics=(Own(name, lambda: 1.0),))
+    # Of a loss that takes scores for something else there is no log loss.
+    if name == "log_loss":
+        assert replace(job, loss=squared, metrics=(Own(name, lambda: 1.0),)).metrics
+
+
+def test_figures_of_a_baseline_are_numbers() -> None:
+    figure = Baseline(name="rule", figures={"AUC": jnp.float32(0.5)}).figures["AUC"]
+    assert (figure, type(figure)) == (0.5, float)
+    with pytest.raises(JobError, match=r"figures\['AUC'\]='high' of Baseline 'rule'"):
+        Baseline(name="rule", figures={"AUC": "high"})  # type: ignore[dict-item]
 
 
 def test_losses_of_logits_keep_their_log_loss(job: JobConfig) -> None:
