@@ -39,7 +39,8 @@ def prepare_dataset(
       The pattern of its files, as `ParquetData` takes it.
 
     Raises:
-      PrepareError: there is a folder already, or no data set, no row, or columns that differ among its parts.
+      PrepareError: there is a folder already, or no data set, no row, columns that differ among its parts, or several
+        columns of one name.
     """
     folder = Path(folder)
     if rows_per_group < 1 or groups_per_file < 1:
@@ -99,7 +100,18 @@ def _groups_of(tables: Iterable[pa.Table], rows_per_group: int) -> Iterator[pa.T
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Columns of extension types, such as tensors, as what they are stored as."""
+    """Columns of extension types, such as tensors, as what they are stored as.
+
+    Raises:
+      PrepareError: several columns have one name.
+    """
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise PrepareError(
+            f"Found {names.count(twice[0])} columns named {twice[0]!r} in the data set. Expected each name once, since "
+            "a job says by their names which columns it reads. Rename them, or leave out those that are not needed."
+        )
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         while isinstance(column.type, pa.BaseExtensionType):

@@ -19,7 +19,8 @@ class KeptColumns:
 
     def __init__(self, data: InputData, index: InputIndex, names: Sequence[str], *, taken: Sequence[str]) -> None:
         """Raises:
-        ConfigurationError: a column is not there, has the name of an output, or the files are not Parquet.
+        ConfigurationError: a column is not there, is there several times, has the name of an output, or the files are
+          not Parquet.
         """
         if names and not data.has_footers:
             raise ConfigurationError(
@@ -45,6 +46,7 @@ class KeptColumns:
                     f"Found no column {missing[0]!r} in {index.files[0].path}. Expected one of {found.names}. Correct "
                     "--columns."
                 )
+            _require_once(names, found.names, index.files[0].path)
             self._first = index.files[0].path
             self.schema = pa.schema([found.field(name) for name in names]).remove_metadata()
 
@@ -70,8 +72,10 @@ class KeptColumns:
         """Rows of a file in the types of the first one.
 
         Raises:
-          ConfigurationError: a column is not there, or has values that this type does not hold.
+          ConfigurationError: a column is not there, is there several times, or has values that this type does not
+            hold.
         """
+        _require_once(self._names, rows.column_names, path)
         columns = []
         for field in self.schema:
             if field.name not in rows.column_names:
@@ -89,3 +93,13 @@ class KeptColumns:
                     "type, or leave the column out of --columns."
                 ) from error
         return pa.table(columns, schema=self.schema)
+
+
+def _require_once(names: Sequence[str], found: Sequence[str], path: str) -> None:
+    """Raises `ConfigurationError` if a file has several columns of one of these names."""
+    twice = next((name for name in names if found.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(
+            f"Found {found.count(twice)} columns named {twice!r} in {path}. Expected one, since it is not known which "
+            "is meant. Leave it out of --columns, or write the file with distinct names."
+        )

@@ -109,6 +109,7 @@ def parts_of(*columns: dict[str, Any]) -> Iterator[pa.Table]:
         ([[1, 2]], "Found a list among the tables"),
         ({"train": table()}, "Found a dict.*Pass one split"),
         (7, "Found a int"),
+        ([pa.table([[1], [2], [3]], names=["a", "b", "a"])], "Found 2 columns named 'a' in the data set"),
     ],
 )
 def test_what_is_no_data_set_is_refused_and_leaves_nothing(tmp_path: Path, given: Any, words: str) -> None:
