@@ -92,6 +92,12 @@ def run(command: Prepare) -> int:
             f"  {field['name']:<9} {field['rows']:,} rows by {field['ids']}; {field['kept']:,} kept{dropped}, "
             f"{field['missing']:,} missing"
         )
+        if (odd := field.get("nothing_known")) is not None:
+            begins = "is empty" if odd["line"] is None else f"begins with {odd['line']!r}"
+            say(
+                f"WARNING: none of the {field['unseen']:,} values of field {field['name']!r} is in its vocabulary, so "
+                f"all have row 0: the text has {odd['value']!r}, and the vocabulary {begins}. {odd['cause']}"
+            )
     say(f"  written   {report['parts']:,} files, {format_bytes(report['part_bytes'])}, in {done.folder}")
     say(f"  report    {done.folder / PAGE_NAME}")
     flag = "--data" if command.like is None else f"--data '{command.like.rstrip('/')}/*.parquet' --eval-data"

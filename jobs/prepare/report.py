@@ -4,16 +4,19 @@ pieces.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from podembed.jobs.prepare import work
 from podembed.jobs.prepare.pieces import Piece
 from podembed.jobs.prepare.prepared_set import PreparedField, PreparedSet
 from podembed.jobs.prepare.statistics import FieldTally, NumberTally, bin_edges, merged
+from podembed.workers.data.unknown_values import LEAST_VALUES, LOOKED_AT, likely_cause
 
 
 def build_report(
@@ -73,6 +76,28 @@ def _fields(
     return [_field(place, field, tally, records) for field, tally in zip(declaration.fields, tallies, strict=True)]
 
 
+def _nothing_known(
+    place: work.Workplace, field: PreparedField, tally: FieldTally, samples: int
+) -> dict[str, str | None] | None:
+    """An example of the values and the first one of the vocabulary, and the likely cause, of a field that has values
+    and none in its vocabulary; None of others. So few values are not judged as in training.
+    """
+    if (
+        field.vocabulary is None
+        or not tally.examples
+        or tally.unseen < LEAST_VALUES
+        or samples > tally.missing + tally.unseen
+    ):
+        return None
+    with open(place.prepared / field.vocabulary, encoding="utf-8", newline="\n") as file:
+        lines = [line.rstrip("\n") for line in itertools.islice(file, LOOKED_AT)]
+    lines = place.form.text_of(pa.array(lines, pa.string()).cast(place.form.value_type))
+    cause = (
+        likely_cause(tally.examples, lines) if lines else f"None occurs {field.min_count:,} times. Lower --min-count."
+    )
+    return {"value": tally.examples[0], "line": lines[0] if lines else None, "cause": cause}
+
+
 def _field(
     place: work.Workplace, field: PreparedField, tally: FieldTally, records: Sequence[work.PieceRecord]
 ) -> dict[str, Any]:
@@ -88,6 +113,7 @@ def _field(
         "samples": samples,
         "missing": tally.missing,
         "unseen": tally.unseen,
+        "nothing_known": _nothing_known(place, field, tally, samples),
         "kept": samples - tally.missing - tally.unseen,
         "values_seen": counted.get("values_seen"),
         "values_kept": counted.get("values_kept"),

@@ -7,7 +7,7 @@ process counted what when.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from podembed.jobs.prepare.ids import OTHER_ROW
 # Hits are counted for at most so many rows of a table, evenly spaced: enough for a distribution, and little to keep for
 # every piece.
 MAX_TRACKED_ROWS = 1 << 16
+MOST_EXAMPLES = 20
 _LEAST_EXPONENT, _MOST_EXPONENT = -20, 62
 
 
@@ -103,12 +104,14 @@ class FieldTally:
       num_rows: of the table.
       missing: samples without a value.
       unseen: samples whose value has no row of its own.
+      examples: some of these values.
       hits: int64, how often each tracked row was hit: rows 0, `stride`, 2 · `stride`, ...
     """
 
     num_rows: int
     missing: int = 0
     unseen: int = 0
+    examples: list[str] = field(default_factory=list)
     hits: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,8 +127,9 @@ class FieldTally:
         tracked = rows[rows % self.stride == 0] // self.stride
         self.hits += np.bincount(tracked, minlength=len(self.hits))
 
-    def merge(self, *, missing: int, unseen: int, hits: np.ndarray) -> None:
+    def merge(self, *, missing: int, unseen: int, hits: np.ndarray, examples: Sequence[str] = ()) -> None:
         self.missing += missing
+        self.examples = [*self.examples, *examples][:MOST_EXAMPLES]
         self.unseen += unseen
         self.hits += hits
 

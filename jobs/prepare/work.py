@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from podembed.jobs.prepare.forms import ParsedBlock, TextForm
 from podembed.jobs.prepare.ids import (
+    OTHER_ROW,
     HashedIds,
     RowIds,
     VocabularyIds,
@@ -35,7 +36,7 @@ from podembed.jobs.prepare.ids import (
 from podembed.jobs.prepare.pieces import Piece
 from podembed.jobs.prepare.prepared_set import PreparedField
 from podembed.jobs.prepare.settings import PrepareSettings
-from podembed.jobs.prepare.statistics import FieldTally, NumberTally
+from podembed.jobs.prepare.statistics import MOST_EXAMPLES, FieldTally, NumberTally
 from podembed.workers.formats.criteo import BadLine
 from podembed.workers.storage.finished_folder import write_durably
 
@@ -84,7 +85,7 @@ class PieceRecord:
     bad_lines: list[dict[str, Any]] = field(default_factory=list)
     label: dict[str, Any] = field(default_factory=dict)
     dense: dict[str, dict[str, Any]] = field(default_factory=dict)
-    fields: dict[str, dict[str, int]] = field(default_factory=dict)
+    fields: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class _TooManyBadLines(Exception):
@@ -175,6 +176,9 @@ def write_piece(place: Workplace, piece: Piece, fields: tuple[PreparedField, ...
             for name, tally in tallies.items():
                 rows = ids[name].rows(parsed.values[name])
                 tally.add(rows, missing=parsed.values[name].null_count)
+                if len(tally.examples) < MOST_EXAMPLES and (is_unseen := rows == OTHER_ROW).any():
+                    unseen = parsed.values[name].filter(pa.array(is_unseen)).drop_null()[:MOST_EXAMPLES]
+                    tally.examples = [*tally.examples, *place.form.text_of(unseen)][:MOST_EXAMPLES]
                 columns[name] = pa.array(rows)
             yield pa.table(columns)
 
@@ -186,7 +190,9 @@ def write_piece(place: Workplace, piece: Piece, fields: tuple[PreparedField, ...
         np.savez(file, allow_pickle=False, **{f"{at}": tally.hits for at, tally in enumerate(tallies.values())})
     record.label = label.to_json()
     record.dense = {name: tally.to_json() for name, tally in dense.items()}
-    record.fields = {name: {"missing": t.missing, "unseen": t.unseen} for name, t in tallies.items()}
+    record.fields = {
+        name: {"missing": t.missing, "unseen": t.unseen, "examples": t.examples} for name, t in tallies.items()
+    }
     write_durably(place.record(part_record_name(piece)), json.dumps(asdict(record)))
     return record
 

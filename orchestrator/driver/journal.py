@@ -11,7 +11,7 @@ from podembed.orchestrator.api.policy_checks import early_stop_of
 from podembed.orchestrator.api.result import HostsChange, MeasuredTable, Result
 from podembed.orchestrator.driver.upkeep import Upkeep
 from podembed.orchestrator.events.event import Emit
-from podembed.orchestrator.events.progress import RowsPutAside
+from podembed.orchestrator.events.progress import ColumnUnknown, RowsPutAside
 from podembed.orchestrator.run.dead_letters import DeadLetters
 from podembed.orchestrator.run.finished import OWES_EVALUATION
 from podembed.orchestrator.run.history import History
@@ -19,6 +19,32 @@ from podembed.orchestrator.run.history_record import HistoryKeeper
 from podembed.orchestrator.run.run import OpenRun
 from podembed.orchestrator.tracing.tracing import Tracing
 from podembed.workers.data.bad_rows import BadRow
+from podembed.workers.data.unknown_values import UnknownColumn
+
+
+class UnknownColumns:
+    """Columns of which no host found a value in its vocabulary. Mutated: what was found and told."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[tuple[str, str], set[int]] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def begin(self) -> None:
+        """Forgets what the hosts of the last generation found; all hosts begin anew."""
+        self._hosts.clear()
+
+    def take(self, hosts: Sequence[Sequence[UnknownColumn]]) -> list[UnknownColumn]:
+        """Takes what each host found. Gives columns that all hosts have found by now, each once."""
+        told: list[UnknownColumn] = []
+        for host, columns in enumerate(hosts):
+            for one in columns:
+                key = (one.column, one.vocabulary)
+                found = self._hosts.setdefault(key, set())
+                found.add(host)
+                if len(found) == len(hosts) and key not in self._told:
+                    self._told.add(key)
+                    told.append(one)
+        return told
 
 
 class Journal:
@@ -59,10 +85,12 @@ class Journal:
         self._emit = emit
         # Read when the first malformed row comes: most runs have none.
         self._letters: DeadLetters | None = None
+        self._unknown = UnknownColumns()
 
     def begin(self, step: int, *, generation: int) -> None:
         """A generation starts from `step`."""
         self._generation = generation
+        self._unknown.begin()
         self.history.cut(step)
         self.keeper.begin(step)
 
@@ -80,6 +108,15 @@ class Journal:
         self.keeper.tell()
         for event in self.upkeep.take():
             self._emit(event)
+
+    def tell_unknown(self, hosts: Sequence[Sequence[UnknownColumn]]) -> None:
+        """Says of a column, once, that no host found a value of it in its vocabulary.
+
+        Args:
+          hosts: of each, the columns of which it found none for the first time.
+        """
+        for column in self._unknown.take(hosts):
+            self._emit(ColumnUnknown(found=column))
 
     def put_aside(self, rows: Sequence[BadRow]) -> None:
         """Writes malformed rows that hosts left out to the run's folder.

@@ -91,6 +91,7 @@ class Windows:
         )
         self.profiles = profiles_of_hosts(hosts)
         ended_s = shared.clock.monotonic_s()
+        shared.journal.tell_unknown([host.unknown for host in hosts])
         shared.journal.put_aside([row for host in hosts for row in host.bad_rows])
         num_steps, names = last - first, shared.run.job.table_names
         group.deadlines = self._health.take(hosts, seconds=ended_s - began_s, num_steps=num_steps)
@@ -196,6 +197,7 @@ class Windows:
             shared.emit(EvaluationCut(step=step, seconds=seconds, reason=str(shared.stop.reason)))
             return
         shared.journal.owed_step = None
+        shared.journal.tell_unknown([part.unknown for part in parts])
         shared.journal.put_aside([row for part in parts for row in part.bad_rows])
         self._health.take_evaluation(parts)
         evaluation = evaluation_of(job, parts, step=step)

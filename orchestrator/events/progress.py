@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from podembed.orchestrator.api.result import Evaluation, MeasuredTable
 from podembed.orchestrator.events.event import Event, Level
+from podembed.workers.data.unknown_values import UnknownColumn
 from podembed.workers.host.table_looks.figures import TableFigures
 from podembed.workers.input.data_sample import DataSample
 from podembed.workers.job.learning.window_figures import DenseNorms, LabelFigures
@@ -252,6 +253,15 @@ class TablesMeasured(Event):
 
     step: int
     tables: tuple[MeasuredTable, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnUnknown(Event):
+    """No value of a column that has been read is in its vocabulary; told once a column."""
+
+    level: ClassVar[Level] = Level.WARNING
+    flat: ClassVar[str] = "found"
+    found: UnknownColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

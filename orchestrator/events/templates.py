@@ -18,6 +18,7 @@ TEMPLATES: dict[type[Event], str] = {
     ),
     progress.HostKeepsUp: "host {host} keeps up with the others again",
     progress.OwnersEven: "rows are asked of all owners evenly again",
+    progress.ColumnUnknown: "{found}",
     progress.RowsPutAside: "{num_rows} malformed rows left out so far, listed in {location}",
     commits.CommitDelayed: (
         "step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before_step} was still "

@@ -6,6 +6,7 @@ these, and not once for each.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 
 from podembed.workers.data.bad_rows import BadRowLog
@@ -17,6 +18,12 @@ from podembed.workers.input.reader import InputIndex, LanePlan
 from podembed.workers.input.sources import open_reader
 
 WINDOW_BYTES = 256 << 20
+_logger = logging.getLogger(__name__)
+
+
+def log_of(data: InputData) -> BadRowLog:
+    """Takes malformed rows, and warns of columns of which no value is in their vocabulary."""
+    return BadRowLog(data.max_bad_rows, tell=lambda column: _logger.warning("%s", column))
 
 
 def read_batches(

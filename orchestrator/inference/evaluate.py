@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.driver.evaluations import evaluation_of
-from podembed.orchestrator.inference.batches import all_of, looked_up
+from podembed.orchestrator.inference.batches import all_of, log_of, looked_up
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, CommittedRows, with_commit
-from podembed.workers.data.bad_rows import BadRow, BadRowLog
+from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import several
 from podembed.workers.device.dense_half import DenseStateError
@@ -78,7 +78,7 @@ def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: i
     """As `evaluate`, of a commit that is open."""
     job, declared = model.job, data_of(model.job, data)
     index = build_index(declared)
-    log = BadRowLog(declared.max_bad_rows)
+    log = log_of(declared)
     # The device program, and with it the last bit of a score, is that of a run on one host, which has all lanes.
     try:
         forward = TrainedForward(job, model.dense(SCORED_PARTS))

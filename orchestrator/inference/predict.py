@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.inference.batches import looked_up, read_batches
+from podembed.orchestrator.inference.batches import log_of, looked_up, read_batches
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, CommittedRows, with_commit
 from podembed.orchestrator.inference.kept_columns import KeptColumns
 from podembed.orchestrator.inference.predicted_rows import rows_in_order, unlabelled, with_all, write_rows
-from podembed.workers.data.bad_rows import BadRow, BadRowLog
+from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.declared_types import several
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference.pooled_rows import PooledRows
@@ -114,7 +114,7 @@ def _write(
         job.resolved_data, data, features=forward.features or tuple(job.features), columns=forward.columns
     )
     index, plan = rows_in_order(declared, batch_size=job.batch_size, out=out)
-    log = BadRowLog(declared.max_bad_rows)
+    log = log_of(declared)
     kept = KeptColumns(declared, index, columns, taken=list(forward.shapes))
     outputs = [pa.field(name, _kind(shape)) for name, shape in forward.shapes.items()]
     schema = pa.schema([*kept.schema, *outputs])

@@ -11,11 +11,10 @@ import numpy as np
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.driver.evaluations import ranking_of
-from podembed.orchestrator.inference.batches import read_batches
+from podembed.orchestrator.inference.batches import log_of, read_batches
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, with_commit
 from podembed.orchestrator.inference.evaluate import Evaluated, data_of
 from podembed.orchestrator.inference.full_ranking import FullRanking
-from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.declared_types import several
 from podembed.workers.input.reader import build_index, evaluation_plan
 from podembed.workers.job.candidates import SAMPLE, RankCounts
@@ -114,7 +113,7 @@ def _ranked(
     metrics = [metric for metric in metrics if metric.name not in is_hit_rate]
     features = [*dict.fromkeys(metric.group_by for metric in metrics if metric.group_by not in (None, SAMPLE))]
     declared = data_of(ranking.job, paths)
-    index, log = build_index(declared), BadRowLog(declared.max_bad_rows)
+    index, log = build_index(declared), log_of(declared)
     plan = evaluation_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size)
     parts, counts = [], RankCounts()
     for found in ranking.looked_up(read_batches(declared, index, plan, bad_rows=log)):

@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.inference.batches import read_batches
+from podembed.orchestrator.inference.batches import log_of, read_batches
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, with_commit
 from podembed.orchestrator.inference.full_ranking import FullRanking, Scored
 from podembed.orchestrator.inference.item_values import ItemValues
 from podembed.orchestrator.inference.kept_columns import KeptColumns
 from podembed.orchestrator.inference.predict import Predicted
 from podembed.orchestrator.inference.predicted_rows import rows_in_order, unlabelled, write_rows
-from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.declared_types import several
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import place
@@ -76,7 +75,7 @@ def _recommended(
     read, extra = ranking.context()
     declared = unlabelled(ranking.job.resolved_data, data, features=read, columns=extra)
     index, plan = rows_in_order(declared, batch_size=ranking.job.batch_size, out=out)
-    log = BadRowLog(declared.max_bad_rows)
+    log = log_of(declared)
     taken = (ranking.feature, "score")
     kept = KeptColumns(declared, index, columns, taken=taken)
     values = ItemValues(ranking.job.resolved_data.id_columns[ranking.feature])

@@ -29,6 +29,7 @@ from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import InputData
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.times import TimeScale, is_time, words_of
+from podembed.workers.data.unknown_values import UnknownColumn
 
 # In the record of what the columns of a file hold.
 _BETWEEN = ", "
@@ -119,7 +120,7 @@ def kinds_of(content: str) -> dict[str, str]:
 
 
 class Decoder:
-    """Decodes row groups of declared data. Calls change nothing."""
+    """Decodes row groups of declared data. Calls change nothing but what `take_unknown` gives."""
 
     def __init__(self, data: InputData, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:
         """Prepares the features.
@@ -146,6 +147,11 @@ class Decoder:
     def faults_of(self, origin: Origin, num_rows: int) -> RowFaults:
         """An empty account of a row group's malformed rows, which are tolerated if the data declares so."""
         return RowFaults(origin, num_rows, tolerated=self._data.max_bad_rows > 0)
+
+    def take_unknown(self) -> list[UnknownColumn]:
+        """Columns of which no value was in their vocabulary so far; each once."""
+        found = (stage.take_unknown() for stage in self._stages.values())
+        return [one for one in found if one is not None]
 
     def decode(
         self, raw: RawRows, *, first_position: int, order: np.ndarray | None = None

@@ -53,11 +53,12 @@ from podembed.workers.columns.raw_values import (
     weights_of,
 )
 from podembed.workers.columns.string_keys import string_keys
-from podembed.workers.columns.vocabulary import Vocabulary, text_of
+from podembed.workers.columns.vocabulary import OUT_OF_VOCABULARY, Vocabulary, text_of
 from podembed.workers.data.bad_rows import RowFaults
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.times import TimeScale, is_time, shown, words_of
+from podembed.workers.data.unknown_values import LEAST_VALUES, LOOKED_AT, UnknownColumn, likely_cause
 
 # Its functions are made when it is imported, so type checkers do not know them.
 pc: Any = pyarrow.compute
@@ -80,7 +81,7 @@ class BagLayouts:
 
 
 class IdStage:
-    """Turns columns of one feature into rows. Calls change nothing but their outputs."""
+    """Turns columns of one feature into rows. Mutated by `rows`: what `take_unknown` gives; one thread at a time."""
 
     def __init__(self, source: IdColumn, vocabulary: Vocabulary | None) -> None:
         """Raises:
@@ -108,7 +109,15 @@ class IdStage:
         self.source = source
         self._size = source.vocabulary_size
         self._vocabulary = vocabulary
+        # Values so far, all of them unknown; None once one is known, or all was said.
+        self._num_unknown = None if vocabulary is None else 0
+        self._unknown: UnknownColumn | None = None
         self._offset = np.uint64(combine(source.salt) if source.salt else 0)
+
+    def take_unknown(self) -> UnknownColumn | None:
+        """What to say, once, of a column of which no value was in its vocabulary so far."""
+        unknown, self._unknown = self._unknown, None
+        return unknown
 
     def rows(
         self,
@@ -157,6 +166,7 @@ class IdStage:
             # Not by row as below: rows without an id have none in the source.
             return self._taken(frozen(bags.values, np.int64), bags.row_splits, order, singles, layouts)[0]
         raw = self._rows_of_integers(items)
+        self._look(items, raw, faults)
         offsets = _offsets(column) if has_lists else None
         bags, is_inside = self._taken(raw, offsets, order, singles, layouts)
         if self.source.outside != "error":
@@ -269,7 +279,9 @@ class IdStage:
     ) -> np.ndarray:
         """int64 rows of values without nulls."""
         if self._vocabulary is not None:
-            return vocabulary_rows(present, self._vocabulary, num_reserved=self.source.num_reserved)
+            rows = vocabulary_rows(present, self._vocabulary, num_reserved=self.source.num_reserved)
+            self._look(present, rows, faults)
+            return rows
         if self.source.mode == "hash":
             return hashed_rows(present, vocabulary_size=self._size, salt=self.source.salt)
         raw = present.to_numpy(zero_copy_only=False)
@@ -280,6 +292,27 @@ class IdStage:
         if len(outside):
             self._add_outside(sample_of(outside), raw[outside], faults)
         return np.array(raw, np.int64)
+
+    def _look(self, present: pa.Array, rows: np.ndarray, faults: RowFaults) -> None:
+        """Counts values of which none is known yet."""
+        if self._num_unknown is None or self._vocabulary is None:
+            return
+        self._num_unknown += len(rows)
+        if (rows != OUT_OF_VOCABULARY).any():
+            self._num_unknown = None
+        elif self._num_unknown >= LEAST_VALUES:
+            values = [str(one) for one in present[:LOOKED_AT].unique().to_pylist()]
+            lines = [self._vocabulary.line(at) for at in range(min(LOOKED_AT, self._vocabulary.num_values))]
+            self._unknown = UnknownColumn(
+                column=self.source.column,
+                file=faults.origin.path,
+                vocabulary=self._vocabulary.path,
+                num_values=self._num_unknown,
+                value=values[0],
+                line=lines[0],
+                cause=likely_cause(values, lines),
+            )
+            self._num_unknown = None
 
 
 def _last_of(bags: Ragged, last: int, layouts: BagLayouts) -> Ragged:

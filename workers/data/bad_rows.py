@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.workers.data.errors import InputError
+from podembed.workers.data.unknown_values import UnknownColumn
 
 _SHOWN_CHARACTERS = 200
 
@@ -103,9 +104,13 @@ class RowFaults:
 class BadRowLog:
     """Malformed rows that one host has met, each once. The reading thread adds, the working thread takes; one lock
     guards both.
+
+    Args:
+      tell: called in the reading thread with a column of which no value is in its vocabulary.
     """
 
-    def __init__(self, max_bad_rows: int) -> None:
+    def __init__(self, max_bad_rows: int, *, tell: Callable[[UnknownColumn], None] | None = None) -> None:
+        self._tell = tell
         self._max_bad_rows = max_bad_rows
         self._lock = threading.Lock()
         self._places: set[tuple[str, int]] = set()
@@ -122,6 +127,12 @@ class BadRowLog:
                     self._new.append(row)
             if len(self._places) > self._max_bad_rows:
                 raise InputError(too_many(self._new, self._max_bad_rows))
+
+    def tell(self, columns: Sequence[UnknownColumn]) -> None:
+        """Hands on columns without a known value."""
+        if self._tell is not None:
+            for column in columns:
+                self._tell(column)
 
     def take(self) -> tuple[BadRow, ...]:
         """Those that were added since the last call."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from podembed.workers.data.bad_rows import BadRow, BadRowLog
+from podembed.workers.data.unknown_values import UnknownColumn
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.candidates import Known
 from podembed.workers.input.data_sample import MOST_HOSTS, Sampler
@@ -32,7 +35,9 @@ class HostInput:
         """
         self._spec, self._job, self._trace = spec, job, trace
         self.sampler = Sampler(job, num_hosts=spec.num_hosts) if spec.host < MOST_HOSTS else None
-        self._bad_rows = BadRowLog(job.data.max_bad_rows)
+        # Appended to by reading threads, and taken by the working one.
+        self._unknown: deque[UnknownColumn] = deque()
+        self._bad_rows = BadRowLog(job.data.max_bad_rows, tell=self._unknown.append)
         plan = job_plan(job, spec.train_index)
         largest = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step
         self.num_samples = -(-largest // spec.sample_multiple) * spec.sample_multiple
@@ -77,6 +82,10 @@ class HostInput:
     def take_bad_rows(self) -> tuple[BadRow, ...]:
         """Malformed rows that were met for the first time since the last call, also by reading ahead."""
         return self._bad_rows.take()
+
+    def take_unknown(self) -> tuple[UnknownColumn, ...]:
+        """Columns of which no value is in their vocabulary, as far as was read; once a column and reader."""
+        return tuple(self._unknown.popleft() for _ in range(len(self._unknown)))
 
     def close(self, *, deadline_s: float) -> None:
         """Ends the reading thread and closes the files. Safe to call twice.

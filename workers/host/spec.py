@@ -11,6 +11,7 @@ import numpy as np
 
 from podembed.embedding.costs.profile import TableProfile
 from podembed.workers.data.bad_rows import BadRow
+from podembed.workers.data.unknown_values import UnknownColumn
 from podembed.workers.device.shared_memory import Invitation
 from podembed.workers.faults.plan import FaultPlan
 from podembed.workers.host.table_looks.figures import TableLook
@@ -114,6 +115,7 @@ class HostWindow:
       rows_asked: per table, rows that all hosts asked of this one.
       peak_rss_bytes: of the process, since its start.
       bad_rows: malformed rows that were met for the first time, also by reading ahead.
+      unknown: columns of which it met no value that is in their vocabulary; once a column.
       relayed: kinds of exchanges whose frames go by way of relays at its end; the same on all hosts.
       altered_ids: per table, ids outside its vocabulary that were dropped, clipped or hashed, as the table says.
       profiles: per table, what the last step's batch asked of it; empty where the driver does not want to know, and of
@@ -131,6 +133,7 @@ class HostWindow:
     phase_cpu_s: Mapping[Phase, float] = field(default_factory=dict)
     steps: StepTimes = field(default_factory=StepTimes)
     bad_rows: tuple[BadRow, ...] = ()
+    unknown: tuple[UnknownColumn, ...] = ()
     rows_asked: tuple[int, ...] = ()
     altered_ids: tuple[int, ...] = ()
     relayed: tuple[str, ...] = ()
@@ -144,8 +147,8 @@ class HostWindow:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoredSamples:
     """Evaluation samples of one host: arrays `[n]`, padding left out, `losses` by the job's loss. `groups` has int64
-    `[n]` for each of `JobConfig.group_features`. `bad_rows` are malformed rows that were met for the first time, and
-    `altered_ids` as of `HostWindow`.
+    `[n]` for each of `JobConfig.group_features`. `bad_rows` are malformed rows that were met for the first time,
+    `unknown` and `altered_ids` as of `HostWindow`.
 
     Of a job with tasks, `scores` are `[n, scores of all tasks]`, and `labels` `[n, tasks]`, NaN where one is missing.
     Of a job that ranks all ids, a sample is its positive candidate, and `ranks` say where that stands among the others.
@@ -158,4 +161,5 @@ class ScoredSamples:
     groups: dict[str, np.ndarray] = field(default_factory=dict)
     bad_rows: tuple[BadRow, ...] = ()
     altered_ids: tuple[int, ...] = ()
+    unknown: tuple[UnknownColumn, ...] = ()
     ranks: Ranks | None = None

@@ -114,6 +114,7 @@ class Windows:
             altered_ids=steps.take_altered_ids(),
             relayed=steps.relayed,
             bad_rows=self._input.take_bad_rows(),
+            unknown=self._input.take_unknown(),
             profiles=tuple(profiles_of(self._job, [step.batch])) if is_profiled else (),
             usage=own_usage(),
             data=None if sampler is None else sampler.finish(),
@@ -175,7 +176,12 @@ class Windows:
             return None
         self.close()
         joined = begun.parts.joined()
-        return replace(joined, bad_rows=self._input.take_bad_rows(), altered_ids=self.steps.take_altered_ids())
+        return replace(
+            joined,
+            bad_rows=self._input.take_bad_rows(),
+            unknown=self._input.take_unknown(),
+            altered_ids=self.steps.take_altered_ids(),
+        )
 
     def close(self, *, deadline_s: float = CLOSE_DEADLINE_S) -> None:
         """Closes the files of an evaluation that was left before its end. Safe to call twice.

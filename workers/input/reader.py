@@ -280,6 +280,7 @@ class InputReader:
             # decode is not damaged.
             check_unchanged(group.file, self._data, storage_options=self._storage_options)
         self._bad_rows.add(bad_rows)
+        self._bad_rows.tell(self._decoder.take_unknown())
         return block
 
     def _opened(self, group: RowGroup) -> OpenedFile:

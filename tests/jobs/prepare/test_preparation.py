@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.jobs.prepare.command import Prepare
+from podembed.jobs.prepare.command import run as run_command
 from podembed.jobs.prepare.preparation import Prepared, Progress, prepare
 from podembed.jobs.prepare.prepared_set import read_prepared
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
@@ -142,6 +144,28 @@ def test_other_text_takes_over_tables_and_vocabularies(tmp_path: Path) -> None:
     second = prepare([source], tmp_path / "eval", other, workers=1, max_bad_lines=0, like=tmp_path / "out")
     assert second.declaration == first.declaration == read_prepared(str(tmp_path / "eval" / "prepared.json"))
     assert sum(field["unseen"] for field in second.report["fields"]) > 0
+    assert not any(field["nothing_known"] for field in second.report["fields"])
+
+
+def test_a_field_without_a_known_value_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As upper case gives, and a least count that nothing reaches."""
+    (tmp_path / "train.csv").write_text("y,city,town\n" + "1,bern,a\n0,bonn,a\n" * 20)
+    (tmp_path / "eval.csv").write_text("y,city,town\n" + "1,Bern,a\n0,Bonn,b\n" * 20)
+    flags = {"form": "csv", "label": "y", "fields": ("city", "town"), "ids": "vocabulary", "workers": 1}
+    assert run_command(Prepare(sources=(str(tmp_path / "train.csv"),), out=str(tmp_path / "out"), **flags)) == 0
+    assert "WARNING" not in capsys.readouterr().out
+    like = Prepare(sources=(f"{tmp_path}/eval.csv",), out=f"{tmp_path}/eval", form="csv", like=f"{tmp_path}/out")
+    for _ in range(2):
+        assert run_command(like) == 0
+        warned = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+        assert len(warned) == 1
+        assert "none of the 40 values of field 'city'" in warned[0]
+        assert "the text has 'Bern', and the vocabulary begins with 'bern'. They differ in upper and" in warned[0]
+    rare = Prepare(sources=(f"{tmp_path}/train.csv",), out=f"{tmp_path}/rare", **{**flags, "min_count": 30})
+    assert run_command(rare) == 0
+    shown = capsys.readouterr().out
+    assert "vocabulary is empty. None occurs 30 times. Lower --min-count." in shown
+    assert shown.count("WARNING") == 1
 
 
 @is_long

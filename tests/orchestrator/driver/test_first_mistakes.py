@@ -12,9 +12,12 @@ import pytest
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import JobFailed, JobRefused
 from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.progress import ColumnUnknown
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.run import BatchNotFilled
+from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.trainer import Trainer
+from podembed.workers.data.columns import IdColumn
 from podembed.workers.job.job import JobConfig
 from tests.small_job import small_job
 
@@ -76,8 +79,15 @@ def test_what_a_model_returns_wrongly_is_said_without_a_traceback(small_data: st
 
 
 def test_a_batch_that_is_larger_than_the_data_is_told(small_data: str, tmp_path: Path) -> None:
+    """And a column without a known value."""
     job = small_job(folder=small_data, audit=False)
+    (tmp_path / "a.txt").write_text("1000000\n1000001\n")
+    ids = {**job.data.features, "a": IdColumn("a", vocabulary=str(tmp_path / "a.txt"))}
+    job = replace(job, data=replace(job.data, features=ids))
     for batch_size, count in ((48, 0), (12 << 12, 1)):
         heard = Heard()
         trainer(replace(job, batch_size=batch_size), tmp_path / str(batch_size), heard).fit()
         assert sum(isinstance(event, BatchNotFilled) for event in heard.events) == count
+        (said,) = [sentence(event) for event in heard.events if isinstance(event, ColumnUnknown)]
+        assert "values of column 'a' is in its vocabulary" in said
+        assert "begins with '1000000'. It may be the vocabulary of another column" in said
