@@ -254,7 +254,7 @@ class SettingsChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFilesChanged(Event):
-    """Data files are others from `step` on, which was accepted.
+    """Data files, or what the job makes of their columns, are others from `step` on, which was accepted.
 
     Attributes:
       changes: a phrase each.
@@ -281,6 +281,36 @@ class InputRecordRewritten(Event):
     """The record of the data files was damaged, and written again from the files."""
 
     file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeaningRecorded(Event):
+    """What the rows of an older run mean was not recorded. It is from now on, as the job has it."""
+
+    level: ClassVar[Level] = Level.WARNING
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeaningUnknown(Event):
+    """What the rows mean that a run begins from is not recorded, so they are not compared with those of the job."""
+
+    level: ClassVar[Level] = Level.WARNING
+    location: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulatorKept(Event):
+    """The job's `initial_accumulator_value` is not the one that the run keeps.
+
+    Attributes:
+      found: that of the job.
+      kept: the one that it began with.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    found: float
+    kept: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,10 +85,22 @@ TEMPLATES: dict[type[Event], str] = {
     run.SurvivorsDropped: "the hosts that lived on are ended and all processes are started anew: {reason}",
     run.WorkersKilled: "workers were ended without leaving in order: {reason}",
     run.SettingsChanged: "settings changed from step {step} on: {changes}",
-    run.DataFilesChanged: "data files changed, accepted from step {step} on: {shown}",
+    run.DataFilesChanged: "the input changed, accepted from step {step} on: {shown}",
     run.InputRecordDamaged: "a record of the run's data files is damaged and ignored: {file} ({found})",
     run.InputRecordRewritten: (
         "{file} was damaged or gone; it was written again from the data files, which are those that the run began with"
+    ),
+    run.MeaningRecorded: (
+        "an older version began this run and did not record how values become rows. {file} has it from now on, as the "
+        "job says it today: whether that was changed before is not known"
+    ),
+    run.MeaningUnknown: (
+        "the run in {location} has no record of how values become rows, so it is not compared with the job. Tables "
+        "without names are matched by their position: see to it that columns, vocabularies and salts are the same"
+    ),
+    run.AccumulatorKept: (
+        "the job has initial_accumulator_value={found:g}, which changes nothing: the run keeps the {kept:g} that it "
+        "began with"
     ),
     run.PoliciesIgnored: (
         "the record of which commits stay is damaged and ignored: {file} ({found}). All commits stay, unless flags "

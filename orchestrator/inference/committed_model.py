@@ -19,7 +19,9 @@ from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.commit.verification import require_metadata
+from podembed.orchestrator.run.input_record import read_input
 from podembed.orchestrator.run.job_settings import arguments_of
+from podembed.orchestrator.run.meaning import changes_of_scoring, meaning_of
 from podembed.orchestrator.run.reference import CommittedState, open_commit, open_run_store, split_reference
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.files import read_bucket_array, read_dense
@@ -68,13 +70,15 @@ def open_model(
       folder: where the job's module may lie if it is not installed.
 
     Raises:
-      ConfigurationError: no run, no commit, no job, or tables that are not those of the job.
+      ConfigurationError: no run, no commit, no job, tables that are not those of the job, or rows that mean something
+        else in it.
       DocumentRefused: the manifest is damaged.
     """
     url, named = split_reference(run)
     if commit is not None and commit.isdigit():
         commit = _commit_of_step(open_run_store(url), int(commit))
     state = open_commit(f"{url}@{named}" if named else url, commit=commit)
+    is_given = job is not None
     job = job or _job_of(state.store, folder)
     found = {table.name: (table.num_rows, table.dim) for table in state.manifest.tables}
     expected = {
@@ -87,6 +91,7 @@ def open_model(
             f"{_shape(expected.get(different))}, as the job declares it. The job's function has changed since: restore "
             "it."
         )
+    _check_meaning(state, job, is_given=is_given)
     return CommittedModel(job=job, state=state, tables=tuple(state.table(name) for name in job.table_names))
 
 
@@ -121,6 +126,28 @@ def with_commit(
                     "read. Expected one that stays. The run keeps its newest commits alone: name a newer one, or keep "
                     "more (--keep)."
                 ) from error
+
+
+def _check_meaning(state: CommittedState, job: JobConfig, *, is_given: bool) -> None:
+    """Refuses a job that would take rows of the commit for those of other values. Older runs do not say what they mean.
+
+    Args:
+      is_given: by the caller, whose data may have other names.
+
+    Raises:
+      ConfigurationError: with each difference.
+    """
+    known = read_input(state.store).at(state.manifest.step)
+    if known is None or known.meaning is None:
+        return
+    found = changes_of_scoring(known.meaning, meaning_of(job), free={"column"} if is_given else ())
+    if found:
+        told = "\n".join(f"  - {phrase}" for phrase in found)
+        raise ConfigurationError(
+            f"Found a job that makes something else of its columns and rows than commit {state.manifest.name} of "
+            f"{state.store.location} was trained with:\n{told}\nExpected the same. "
+            f"{'Pass the job of that run.' if is_given else 'The job has changed since: restore it.'}"
+        )
 
 
 def _shape(table: tuple[int, int] | None) -> str:

@@ -151,7 +151,7 @@ def _header(description: RunDescription) -> str:
         rules = f" with {' '.join(start.rules)}" if start.rules else ""
         lines.append(f"Began from {start.commit} of run {start.run_id} in {start.location}{rules}")
     lines += [
-        f"From step {change.step} on other data files, accepted "
+        f"From step {change.step} on other input, accepted "
         f"{format_age(description.described_unix_s - change.accepted_unix_s)} ago: "
         f"{shortened(change.changes)}"
         for change in description.input_changes

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.api.config import ConfigurationError, WarmStart
 from podembed.orchestrator.commit.manifest import Manifest
-from podembed.orchestrator.commit.run_record import RunRecord, WarmStartRecord
+from podembed.orchestrator.commit.run_record import RunRecord, WarmStartRecord, read_run
 from podembed.orchestrator.commit.verification import size_damages
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.run import MeaningUnknown
+from podembed.orchestrator.run.input_record import read_input
+from podembed.orchestrator.run.meaning import MeaningRecord, meaning_of
 from podembed.orchestrator.run.reference import CommittedState, open_commit, split_reference
 from podembed.orchestrator.run.warm_start import (
     WarmStartPlan,
+    parse_accepted,
     parse_dense_rule,
     parse_rules,
     plan_warm_start,
@@ -36,16 +41,20 @@ class Beginning:
     plan: WarmStartPlan
 
 
-def record_of(warm_start: WarmStart, job: JobConfig, existing: RunRecord | None) -> WarmStartRecord:
+def record_of(
+    warm_start: WarmStart, job: JobConfig, existing: RunRecord | None, *, emit: Emit | None = None
+) -> WarmStartRecord:
     """What a run that is created records of its beginning.
 
     Args:
       job: of the run.
       existing: the record of a run that is there already. "The newest commit" was decided when it was created.
+      emit: told where the other run does not say what its rows mean.
 
     Raises:
       ConfigurationError: there is no such run or commit, or some of its files are missing.
-      WarmStartRefused: its tables are not those of the job, and no rule says that this is meant.
+      WarmStartRefused: its tables are not those of the job, or their rows mean something else, and no rule says that
+        this is meant.
     """
     refuse_hashed_growth(job, parse_rules(warm_start.rules))
     specs = table_specs(job, choose_buckets(job))
@@ -55,7 +64,7 @@ def record_of(warm_start: WarmStart, job: JobConfig, existing: RunRecord | None)
     if known is not None and commit is None and (known.location, known.rules) == (location, warm_start.rules):
         return known
     state = open_commit(warm_start.source)
-    _plan(state.manifest, specs, warm_start.rules)
+    _plan(state.manifest, specs, warm_start.rules, _meanings(state, job, emit))
     _check_files(state)
     return WarmStartRecord(
         location=location, run_id=state.manifest.run_id, commit=state.manifest.name, rules=warm_start.rules
@@ -82,8 +91,24 @@ def open_beginning(record: WarmStartRecord, job: JobConfig, table_buckets: Seque
     )
 
 
-def _plan(manifest: Manifest, specs: Sequence[TableSpec], rules: Sequence[str]) -> WarmStartPlan:
-    return plan_warm_start(manifest, specs, parse_rules(rules), dense=parse_dense_rule(rules))
+def _plan(
+    manifest: Manifest,
+    specs: Sequence[TableSpec],
+    rules: Sequence[str],
+    meanings: tuple[MeaningRecord, MeaningRecord] | None = None,
+) -> WarmStartPlan:
+    tables, dense, accepted = parse_rules(rules), parse_dense_rule(rules), parse_accepted(rules)
+    return plan_warm_start(manifest, specs, tables, dense=dense, meanings=meanings, accepted=accepted)
+
+
+def _meanings(state: CommittedState, job: JobConfig, emit: Emit | None) -> tuple[MeaningRecord, MeaningRecord] | None:
+    """What rows mean in the commit and in the job; None where the former is not recorded."""
+    known = read_input(state.store).at(state.manifest.step)
+    if known is not None and known.meaning is not None:
+        return known.meaning, meaning_of(job)
+    if emit is not None and not read_run(state.store).is_imported:
+        emit(MeaningUnknown(location=state.store.location))
+    return None
 
 
 def _check_files(state: CommittedState) -> None:

@@ -15,8 +15,15 @@ from podembed.orchestrator.commit.manifest import Manifest, commit_file, parse_c
 from podembed.orchestrator.commit.storage_wait import at_once
 from podembed.orchestrator.events.commits import CommitLost, CommitPassedOver
 from podembed.orchestrator.events.event import Emit
-from podembed.orchestrator.events.run import DataFilesChanged, InputRecordRewritten, SettingsChanged, VersionsDiffer
+from podembed.orchestrator.events.run import (
+    DataFilesChanged,
+    InputRecordRewritten,
+    MeaningRecorded,
+    SettingsChanged,
+    VersionsDiffer,
+)
 from podembed.orchestrator.run.input_record import (
+    CHANGES_FOLDER,
     INPUT_FILE,
     check_order,
     read_input,
@@ -128,16 +135,21 @@ class Claims:
         run, changed = self._run, self._input_changes
         known = read_input(run.store)
         if not changed and not known.accepted:
-            if known.damaged or known.began is None:
+            is_lost = known.damaged or known.began is None
+            if is_lost or known.meaning is None:
                 # The files are those of the record's fingerprint, so what is written is what stood there.
-                write_input_again(run.store, run.train_index, run.eval_index)
-                self._emit(InputRecordRewritten(file=INPUT_FILE))
+                write_input_again(run.store, run.train_index, run.eval_index, run.meaning)
+                self._emit(InputRecordRewritten(file=INPUT_FILE) if is_lost else MeaningRecorded(file=INPUT_FILE))
             return
         check_order(known, run.train_index, run.eval_index, run.input_plan, step=step)
         if changed:
-            record_change(run.store, changed, run.train_index, run.eval_index, step=step)
+            record_change(run.store, changed, run.train_index, run.eval_index, run.meaning, step=step)
             self._emit(DataFilesChanged(step=step, changes=changed, shown=shortened(changed)))
             self._input_changes = ()
+        elif known.meaning is None and known.newest is not None:
+            told = ("what the job makes of them is recorded for the first time",)
+            record_change(run.store, told, run.train_index, run.eval_index, run.meaning, step=step)
+            self._emit(MeaningRecorded(file=CHANGES_FOLDER))
 
     def load_base(self, lease: Lease) -> Manifest | None:
         """The commit that the lease starts from. Says so if other versions wrote it: results may then differ in their

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.run.meaning import MeaningRecord
 from podembed.workers.columns.vocabulary import load_vocabulary
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.input.index import InputIndex
@@ -60,11 +61,16 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRecord:
-    """The files of training and evaluation, and the vocabularies of their id columns."""
+    """The files of training and evaluation, and the vocabularies of their id columns.
+
+    Attributes:
+      meaning: what the job makes of them; None in records of older versions.
+    """
 
     training: tuple[FileRecord, ...]
     evaluation: tuple[FileRecord, ...]
     vocabularies: tuple[FileRecord, ...]
+    meaning: MeaningRecord | None = None
 
     @property
     def num_rows(self) -> int:

@@ -1,4 +1,5 @@
-"""`INPUT.json` and `input/`: the data files that a run began with and those that were accepted in their place since.
+"""`INPUT.json` and `input/`: the data files that a run began with and those that were accepted in their place since,
+with what the job makes of them (`orchestrator.run.meaning`).
 
 A changed file shows in its size, or in its etag or time of change as the filesystem reports it. For a set of `.npy`
 files, those of all three files count. Content is not read again: a file that is rewritten with the same size and the
@@ -6,7 +7,7 @@ same time passes. Only in a working folder that Ray unpacked does a digest of th
 (`data.files.file_version`). `INPUT.json` is written once, right after `RUN.json`. A run whose first start was killed in
 between has none. It is checked by the fingerprint in `RUN.json`, and its next driver writes the file. The driver that
 holds the lease writes an accepted change to `input/change-<number>.json`, before its first step on the new files. Later
-starts compare with that. Which changes can be accepted is decided in `orchestrator.run.input_change`.
+starts compare with that. Which changes of files can be accepted is decided in `orchestrator.run.input_change`.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from podembed.orchestrator.commit.run_record import RunRecord, check_same
 from podembed.orchestrator.events.reporter import print_sentence
 from podembed.orchestrator.events.run import InputRecordDamaged
 from podembed.orchestrator.run.input_change import FileRecord, InputChanged, InputRecord, judge
-from podembed.orchestrator.run.run import newest_commit
+from podembed.orchestrator.run.meaning import MeaningRecord, changes_of_run, meaning_of
+from podembed.orchestrator.run.reference import newest_commit
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.input.index import InputIndex, changed_files
 from podembed.workers.input.lanes import LanePlan
 from podembed.workers.input.sources import job_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.errors import NameNotFound
-from podembed.workers.storage.records import Record, decode, encode, read_document
+from podembed.workers.storage.records import Record, encode, from_document, read_document
 from podembed.workers.storage.store import Store
-from podembed.workers.storage.strict_json import DocumentRefused
+from podembed.workers.storage.strict_json import DocumentRefused, unseal
 
 INPUT_FILE = "INPUT.json"
 CHANGES_FOLDER = "input"
 _MAX_INPUT_BYTES = 256 << 20
 _NAMED_FILES = 5
+_OF_OLDER_VERSIONS = {"meaning": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +58,11 @@ class AcceptedChange:
     now: InputRecord
 
 
-def write_input(store: Store, train: InputIndex, evaluation: InputIndex | None) -> None:
+def write_input(
+    store: Store, train: InputIndex, evaluation: InputIndex | None, meaning: MeaningRecord | None = None
+) -> None:
     """Records the files of a new run; leaves the record of an existing one."""
-    store.create_exclusive(INPUT_FILE, encode(record_of(train, evaluation)))
+    store.create_exclusive(INPUT_FILE, encode(record_of(train, evaluation, meaning)))
 
 
 def read_changes(store: Store) -> tuple[AcceptedChange, ...]:
@@ -74,7 +79,12 @@ def _change_files(store: Store) -> list[str]:
 
 
 def _read(store: Store, name: str, kind: type[Record]) -> Record:
-    return decode(kind, name, read_document(store, name, max_bytes=_MAX_INPUT_BYTES), max_bytes=_MAX_INPUT_BYTES)
+    document = unseal(name, read_document(store, name, max_bytes=_MAX_INPUT_BYTES), max_bytes=_MAX_INPUT_BYTES)
+    if kind is InputRecord:
+        document = {**_OF_OLDER_VERSIONS, **document}
+    elif isinstance(document.get("now"), dict):
+        document = document | {"now": {**_OF_OLDER_VERSIONS, **document["now"]}}
+    return from_document(kind, name, document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +108,11 @@ class RunInput:
         if self.is_newest_damaged:
             return None
         return self.accepted[-1].now if self.accepted else self.began
+
+    @property
+    def meaning(self) -> MeaningRecord | None:
+        """What a start is compared with; None if that was not recorded, or cannot be read."""
+        return self.newest.meaning if self.newest else None
 
     def at(self, step: int) -> InputRecord | None:
         """The files that the step was read from, or will be."""
@@ -126,13 +141,15 @@ def read_input(store: Store) -> RunInput:
     return RunInput(began=began, accepted=tuple(accepted), damaged=tuple(damaged), is_newest_damaged=is_newest_damaged)
 
 
-def write_input_again(store: Store, train: InputIndex, evaluation: InputIndex | None) -> None:
-    """Replaces a lost or damaged record of the files that the run began with. For the holder of the lease, with those
-    very files.
+def write_input_again(
+    store: Store, train: InputIndex, evaluation: InputIndex | None, meaning: MeaningRecord | None = None
+) -> None:
+    """Replaces a lost, damaged or older record of the files that the run began with. For the holder of the lease, with
+    those very files.
     """
     with contextlib.suppress(NameNotFound):
         store.delete(INPUT_FILE)
-    write_input(store, train, evaluation)
+    write_input(store, train, evaluation, meaning)
 
 
 def differences(known: RunInput, train: InputIndex, evaluation: InputIndex | None) -> list[str] | None:
@@ -168,11 +185,17 @@ def check_order(
 
 
 def record_change(
-    store: Store, changes: Sequence[str], train: InputIndex, evaluation: InputIndex | None, *, step: int
+    store: Store,
+    changes: Sequence[str],
+    train: InputIndex,
+    evaluation: InputIndex | None,
+    meaning: MeaningRecord | None = None,
+    *,
+    step: int,
 ) -> None:
     """Writes that these files are the run's from a step on. For the holder of the lease."""
     change = AcceptedChange(
-        step=step, accepted_unix_s=time.time(), changes=tuple(changes), now=record_of(train, evaluation)
+        step=step, accepted_unix_s=time.time(), changes=tuple(changes), now=record_of(train, evaluation, meaning)
     )
     number = len(store.children(CHANGES_FOLDER)) + 1
     while not store.create_exclusive(f"{CHANGES_FOLDER}/change-{number:05d}.json", encode(change)):
@@ -207,12 +230,13 @@ def shortened(changed: Sequence[str]) -> str:
     return "; ".join(changed[:_NAMED_FILES]) + more
 
 
-def record_of(train: InputIndex, evaluation: InputIndex | None) -> InputRecord:
+def record_of(train: InputIndex, evaluation: InputIndex | None, meaning: MeaningRecord | None = None) -> InputRecord:
     """What is recorded of the files of a run."""
     return InputRecord(
         training=tuple(map(FileRecord.of, train.files)),
         evaluation=tuple(map(FileRecord.of, evaluation.files)) if evaluation else (),
         vocabularies=tuple(map(FileRecord.of, train.vocabularies)),
+        meaning=meaning,
     )
 
 
@@ -234,16 +258,18 @@ def accepted_changes(
     job: JobConfig,
     indexes: tuple[InputIndex, InputIndex | None],
     *,
+    before_settings: JobConfig | None = None,
     accept: bool,
     allow_ancestor: bool,
     emit: Callable[[InputRecordDamaged], None] | None,
 ) -> tuple[str, ...]:
-    """How the files differ from those that the run knows, where that was accepted.
+    """How the files, and what the job makes of them, differ from what the run knows, where that was accepted.
 
     Args:
       record: of the run.
       now: what would be recorded of a run that was created now.
       indexes: of the files for training and evaluation.
+      before_settings: the job with its old arguments where some change now, which is a way to accept what that does.
 
     Raises:
       InputChanged: they differ, or the newest record is damaged, and that was not accepted, or cannot be.
@@ -257,6 +283,14 @@ def accepted_changes(
         changed = [f"nobody knows, since {known.damaged[-1].name}, the record of the files accepted last, is damaged"]
     elif changed is None and record.input_fingerprint != now.input_fingerprint:
         changed = ["names, sizes, times or row counts differ"]
+    meant, edited = [], []
+    if known.meaning is not None:
+        meant = edited = changes_of_run(known.meaning, meaning_of(job, indexes[0]))
+        if before_settings is not None:
+            edited = changes_of_run(known.meaning, meaning_of(before_settings, indexes[0]))
+    if edited and not accept:
+        # First, since other columns and vocabularies follow from an edited job.
+        raise _meaning_changed(store, [*edited, *(changed or ())])
     if changed and not accept:
         raise input_changed(store, changed, has_commit=_has_commit(store, allow_ancestor=allow_ancestor))
     if changed:
@@ -266,7 +300,17 @@ def accepted_changes(
         except InputChanged as error:
             raise error if newest else without_commit(store, error.what) from None
     check_same(record, now, store.location, free=frozenset({"input_fingerprint"}))
-    return tuple(changed or ())
+    return (*(changed or ()), *meant)
+
+
+def _meaning_changed(store: Store, changes: Sequence[str]) -> InputChanged:
+    told = "\n".join(f"  - {change}" for change in changes)
+    return InputChanged(
+        f"Found a job that makes something else of its columns and rows than the run in {store.location} was trained "
+        f"with:\n{told}\nExpected the same, since rows would belong to other values and slots to another rule.",
+        "Restore the job. If it is meant, pass --accept-input-change to podembed resume, or "
+        "RunConfig(accept_input_change=True).",
+    )
 
 
 def _has_commit(store: Store, *, allow_ancestor: bool) -> bool:

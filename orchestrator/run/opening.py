@@ -17,15 +17,18 @@ from podembed.orchestrator.api.config import ConfigurationError, WarmStart
 from podembed.orchestrator.commit.run_record import RunRecord, TableRecord, check_same, find_run, open_or_create
 from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.reporter import print_sentence
+from podembed.orchestrator.events.run import AccumulatorKept
 from podembed.orchestrator.run.beginning import record_of
 from podembed.orchestrator.run.input_record import accepted_changes, write_input
 from podembed.orchestrator.run.job_settings import arguments_of, changes, check_change, with_changed_settings
+from podembed.orchestrator.run.meaning import meaning_of
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.sources import indexes_of
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
-from podembed.workers.job.tables import check_initial_rows, choose_buckets, table_specs
+from podembed.workers.job.tables import check_initial_rows, choose_buckets, table_specs, takes_accumulator
 from podembed.workers.storage.store import Store
 
 
@@ -49,14 +52,14 @@ def create_run(
 
     Raises:
       RunMismatch: the folder holds another run.
-      InputChanged: it holds the same run over files that changed since.
+      InputChanged: it holds the same run over files that changed since, or by a job whose rows mean something else.
       ConfigurationError: nothing can be written there, or the commit to begin from cannot be used.
       StorageError, InputError: the storage or the data cannot be used.
     """
     beginning = None
     job, reference, given = with_changed_settings(url, job, reference)
     if warm_start is not None:
-        beginning = record_of(warm_start, job, find_run(Store(url)))
+        beginning = record_of(warm_start, job, find_run(Store(url)), emit=emit or print_sentence)
     # Data that cannot be used is refused before a folder is made.
     train_index, eval_index = indexes_of(job)
     record = replace(_record(job, reference, train_index), warm_start=beginning)
@@ -67,7 +70,7 @@ def create_run(
     found = find_run(store)
     if found is None:
         found = open_or_create(store, record)
-        write_input(store, train_index, eval_index)
+        write_input(store, train_index, eval_index, meaning_of(job, train_index))
     return _opened(
         store,
         found,
@@ -98,7 +101,7 @@ def open_run(
     Args:
       take_over: fence another driver that still holds the run.
       accept_input_change: go on although files have other names, sizes or times, if `orchestrator.run.input_change`
-        finds that it can.
+        finds that it can, and although the job means something else by its rows (`orchestrator.run.meaning`).
       allow_ancestor: if the newest commit is damaged, go back to the newest one that is not.
       single_writer: accept a storage that cannot keep a second driver out.
       only_reads: nothing will be written, so that the storage need not be tried out.
@@ -119,7 +122,7 @@ def open_run(
     arguments = arguments_of(record, store)
     reference = JobReference(function=record.job_function, arguments=arguments, folder=job_folder)
     job = reference.resolve()
-    wanted = {**arguments, **(settings or {})}
+    wanted, before = {**arguments, **(settings or {})}, None
     if changed := changes(arguments, wanted):
         reference = replace(reference, arguments=wanted)
         before, job = job, reference.resolve()
@@ -138,6 +141,7 @@ def open_run(
         allow_ancestor=allow_ancestor,
         accept_input_change=accept_input_change,
         settings_before=arguments if changed else None,
+        before_settings=before,
         emit=emit,
     )
 
@@ -155,17 +159,23 @@ def _opened(
     emit: Emit | None,
     allow_ancestor: bool = False,
     settings_before: Mapping[str, Any] | None = None,
+    before_settings: JobConfig | None = None,
 ) -> OpenRun:
     """The run, once job and data are known to be those of its record.
 
     Args:
       record: of the run.
       now: what would be recorded of a run that was created now.
+      settings_before, before_settings: the job's arguments before some were changed, and the job that they give.
     """
     # A run keeps the buckets and the first accumulators that it was created with, whatever newer code would choose.
     accumulator = record.initial_accumulator_value
     if job.initial_accumulator_value != accumulator:
+        if takes_accumulator(job):
+            kept = AccumulatorKept(found=job.initial_accumulator_value, kept=accumulator)
+            (emit or print_sentence)(kept)
         job = replace(job, initial_accumulator_value=accumulator)
+    before_settings = before_settings and replace(before_settings, initial_accumulator_value=accumulator)
     reference = reference and replace(reference, initial_accumulator_value=accumulator)
     buckets = {table.name: table.num_buckets for table in record.tables}
     tables = [replace(table, num_buckets=buckets.get(table.name, table.num_buckets)) for table in now.tables]
@@ -173,7 +183,15 @@ def _opened(
     # Another job is named as such before its data is compared.
     check_same(record, now, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
     input_changes = accepted_changes(
-        store, record, now, job, indexes, accept=accept_input_change, allow_ancestor=allow_ancestor, emit=emit
+        store,
+        record,
+        now,
+        job,
+        indexes,
+        before_settings=before_settings,
+        accept=accept_input_change,
+        allow_ancestor=allow_ancestor,
+        emit=emit,
     )
     train_index, eval_index = indexes
     return OpenRun(

@@ -52,6 +52,22 @@ class CommittedState:
         )
 
 
+def newest_commit(store: Store, *, allow_ancestor: bool) -> Manifest | None:
+    """The commit that a run will be resumed from, or None before the first one.
+
+    Raises:
+      NameNotFound, DocumentRefused: the head is missing or damaged, and ancestors are not allowed.
+    """
+    lineage = read_lineage(store, rebuild=allow_ancestor)
+    for name in lineage:
+        try:
+            return checkpoint.load(store, name)
+        except (NameNotFound, DocumentRefused):
+            if not allow_ancestor or name == lineage[-1]:
+                raise
+    return None
+
+
 def open_run_store(url: str) -> Store:
     """The store of an existing run.
 

@@ -14,20 +14,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podembed.orchestrator.api.keep_policies import Committed
-from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.keep import read_committed
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.lease_files import read_claims, read_lineage
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.commit.run_record import RunRecord
 from podembed.orchestrator.run.beginning import Beginning, open_beginning
+from podembed.orchestrator.run.meaning import MeaningRecord, meaning_of
+from podembed.orchestrator.run.reference import newest_commit
 from podembed.workers.input.reader import InputIndex, LanePlan
 from podembed.workers.input.sources import job_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
-from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
-from podembed.workers.storage.strict_json import DocumentRefused
 
 
 def _submission() -> str:
@@ -76,6 +76,11 @@ class OpenRun:
         return tuple(buckets[name] for name in self.job.table_names)
 
     @property
+    def meaning(self) -> MeaningRecord:
+        """What is recorded of how the job's values become rows."""
+        return meaning_of(self.job, self.train_index)
+
+    @property
     def has_begun(self) -> bool:
         """Whether a driver has ever claimed it."""
         return bool(read_claims(self.store))
@@ -116,15 +121,3 @@ class OpenRun:
         """
         record = self.record.warm_start
         return open_beginning(record, self.job, self.table_buckets) if record else None
-
-
-def newest_commit(store: Store, *, allow_ancestor: bool) -> Manifest | None:
-    """As `OpenRun.newest_commit`."""
-    lineage = read_lineage(store, rebuild=allow_ancestor)
-    for name in lineage:
-        try:
-            return checkpoint.load(store, name)
-        except (NameNotFound, DocumentRefused):
-            if not allow_ancestor or name == lineage[-1]:
-                raise
-    return None

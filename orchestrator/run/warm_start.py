@@ -8,7 +8,7 @@ new run begins with step 0 and its own data: only state is taken over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -16,12 +16,14 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import columns
 from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.run.meaning import MeaningRecord, changes_of_dense_input, changes_of_table
 from podembed.workers.checkpoint.files import DenseFile
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.host.warm_start import TableStart
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 
 DENSE = "@dense"
+ACCEPT = "@accept"
 
 
 class WarmStartRefused(ConfigurationError):
@@ -36,7 +38,7 @@ class WarmStartRefused(ConfigurationError):
             f"Found differences between the tables of commit {commit} and those of the job:\n"
             + "\n".join(f"  - {difference}" for difference in differences)
             + "\nExpected the same tables, or a rule for each that is not: TABLE=grow, TABLE=reinit, TABLE=rows, "
-            "TABLE=rename=OLD, OLD=drop."
+            f"TABLE=rename=OLD, OLD=drop, {ACCEPT}=TABLE."
         )
         self.differences = tuple(differences)
 
@@ -117,7 +119,7 @@ def parse_rules(texts: Iterable[str]) -> dict[str, TableRule]:
     rules: dict[str, TableRule] = {}
     for text in texts:
         table, _, rest = text.partition("=")
-        if table == DENSE:
+        if table in (DENSE, ACCEPT):
             continue
         kind, separator, source = rest.partition("=")
         is_whole = {
@@ -128,12 +130,20 @@ def parse_rules(texts: Iterable[str]) -> dict[str, TableRule]:
             raise ConfigurationError(
                 f"Found rule '{text}'. Expected TABLE=same, TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rows=OLD, "
                 "TABLE=rename=OLD, OLD=drop "
-                f"or {DENSE}=... Write it in one of these forms."
+                f"{ACCEPT}=TABLE or {DENSE}=... Write it in one of these forms."
             )
         if table in rules:
             raise ConfigurationError(f"Found two rules for table '{table}'. Expected one. Leave one out.")
         rules[table] = TableRule(kind=RuleKind(kind), source=source or None)
     return rules
+
+
+def parse_accepted(texts: Iterable[str]) -> frozenset[str]:
+    """The tables of the job, or `@dense`, whose rows or numbers are taken although they mean something else:
+    `@accept=users`, `@accept=@dense`.
+    """
+    parts = [text.partition("=") for text in texts]
+    return frozenset(name for key, _, name in parts if key == ACCEPT)
 
 
 def parse_dense_rule(texts: Iterable[str]) -> DenseRule:
@@ -158,21 +168,25 @@ def plan_warm_start(
     rules: Mapping[str, TableRule] | None = None,
     *,
     dense: DenseRule = DenseRule.SAME,
+    meanings: tuple[MeaningRecord, MeaningRecord] | None = None,
+    accepted: Collection[str] = (),
 ) -> WarmStartPlan:
     """Decides where each table of a new run begins.
 
-    The optimizer is compared by the names and widths of its slots: a commit says nothing of the rule's constants, such
-    as the learning rate, which may differ.
+    The optimizer is compared by the names and widths of its slots, since a commit says nothing of the rule's constants.
+    `meanings` do, but for the learning rate, which may differ.
 
     Args:
       manifest: of the commit to start from.
       specs: the tables of the new run.
       rules: by table of the new run; DROP by table of the commit. Tables without a rule are SAME.
       dense: for the dense model. Whether its arrays fit is found by the device processes, which alone know its shapes.
+      meanings: of the commit's run and of the job; None where that is not to be compared.
+      accepted: as `parse_accepted` finds them.
 
     Raises:
-      WarmStartRefused: with every table that was added, removed or changed without a rule, and every rule that fits
-        nothing.
+      WarmStartRefused: with every table that was added, removed or changed without a rule, every one whose rows mean
+        something else, and every rule that fits nothing.
     """
     rules = rules or {}
     sources = {table.name: table for table in manifest.tables}
@@ -185,6 +199,9 @@ def plan_warm_start(
         rule = rules.get(spec.name, TableRule(kind=RuleKind.SAME))
         source_name = None if rule.kind in (RuleKind.REINIT, RuleKind.DROP) else rule.source or spec.name
         found = _differences(spec, rule, source_name, sources, dropped)
+        source_table = sources.get(source_name or "")
+        if meanings is not None and source_table is not None and not found and spec.name not in accepted:
+            found += _other_meanings(spec.name, source_table.name, rules.get(spec.name), meanings)
         differences += found
         used |= {source_name} if source_name in sources else set()
         source = sources[source_name] if source_name and not found else None
@@ -203,6 +220,16 @@ def plan_warm_start(
         if name not in used | dropped | wanted
     ]
     differences += _rule_differences(rules, wanted, sources)
+    differences += [
+        f"the rule {ACCEPT}={name} names no table of the job (it has {', '.join(sorted(wanted))}, and {DENSE})"
+        for name in sorted(accepted)
+        if name not in wanted | {DENSE}
+    ]
+    if meanings is not None and dense is not DenseRule.REINIT and DENSE not in accepted:
+        differences += [
+            f"{phrase} ({DENSE}=reinit begins the dense model anew, {ACCEPT}={DENSE} takes it all the same)"
+            for phrase in changes_of_dense_input(*meanings)
+        ]
     if differences:
         raise WarmStartRefused(differences, manifest.name)
     loaded = {start.source.name for start in starts if start.source}
@@ -256,6 +283,16 @@ def _differences(
     if types:
         differences.append(f"table '{name}' is float32, in the commit partly {', '.join(sorted(types))} {hint}")
     return differences
+
+
+def _other_meanings(
+    name: str, source: str, rule: TableRule | None, meanings: tuple[MeaningRecord, MeaningRecord]
+) -> list[str]:
+    """Why rows that fit a table would belong to other values there."""
+    with_slots = rule is None or rule.kind is not RuleKind.ROWS
+    found = changes_of_table(*meanings, source=source, table=name, is_chosen=rule is not None, with_slots=with_slots)
+    hint = f"({name}=reinit begins it anew, {ACCEPT}={name} takes its rows all the same)"
+    return [f"table '{name}': {phrase} {hint}" for phrase in found]
 
 
 def _rule_differences(rules: Mapping[str, TableRule], wanted: set[str], sources: Mapping[str, TableFiles]) -> list[str]:

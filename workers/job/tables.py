@@ -61,6 +61,12 @@ def table_specs(job: JobConfig, table_buckets: Sequence[int | None]) -> tuple[Ta
     return tuple(specs)
 
 
+def takes_accumulator(job: JobConfig) -> bool:
+    """Whether a table begins with `JobConfig.initial_accumulator_value`."""
+    optimizers = [table.optimizer or job.optimizer for table in job.tables if table.trainable]
+    return any(one.with_accumulator(job.initial_accumulator_value) is not one for one in optimizers)
+
+
 def check_initial_rows(job: JobConfig) -> None:
     """Looks at the files with the first values of tables.
 

@@ -99,6 +99,23 @@ def test_paths_and_single_values_are_taken_as_lists_of_text_are(
     assert pq.read_table(tmp_path / "scores.parquet").column_names == list(scored.columns)
 
 
+def test_a_job_that_reads_its_columns_otherwise_scores_nothing(
+    result: Result, job: JobConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the job that a caller passes, nor the function of the run whose code was edited since."""
+    salted = {**job.data.features, "rounded": IdColumn("bag", mode="hash", salt=7)}
+    other = replace(job, data=replace(job.data, features=salted))
+    with pytest.raises(ConfigurationError) as refused:
+        open_model(result.path, job=other)
+    assert "feature 'rounded' (column 'bag'): found salt=7, expected 0\n" in str(refused.value)
+    assert str(refused.value).endswith("Pass the job of that run.")
+    renamed = {**job.data.features, "rounded": IdColumn("other_bag", mode="hash")}
+    open_model(result.path, job=replace(job, data=replace(job.data, features=renamed), metrics=()))
+    monkeypatch.setattr("podembed.orchestrator.inference.committed_model._job_of", lambda store, folder: other)
+    with pytest.raises(ConfigurationError, match="The job has changed since: restore it"):
+        open_model(result.path)
+
+
 def test_memory_is_bounded_and_small_tables_are_read_once(result: Result, job: JobConfig) -> None:
     model = open_model(result.path, job=job)
     rows = committed_state(result.path)

@@ -80,7 +80,7 @@ def test_an_accepted_change_is_written_when_the_run_goes_on_and_is_what_later_st
         file.version for file in read_input(run.store).began.training
     ]  # type: ignore[union-attr]
     assert "accepted from step 0 on" in told[0]
-    assert "From step 0 on other data files" in render(describe(run.store, now_unix_s=change.accepted_unix_s + 1))
+    assert "From step 0 on other input" in render(describe(run.store, now_unix_s=change.accepted_unix_s + 1))
     lease.release()
 
     again = open_run(run.url)

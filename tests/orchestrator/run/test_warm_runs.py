@@ -172,6 +172,14 @@ def test_changed_tables_need_rules(source: str, small_data: str, tmp_path: Path)
     ):
         assert difference in found
     assert len(refused.value.differences) == 5
+    # Every table fits, but rows of 'a' are those of other values.
+    reference = job_of(small_data, "hashed")
+    with pytest.raises(WarmStartRefused) as refused:
+        train(reference, tmp_path / "new", WarmStart(source=source))
+    (hashed,) = refused.value.differences
+    assert hashed.startswith("table 'a': feature 'a' (column 'a'): found mode=\"hash\", expected \"as_is\" (a=reinit")
+    with pytest.raises(WarmStartRefused, match="the rule @accept=b2 names no table of the job"):
+        train(reference, tmp_path / "new", WarmStart(source=source, rules=("@accept=a", "@accept=b2")))
     assert not (tmp_path / "new").exists()
 
 

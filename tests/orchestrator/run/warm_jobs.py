@@ -9,6 +9,7 @@ import optax
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.workers.data.columns import IdColumn
 from podembed.workers.job.job import JobConfig
 from tests.small_job import B_ROWS, DIM, SmallModel, small_job
 
@@ -26,7 +27,7 @@ def changed_job(*, folder: str, change: str = "nothing", seed: int = 3) -> JobCo
     dimension, 'b' with another optimizer, and a new table 'fresh' for the feature 'other_bag'.
     """
     job = small_job(folder=folder, seed=seed)
-    features = dict(job.features)
+    features, hashed = dict(job.features), IdColumn("a", mode="hash", missing="empty")
     if change == "tables":
         features["a"] = FeatureConfig(TableConfig(50, DIM, name="letters", combiner="sum", optimizer=Adagrad(0.1)))
         features["b"] = FeatureConfig(TableConfig(B_ROWS, 2 * DIM, name="b", combiner="sum", optimizer=SGD(0.1)))
@@ -35,6 +36,7 @@ def changed_job(*, folder: str, change: str = "nothing", seed: int = 3) -> JobCo
         return replace(job, features=features)
     return {
         "nothing": job,
+        "hashed": replace(job, data=replace(job.data, features={**job.data.features, "a": hashed})),
         "model": replace(job, model=WiderModel()),
         "dense optimizer": replace(job, dense_optimizer=optax.sgd(1e-2)),
     }[change]
