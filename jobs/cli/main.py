@@ -89,7 +89,7 @@ class Train:
     """Begin from another run's newest commit, or from RUN@COMMIT, instead of with initial values."""
     warm_start_rules: tuple[str, ...] = ()
     """What is meant where its tables differ: TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop,
-    @dense=params, @dense=reinit.
+    @dense=params, @dense=reinit, @accept=TABLE.
     """
     storage: str | None = None
     """Where runs lie: a folder, or an fsspec URL such as gs://bucket/runs, that every host reaches. Default: .runs"""
@@ -206,8 +206,8 @@ class Resume:
     allow_ancestor: bool = False
     """If the newest commit is damaged, go back to the newest one that is not; the steps since are done again."""
     accept_input_change: bool = False
-    """Go on although data files changed since the run began; rows, row groups and vocabularies must still mean the same
-    steps.
+    """Go on although data files changed since the run began, or how the job's code reads or updates rows; row groups and
+    vocabularies must still mean the same steps.
     """
     log: Literal["text", "json"] = "text"
     """json writes one object a line, for programs that gather logs."""

@@ -227,7 +227,7 @@ class WarmStart:
     Attributes:
       source: `RUN`, for the newest commit at that time, or `RUN@COMMIT`.
       rules: what is meant by each difference between the commit and the job, such as `users=rename=members`,
-        `ads=reinit`, `old=drop`, `items=rows`, `@dense=params`; see `orchestrator.run.warm_start`.
+        `ads=reinit`, `old=drop`, `items=rows`, `@dense=params`, `@accept=users`; see `orchestrator.run.warm_start`.
     """
 
     source: str
@@ -256,7 +256,8 @@ class RunConfig:
       take_over: fence another driver that still holds this run.
       warm_start: another run's commit that a new run begins from; None begins with initial values.
       single_writer: accept a storage that cannot create files exclusively, where nothing stops a second driver.
-      accept_input_change: go on with a run although its data files are not those that it began with.
+      accept_input_change: go on with a run although its data files are not those that it began with, or the job makes
+        other rows of their columns.
       fault_plan: faults to be injected, for `podembed chaos` and tests.
     """
 

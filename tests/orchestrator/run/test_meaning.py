@@ -92,7 +92,7 @@ def job_of(*, folder: str, rate: float = 0.1, beta: float = 0.9, edits: bool = T
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("meaning")
     ids = list(range(8))
-    numbers = {name: ids for name in ("user", "item", "age", "n", "x", "y")}
+    numbers = dict.fromkeys(("user", "item", "age", "n", "x", "y"), ids)
     columns = numbers | {"click": [0, 1] * 4, "buy": [1, 0] * 4, "word": ["a", "b"] * 4}
     pq.write_table(pa.table(columns), path / "part.parquet")
     (path / "words.txt").write_text("a\nb\n")
@@ -121,8 +121,8 @@ CHANGES: list[tuple[Callable[[JobConfig], JobConfig], list[str]]] = [
     (
         lambda job: with_column(job, "user", crossed_with=("age",)),
         [
-            'feature \'user\' (column \'user\'): found crossed_with=[{"boundaries": [], "column": "age", "since": null, '
-            '"unit": null}], expected []'
+            "feature 'user' (column 'user'): found crossed_with="
+            '[{"boundaries": [], "column": "age", "since": null, "unit": null}], expected []'
         ],
     ),
     (
@@ -214,7 +214,8 @@ def test_each_difference_is_named_with_what_was_found_and_expected(
 def test_rates_and_what_has_no_effect_may_change(job: JobConfig, change: Callable[[JobConfig], JobConfig]) -> None:
     before, now = meaning_of(job), meaning_of(change(job))
     same = replace(
-        now, features=tuple(replace(one, table=was.table) for one, was in zip(now.features, before.features))
+        now,
+        features=tuple(replace(one, table=was.table) for one, was in zip(now.features, before.features, strict=True)),
     )
     assert changes_of_run(before, same) == []
 

@@ -52,11 +52,12 @@ def run(tmp_path: Path, data: str) -> OpenRun:
 
 
 def as_written_before(run: OpenRun) -> None:
-    """Takes out of the record what older versions did not write."""
-    path = Path(run.url) / "RUN.json"
-    document = json.loads(path.read_bytes())
-    del document["sha256"], document["initial_accumulator_value"]
-    path.write_bytes(seal(document))
+    """Takes out of the records what older versions did not write."""
+    for name, member in (("RUN.json", "initial_accumulator_value"), ("INPUT.json", "meaning")):
+        path = Path(run.url) / name
+        document = json.loads(path.read_bytes())
+        del document["sha256"], document[member]
+        path.write_bytes(seal(document))
 
 
 def first_accumulator(job: JobConfig | JobReference, run: OpenRun) -> float:
