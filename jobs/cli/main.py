@@ -206,8 +206,8 @@ class Resume:
     allow_ancestor: bool = False
     """If the newest commit is damaged, go back to the newest one that is not; the steps since are done again."""
     accept_input_change: bool = False
-    """Go on although data files changed since the run began, or how the job's code reads or updates rows; row groups and
-    vocabularies must still mean the same steps.
+    """Go on although data files changed since the run began, or what the job's code makes of columns and rows; row
+    groups and vocabularies must still mean the same steps.
     """
     log: Literal["text", "json"] = "text"
     """json writes one object a line, for programs that gather logs."""

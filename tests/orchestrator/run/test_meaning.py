@@ -185,7 +185,7 @@ CHANGES: list[tuple[Callable[[JobConfig], JobConfig], list[str]]] = [
         ["optimizer of table 'table_3': found beta_1=0.8, expected 0.9"],
     ),
     (
-        lambda job: replace(job, features=dict(reversed(job.features.items()))),
+        lambda job: replace(job, features=dict(reversed([*job.features.items()]))),
         ["features: found seen, age, word, item, user, expected user, item, word, age, seen, in this order"],
     ),
 ]
