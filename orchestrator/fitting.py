@@ -17,12 +17,13 @@ from podembed.orchestrator.cluster.joining import joined
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.event_log import injecting
 from podembed.orchestrator.events.reporter import Reporter, tell
-from podembed.orchestrator.events.run import BatchNotFilled, FilesInOrder, NothingLeft, RunOpened
+from podembed.orchestrator.events.run import BatchNotFilled, FilesInOrder, NothingLeft, RatesWithoutStep, RunOpened
 from podembed.orchestrator.health.watch import HealthWatch
 from podembed.orchestrator.metrics.sinks import measuring
 from podembed.orchestrator.planning.of_run import with_prediction
 from podembed.orchestrator.run.finished import finished, untrained
 from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.job.tables import tables_with_counting_rates
 
 
 def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Reporter) -> Result:
@@ -47,6 +48,9 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
 
     if run.job.batch_size > run.train_index.num_rows:
         emit(BatchNotFilled(batch_size=run.job.batch_size, num_samples=run.train_index.num_rows))
+
+    if counting := tables_with_counting_rates(run.job):
+        emit(RatesWithoutStep(tables=counting))
 
     def patience_s() -> float:
         # A run that has begun has lost its cluster; for a new one, the address is wrong.

@@ -16,7 +16,7 @@ from podembed.embedding.keras.module_members import ModuleMembers
 from podembed.embedding.keras.named_initializers import initial_value_of
 from podembed.embedding.keras.schedules import FunctionSchedule, LearningRateSchedule
 from podembed.embedding.keras.variable import Variable
-from podembed.embedding.row_optimizers.base import needs_step
+from podembed.embedding.row_optimizers.base import check_number, is_number, needs_step
 from podembed.embedding.tracing import current_trace, require_own_trace
 
 _FUNCTIONAL = (
@@ -102,6 +102,7 @@ class OptimizerVariables(ModuleMembers):
                 f"Found {type(value).__name__} to set as the rate of optimizer '{self._name}'. Expected a number. "
                 "Pass a schedule to the constructor."
             )
+        _check_rate(value)
         if isinstance(rate, Variable):
             rate.assign(value)
         else:
@@ -146,6 +147,7 @@ class OptimizerVariables(ModuleMembers):
                 f"Found learning_rate={learning_rate!r}. Expected a number, a schedule or a callable without "
                 "arguments. Pass float(...)."
             )
+        _check_rate(learning_rate)
         return Variable(learning_rate, trainable=False, name="learning_rate", dtype=np.float32)
 
     def add_variable(
@@ -213,3 +215,9 @@ class OptimizerVariables(ModuleMembers):
             yield
         finally:
             self._scope = ""
+
+
+def _check_rate(rate: Any) -> None:
+    """Refuses what is no number of at least 0. Arrays that are traced, variables and callables have none yet."""
+    if not callable(rate) and not isinstance(rate, Variable) and is_number(rate):
+        check_number("learning_rate", rate, least=0.0)

@@ -85,7 +85,7 @@ def check_number(
       TypeError: it is no number.
       ValueError: it is out of its range.
     """
-    if not is_number(value):
+    if not is_number(value) or isinstance(value, bool | np.bool_):
         raise TypeError(not_a_number(name, value))
     try:
         number = float(value)
@@ -236,7 +236,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if not callable(self.learning_rate):
-            if not is_number(self.learning_rate):
+            if not is_number(self.learning_rate) or isinstance(self.learning_rate, bool):
                 raise ValueError(not_a_number("learning_rate", self.learning_rate))
             check_number("learning_rate", self.learning_rate, least=0.0)
         for argument in fields(self):  # pyright: ignore[reportArgumentType]  # every optimizer is a dataclass

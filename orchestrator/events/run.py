@@ -120,6 +120,14 @@ class BatchNotFilled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RatesWithoutStep(Event):
+    """Learning rates of tables are functions that do not take the step. What they count themselves is in no commit."""
+
+    level: ClassVar[Level] = Level.WARNING
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotPredicted(Event):
     """The run has ended, and its steps cannot be compared with a prediction although this machine has constants."""
 

@@ -63,6 +63,16 @@ def _(event: progress.IdsAltered) -> str:
 
 
 @sentence.register
+def _(event: run.RatesWithoutStep) -> str:
+    names = ", ".join(event.tables[:MOST_TABLES]) + (", ..." if len(event.tables) > MOST_TABLES else "")
+    return (
+        f"the learning rate of {plural(len(event.tables), 'table')} ({names}) is a function without the step. Whenever "
+        "the run is resumed, or goes on after a fault, it begins anew with all that it counts. Give the function the "
+        "step: def rate(step)"
+    )
+
+
+@sentence.register
 def _(event: progress.Evaluated) -> str:
     made = event.evaluation
     best = "" if event.best_auc is None else f"  (best reachable {event.best_auc:.4f})"

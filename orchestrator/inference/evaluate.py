@@ -11,14 +11,14 @@ from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.driver.evaluations import evaluation_of
 from podembed.orchestrator.inference.batches import all_of, log_of, looked_up
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, CommittedRows, with_commit
+from podembed.orchestrator.inference.trained_kinds import index_as_trained
 from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import several
-from podembed.workers.device.dense_half import DenseStateError
+from podembed.workers.device.dense_half import DenseStateError, OtherPrecision
 from podembed.workers.host.windows import ScoredParts
 from podembed.workers.inference.pooled_rows import PooledRows
 from podembed.workers.inference.trained_forward import SCORED_PARTS, TrainedForward
-from podembed.workers.input.reader import build_index
 from podembed.workers.input.sources import open_evaluation
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import place
@@ -63,7 +63,7 @@ def evaluate(
 
     Raises:
       ConfigurationError: no run, no commit, no job, or no evaluation data.
-      InputError: the data cannot be read.
+      InputError: the data cannot be read, or a column has another kind of values than in training.
       ChunkDamaged: the commit is damaged.
       QualityError: a score is no number. A figure that has no meaning on these samples is left out, with the reason.
     """
@@ -77,11 +77,13 @@ def evaluate(
 def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: int = KEPT_BYTES) -> Evaluated:
     """As `evaluate`, of a commit that is open."""
     job, declared = model.job, data_of(model.job, data)
-    index = build_index(declared)
+    index = index_as_trained(model, declared)
     log = log_of(declared)
     # The device program, and with it the last bit of a score, is that of a run on one host, which has all lanes.
     try:
         forward = TrainedForward(job, model.dense(SCORED_PARTS))
+    except OtherPrecision as error:
+        raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
     except DenseStateError as error:
         raise ConfigurationError(f"{error} The job's function has changed since {model.state.location}.") from error
     rows = PooledRows(job, CommittedRows(model, kept_bytes=kept_bytes))

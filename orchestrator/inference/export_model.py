@@ -21,6 +21,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.inference.committed_model import CommittedModel, with_commit
 from podembed.orchestrator.inference.export_files import MANIFEST, ExportFiles, export_folder
 from podembed.orchestrator.inference.input_schema import input_schema
+from podembed.orchestrator.inference.trained_kinds import trained_kinds
 from podembed.orchestrator.inspect.export_formats import Source, write_npy
 from podembed.orchestrator.inspect.rows import BATCH_BYTES
 from podembed.version import version
@@ -28,7 +29,7 @@ from podembed.workers.declared_types import several
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference import exported_columns, exported_extra, exported_model
 from podembed.workers.inference.portable_forward import export_forward, output_shapes
-from podembed.workers.inference.trained_forward import SCORED_PARTS
+from podembed.workers.inference.trained_forward import SCORED_PARTS, check_dense
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import place
 
@@ -91,13 +92,14 @@ def export_model(
 def _write(model: CommittedModel, files: ExportFiles, out: str, wanted: Sequence[str]) -> ExportedModel:
     _require_flatbuffers()
     job, manifest = model.job, model.state.manifest
+    dense = model.dense(SCORED_PARTS)
     try:
+        check_dense(job, dense)
         exported = export_forward(job, step=manifest.step, wanted=wanted)
     except DenseStateError as error:
         raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
     outputs = output_shapes(exported)
     files.write_bytes(PROGRAM, bytes(exported.serialize()))
-    dense = model.dense(SCORED_PARTS)
     files.write("dense.safetensors", lambda file: _write_safetensors(file, dense))
     tables = []
     for at, (table, config) in enumerate(zip(model.tables, job.tables, strict=True)):
@@ -107,7 +109,7 @@ def _write(model: CommittedModel, files: ExportFiles, out: str, wanted: Sequence
         )
         files.write(name, lambda file, source=source: write_npy(file, source))
         tables.append({"name": table.name, "file": name, "num_rows": table.num_rows, "dim": config.dim})
-    schema = input_schema(job, exported, files)
+    schema = input_schema(job, exported, files, kinds=trained_kinds(model))
     document = {
         "format": exported_model.FORMAT,
         "format_version": exported_model.FORMAT_VERSION,

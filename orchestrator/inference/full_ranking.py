@@ -34,7 +34,7 @@ class Scored:
 
     Attributes:
       ids: int64 `[c]`, rows of the items' table, rising.
-      scores: float32 `[n, c]`.
+      scores: `[n, c]`, float32, or float64 where the model gives that or integers.
       is_candidate: bool `[n, c]`, False where an item is left out for a sample.
     """
 
@@ -89,17 +89,22 @@ class FullRanking:
         if without is None:
             without = () if owner is None else (owner,)
         items, without = tuple(map(place, several(items))), several(without)
-        self._left_out = LeftOut(self.job, without, feature=self.feature)
+        self._left_out = LeftOut(model, without, feature=self.feature)
         self.users = next(iter(self._left_out.owners), owner)
         self._model, self._without = model, without
         self._tables = {id(table): at for at, table in enumerate(job.tables)}
         self._rows = CommittedRows(model, kept_bytes=kept_bytes)
         self._pooled = PooledRows(self.job, self._rows, is_padded=True)
         if items:
-            self.ids = ids_in(self.job, items, self.feature)
+            self.ids = ids_in(model, items, self.feature)
         else:
             by_popularity = declared is not None and declared.by == "popularity"
-            self.ids = ranked_ids(source, positives_of(self.job, self.feature) if by_popularity else None)
+            self.ids = ranked_ids(source, positives_of(model, self.feature) if by_popularity else None)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of scores."""
+        return self._forward.dtype
 
     @property
     def job(self) -> JobConfig:
@@ -124,7 +129,7 @@ class FullRanking:
         """
         own = Others.of(found.batch, self.feature, table=self._table).own
         distinct, number = np.unique(own[own >= 0], return_inverse=True)
-        scores = np.full((len(own), 1), np.nan, np.float32)
+        scores = np.full((len(own), 1), np.nan, self._forward.dtype)
         real = np.flatnonzero(own >= 0)
         for first in range(0, len(distinct), self._forward.block_size):
             block = self._scores(found, distinct[first : first + self._forward.block_size])
@@ -148,7 +153,7 @@ class FullRanking:
             yield Scored(ids=ids, scores=self._scores(found, ids), is_candidate=kept)
 
     def _scores(self, found: LookedUp, ids: np.ndarray) -> np.ndarray:
-        """float32 `[n, len(ids)]`. The last block is filled up, so that one program does for all."""
+        """`[n, len(ids)]`. The last block is filled up, so that one program does for all."""
         filled = np.concatenate([ids, np.full(self._forward.block_size - len(ids), ids[-1])])
         block = {}
         for name in self._forward.features:

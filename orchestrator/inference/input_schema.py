@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jax.export import Exported
@@ -18,21 +18,24 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import feature_bindings
 
 
-def input_schema(job: JobConfig, exported: Exported, files: ExportFiles) -> dict[str, Any]:
+def input_schema(job: JobConfig, exported: Exported, files: ExportFiles, *, kinds: Mapping[str, str]) -> dict[str, Any]:
     """The fields of the manifest that say how columns are read. Vocabularies are written.
 
     Args:
       exported: the program. Features and extra columns that it does not read are left out.
+      kinds: of values, as `trained_kinds` has them.
     """
     read = read_columns(exported)
     return {
-        "dense_columns": [_dense_column(one) for one in job.resolved_data.dense_columns],
+        "dense_columns": [_dense_column(one, kinds) for one in job.resolved_data.dense_columns],
         "extra_columns": [_extra_column(one) for one in job.data.extra_columns if one.name in read],
-        "features": _features(job, read_features(exported), files),
+        "features": _features(job, read_features(exported), files, kinds),
     }
 
 
-def _features(job: JobConfig, read: Collection[str], files: ExportFiles) -> list[dict[str, Any]]:
+def _features(
+    job: JobConfig, read: Collection[str], files: ExportFiles, kinds: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """How each column that is read becomes rows of a table and what the model gets of them."""
     columns, bags = job.resolved_data.id_columns, Bags(job)
     names: dict[str, str] = {}
@@ -48,6 +51,7 @@ def _features(job: JobConfig, read: Collection[str], files: ExportFiles) -> list
             {
                 "name": name,
                 "column": column.column,
+                "holds": kinds.get(column.column),
                 "mode": column.mode,
                 "vocabulary_size": table.vocabulary_size,
                 "missing": column.missing,
@@ -58,7 +62,13 @@ def _features(job: JobConfig, read: Collection[str], files: ExportFiles) -> list
                 "since": column.since,
                 "boundaries": list(column.boundaries),
                 "crossed_with": [
-                    {"column": one.column, "unit": one.unit, "since": one.since, "boundaries": list(one.boundaries)}
+                    {
+                        "column": one.column,
+                        "holds": kinds.get(one.column),
+                        "unit": one.unit,
+                        "since": one.since,
+                        "boundaries": list(one.boundaries),
+                    }
                     for one in column.parts[1:]
                 ],
                 "weights": column.weights,
@@ -75,10 +85,11 @@ def _features(job: JobConfig, read: Collection[str], files: ExportFiles) -> list
     return described
 
 
-def _dense_column(column: DenseColumn | VectorColumn) -> dict[str, Any]:
+def _dense_column(column: DenseColumn | VectorColumn, kinds: Mapping[str, str]) -> dict[str, Any]:
     """How a column is read that gives some of the dense numbers."""
     described = _extra_column(column)
-    return {name: described[name] for name in ("name", "size", "transform", "unit", "since")}
+    kept = {name: described[name] for name in ("name", "size", "transform", "unit", "since")}
+    return kept | {"holds": kinds.get(column.name)}
 
 
 def _extra_column(column: ExtraColumn) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import numpy as np
 from podembed.embedding.features.ids import rows_of
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.inference.batches import read_batches
+from podembed.orchestrator.inference.committed_model import CommittedModel
+from podembed.orchestrator.inference.trained_kinds import index_as_trained
 from podembed.workers.data.batch import Batch
 from podembed.workers.input.all_candidates import Others
 from podembed.workers.input.interactions import Interactions, read_interactions
 from podembed.workers.input.lanes import LanePlan
-from podembed.workers.input.reader import build_index
-from podembed.workers.job.job import JobConfig
 
 _ROWS = 32_768
 
@@ -27,15 +27,16 @@ class LeftOut:
       owners: the features of owners, in the order of their names.
     """
 
-    def __init__(self, job: JobConfig, names: Sequence[str], *, feature: str) -> None:
+    def __init__(self, model: CommittedModel, names: Sequence[str], *, feature: str) -> None:
         """Args:
         names: of features. One of the items' table names items of the sample, and any other one an owner.
         feature: of the items.
 
         Raises:
           ConfigurationError: a name is no other feature of the job.
-          InputError: the training files cannot be read.
+          InputError: the training files cannot be read, or have another kind of values by now.
         """
+        job = model.job
         unknown = [name for name in names if name not in job.features or name == feature]
         if unknown:
             raise ConfigurationError(
@@ -46,7 +47,7 @@ class LeftOut:
         self._names = tuple(names)
         self._table = job.features[feature].table
         self.owners = tuple(name for name in names if job.features[name].table is not self._table)
-        self._known = {name: positives_of(job, feature, owner=name) for name in self.owners}
+        self._known = {name: positives_of(model, feature, owner=name) for name in self.owners}
 
     def of(self, batch: Batch) -> list[Others]:
         """One for each feature. None of their ids is a sample's own.
@@ -70,15 +71,15 @@ class LeftOut:
         return Others(given=nobody, own=nobody, begins=begins, ends=ends, ids=known.ids)
 
 
-def positives_of(job: JobConfig, feature: str, *, owner: str | None = None) -> Interactions:
+def positives_of(model: CommittedModel, feature: str, *, owner: str | None = None) -> Interactions:
     """What the training files say of a feature."""
-    data = job.resolved_data
-    return read_interactions(data, build_index(data), feature=feature, owner=owner)
+    data = model.job.resolved_data
+    return read_interactions(data, index_as_trained(model, data), feature=feature, owner=owner)
 
 
-def ids_in(job: JobConfig, paths: Sequence[str], feature: str) -> np.ndarray:
+def ids_in(model: CommittedModel, paths: Sequence[str], feature: str) -> np.ndarray:
     """The distinct rows of a feature's ids in some files, which need no other column. Rising."""
-    data = job.resolved_data
+    data = model.job.resolved_data
     wanted = replace(
         data,
         paths=tuple(paths),
@@ -92,9 +93,9 @@ def ids_in(job: JobConfig, paths: Sequence[str], feature: str) -> np.ndarray:
         order="files",
         features={feature: replace(data.id_columns[feature], negatives=None, last=None)},
     )
-    index = build_index(wanted)
+    index = index_as_trained(model, wanted)
     plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=_ROWS, shuffle=False)
     found = [np.zeros(0, np.int64)]
     found += [np.unique(batch.features[feature].values) for batch in read_batches(wanted, index, plan)]
-    rows = np.unique(rows_of(np.concatenate(found), job.features[feature].table))
+    rows = np.unique(rows_of(np.concatenate(found), model.job.features[feature].table))
     return rows[rows >= 0]

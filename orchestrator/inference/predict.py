@@ -76,7 +76,7 @@ def predict(
 
     Raises:
       ConfigurationError: no run, no commit, no job, no such column, or nothing can be written there.
-      InputError: the data cannot be read.
+      InputError: the data cannot be read, or a column has another kind of values than in training.
       ChunkDamaged: the commit is damaged; nothing was written.
     """
 
@@ -113,10 +113,11 @@ def _write(
     declared = unlabelled(
         job.resolved_data, data, features=forward.features or tuple(job.features), columns=forward.columns
     )
-    index, plan = rows_in_order(declared, batch_size=job.batch_size, out=out)
+    index, plan = rows_in_order(model, declared, batch_size=job.batch_size, out=out)
     log = log_of(declared)
     kept = KeptColumns(declared, index, columns, taken=list(forward.shapes))
-    outputs = [pa.field(name, _kind(shape)) for name, shape in forward.shapes.items()]
+    dtypes = {name: _dtype(name, dtype) for name, dtype in forward.dtypes.items()}
+    outputs = [pa.field(name, _kind(shape, dtypes[name])) for name, shape in forward.shapes.items()]
     schema = pa.schema([*kept.schema, *outputs])
     rows = PooledRows(job, CommittedRows(model, kept_bytes=kept_bytes), is_padded=True)
     left = index.num_rows
@@ -129,7 +130,9 @@ def _write(
             left -= count
             values = forward.outputs(found, tuple(job.features), count)
             is_bad = found.batch.is_padding[:count]
-            arrays = [_column(values[name], shape, is_bad) for name, shape in forward.shapes.items()]
+            arrays = [
+                _column(values[name].astype(dtypes[name]), shape, is_bad) for name, shape in forward.shapes.items()
+            ]
             yield pa.record_batch([*kept.take(count), *arrays], schema=schema)
 
     write_rows(out, schema, scored(), force=force)
@@ -142,16 +145,33 @@ def _write(
     )
 
 
-def _kind(shape: tuple[int, ...]) -> pa.DataType:
-    """Float32, or lists of as many as the output has for a sample."""
-    return pa.list_(pa.float32(), int(np.prod(shape))) if shape else pa.float32()
+def _dtype(name: str, dtype: np.dtype) -> np.dtype:
+    """The type in which an output is written: its own, or a wider one where Arrow has none that holds its numbers.
+
+    Raises:
+      ConfigurationError: no such type holds them.
+    """
+    if dtype.kind in "biu" or dtype in (np.float32, np.float64):
+        return dtype
+    for wider in (np.float32, np.int8, np.uint8):
+        if np.can_cast(dtype, wider):
+            return np.dtype(wider)
+    raise ConfigurationError(
+        f"Found output {name!r} of type {dtype}. Expected floating point, integers or truth values. Choose other "
+        "outputs (--outputs), or let apply return real numbers."
+    )
+
+
+def _kind(shape: tuple[int, ...], dtype: np.dtype) -> pa.DataType:
+    """Single numbers, or lists of as many as the output has for a sample."""
+    kind = pa.from_numpy_dtype(dtype)
+    return pa.list_(kind, int(np.prod(shape))) if shape else kind
 
 
 def _column(values: np.ndarray, shape: tuple[int, ...], is_bad: np.ndarray) -> pa.Array:
     """The outputs of some rows, null for malformed ones."""
-    values = np.asarray(values, np.float32)
     if not shape:
         return pa.array(values, mask=is_bad)
     flat = pa.array(values.reshape(-1))
     mask = pa.array(is_bad)
-    return pa.FixedSizeListArray.from_arrays(flat, type=_kind(shape), mask=mask if is_bad.any() else None)
+    return pa.FixedSizeListArray.from_arrays(flat, type=_kind(shape, values.dtype), mask=mask if is_bad.any() else None)

@@ -12,23 +12,26 @@ import pyarrow.parquet as pq
 
 from podembed.embedding.ragged import Ragged
 from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inference.committed_model import CommittedModel
+from podembed.orchestrator.inference.trained_kinds import index_as_trained
 from podembed.orchestrator.inspect.describe import new_file
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.config import InputData
 from podembed.workers.input.index import InputIndex
-from podembed.workers.input.reader import LanePlan, build_index
+from podembed.workers.input.reader import LanePlan
 from podembed.workers.job.job import JobConfig
 
 GROUP_ROWS = 65_536
 
 
-def rows_in_order(data: InputData, *, batch_size: int, out: str) -> tuple[InputIndex, LanePlan]:
+def rows_in_order(model: CommittedModel, data: InputData, *, batch_size: int, out: str) -> tuple[InputIndex, LanePlan]:
     """One lane in file order: batch after batch, the rows as they lie.
 
     Raises:
       ConfigurationError: `out` is a file of the data.
+      InputError: the files cannot be read, or a column has another kind of values than in training.
     """
-    index = build_index(data)
+    index = index_as_trained(model, data)
     if any(os.path.realpath(file.path) == os.path.realpath(out) for file in index.files):
         raise ConfigurationError(f"Found {out} at --out and in the data. Expected another file. Choose another --out.")
     plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=batch_size, shuffle=False)

@@ -15,8 +15,9 @@ from podembed.orchestrator.inference.batches import log_of, read_batches
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, with_commit
 from podembed.orchestrator.inference.evaluate import Evaluated, data_of
 from podembed.orchestrator.inference.full_ranking import FullRanking
+from podembed.orchestrator.inference.trained_kinds import index_as_trained
 from podembed.workers.declared_types import several
-from podembed.workers.input.reader import build_index, evaluation_plan
+from podembed.workers.input.reader import evaluation_plan
 from podembed.workers.job.candidates import SAMPLE, RankCounts
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import Scores
@@ -65,7 +66,7 @@ def rank_all(
 
     Raises:
       ConfigurationError: no run, no commit, no job, no evaluation data, or scores that are not those of single items.
-      InputError: the data cannot be read.
+      InputError: the data cannot be read, or a column has another kind of values than in training.
       ChunkDamaged: the commit is damaged.
       QualityError: a score is no number. A figure that has no meaning on these samples is left out, with the reason.
     """
@@ -113,7 +114,7 @@ def _ranked(
     metrics = [metric for metric in metrics if metric.name not in is_hit_rate]
     features = [*dict.fromkeys(metric.group_by for metric in metrics if metric.group_by not in (None, SAMPLE))]
     declared = data_of(ranking.job, paths)
-    index, log = build_index(declared), log_of(declared)
+    index, log = index_as_trained(model, declared), log_of(declared)
     plan = evaluation_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size)
     parts, counts = [], RankCounts()
     for found in ranking.looked_up(read_batches(declared, index, plan, bad_rows=log)):

@@ -74,13 +74,13 @@ def _recommended(
 ) -> Predicted:
     read, extra = ranking.context()
     declared = unlabelled(ranking.job.resolved_data, data, features=read, columns=extra)
-    index, plan = rows_in_order(declared, batch_size=ranking.job.batch_size, out=out)
+    index, plan = rows_in_order(model, declared, batch_size=ranking.job.batch_size, out=out)
     log = log_of(declared)
     taken = (ranking.feature, "score")
     kept = KeptColumns(declared, index, columns, taken=taken)
     values = ItemValues(ranking.job.resolved_data.id_columns[ranking.feature])
     ranking.ids = values.known(ranking.ids)
-    kinds = zip(taken, (pa.list_(values.kind), pa.list_(pa.float32())), strict=True)
+    kinds = zip(taken, (pa.list_(values.kind), pa.list_(pa.from_numpy_dtype(ranking.dtype))), strict=True)
     schema = pa.schema([*kept.schema, *(pa.field(name, kind) for name, kind in kinds)])
     left = index.num_rows
 
@@ -89,7 +89,7 @@ def _recommended(
         for found in ranking.looked_up(read_batches(declared, index, plan, bad_rows=log)):
             count = min(left, ranking.job.batch_size)
             left -= count
-            ids, scores = _best(ranking.blocks(found, with_own=True), found.batch.num_samples, top)
+            ids, scores = _best(ranking.blocks(found, with_own=True), found.batch.num_samples, top, ranking.dtype)
             lengths = np.count_nonzero(~np.isnan(scores[:count]), axis=1)
             is_filled = np.arange(scores.shape[1]) < lengths[:, None]
             offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -108,11 +108,11 @@ def _recommended(
     )
 
 
-def _best(blocks: Iterator[Scored], num_samples: int, top: int) -> tuple[np.ndarray, np.ndarray]:
+def _best(blocks: Iterator[Scored], num_samples: int, top: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Ids and scores `[n, top]`, the best first, and of equal ones the lower id; NaN behind the last."""
-    ids, scores = np.zeros((num_samples, 0), np.int64), np.zeros((num_samples, 0), np.float32)
+    ids, scores = np.zeros((num_samples, 0), np.int64), np.zeros((num_samples, 0), dtype)
     for block in blocks:
-        more = np.where(block.is_candidate, block.scores, np.float32(np.nan))
+        more = np.where(block.is_candidate, block.scores, dtype.type(np.nan))
         scores = np.concatenate([scores, more], axis=1)
         ids = np.concatenate([ids, np.broadcast_to(block.ids, more.shape)], axis=1)
         # Ids rise from block to block, and a stable order keeps them so. NaN comes last.

@@ -114,6 +114,7 @@ def test_slots():
         (lambda: FTRL(initial_accumulator_value=0.0), "initial_accumulator_value"),
         (lambda: FTRL(initial_accumulator_value=0.0, allow_zero_accumulator=True), "initial_accumulator_value"),
         (lambda: Adam(beta_1=1.0), "beta_1"),
+        (lambda: Adagrad(True), "learning_rate=True"),
         (lambda: Adam(beta_1=-0.1), "beta_1"),
         (lambda: Adam(beta_2=1.0), "beta_2=1.0"),
         (lambda: Adam(beta_2=math.nan), "beta_2"),

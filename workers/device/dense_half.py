@@ -26,6 +26,10 @@ class DenseStateError(JobError):
     """A model, a loss or dense arrays that do not fit the job."""
 
 
+class OtherPrecision(DenseStateError):
+    """Dense arrays of 64 bits where JAX has 32, or the other way round. The job may be the same."""
+
+
 def sigmoid_binary_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
     """Per-sample binary cross entropy of logits `[n]`; stable for large scores of either sign."""
     return optax.sigmoid_binary_cross_entropy(scores, labels)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from podembed.workers.device.dense_half import DenseStateError
+from podembed.workers.device.dense_half import DenseStateError, OtherPrecision
 from podembed.workers.device.options import AXIS
 from podembed.workers.job.job import DENSE_PARTS
 
@@ -42,7 +42,7 @@ def replaced(
     arrays: Mapping[str, np.ndarray],
     *,
     parts: Collection[str] = DENSE_PARTS,
-    put: Callable[[np.ndarray, Any], jax.Array] = lambda values, leaf: jnp.asarray(values),
+    put: Callable[[np.ndarray, Any], Any] = lambda values, leaf: jnp.asarray(values),
 ) -> Any:
     """A state with these arrays as its leaves. Keys, shapes and dtypes must be those of the state.
 
@@ -52,6 +52,7 @@ def replaced(
       put: makes an array of JAX, for a leaf of the state.
 
     Raises:
+      OtherPrecision: JAX works with 64 bits here and did not there, or the other way round.
       DenseStateError: an array is missing, unknown, or has another shape or dtype.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(dict(state))
@@ -65,6 +66,11 @@ def replaced(
     for key in sorted(known, key=lambda key: DENSE_PARTS.index(_part(key))):
         found, expected = arrays[key], jax.eval_shape(numbers_of, known[key])
         if found.shape != expected.shape or found.dtype != expected.dtype:
+            if found.shape == expected.shape and (remedy := _remedy_of_bits(found.dtype, expected.dtype)):
+                raise OtherPrecision(
+                    f"Found '{key}' as {found.dtype}{list(found.shape)} in the commit. Expected {expected.dtype}, as "
+                    f"the job has it in this program. {remedy}"
+                )
             raise DenseStateError(
                 f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected "
                 f"{expected.dtype}{list(expected.shape)}, as in the job."
@@ -77,6 +83,18 @@ def replaced(
         return jax.random.wrap_key_data(array, impl=_kind_of_key(leaf)) if _is_random_key(leaf) else array
 
     return jax.tree_util.tree_unflatten(structure, [value(_key(path), leaf) for path, leaf in leaves])
+
+
+def _remedy_of_bits(found: np.dtype, expected: np.dtype) -> str:
+    """What to do where two types differ as JAX_ENABLE_X64 makes them differ; else empty."""
+    if found.kind != expected.kind or found.kind not in "fiu" or {found.itemsize, expected.itemsize} != {4, 8}:
+        return ""
+    is_wide = jnp.result_type(float) == np.float64
+    if found.itemsize == 8 and not is_wide:
+        return "The run was trained with 64 bits. Set JAX_ENABLE_X64=1 here and on all hosts, as it was there."
+    if found.itemsize == 4 and is_wide:
+        return "The run was trained without JAX_ENABLE_X64. Unset it here and on all hosts."
+    return ""
 
 
 def specs_of(model: Any, state: Mapping[str, Any], axes: Mapping[str, int]) -> dict[str, P]:

@@ -23,6 +23,7 @@ from podembed.workers.checkpoint.save_pace import SavePace
 from podembed.workers.checkpoint.shard import CheckpointMismatch, DenseFile, read_dense, write_dense
 from podembed.workers.crew import ThreadCrew
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
+from podembed.workers.device.dense_half import OtherPrecision
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.device.gang import join_gang, leave_gang, make_cpu_devices
 from podembed.workers.device.measures.jax_profile import JaxProfile
@@ -207,6 +208,8 @@ class DeviceProcess:
             with self._tracker.phase(Phase.RESTORE):
                 try:
                     self._worker.load_dense_arrays(read_dense(self._store, files))
+                except OtherPrecision as error:
+                    raise CheckpointMismatch(str(error)) from error
                 except DenseStateError as error:
                     raise CheckpointMismatch(
                         f"The dense model of the run is not that of the job. {error} Resume with the model and the "
@@ -236,6 +239,8 @@ class DeviceProcess:
         with self._tracker.phase(Phase.RESTORE):
             try:
                 self._worker.load_dense_arrays(read_dense(Store(location), files), parts=parts)
+            except OtherPrecision as error:
+                raise CheckpointMismatch(str(error)) from error
             except DenseStateError as error:
                 raise CheckpointMismatch(
                     f"The dense model of the commit to begin from is not that of the job. {error} To begin without it: "

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from podembed.workers.columns.decode import Decoder, RawRows, check_schema
+from podembed.workers.columns.decode import Decoder, RawRows, check_schema, id_kinds
 from podembed.workers.data.bad_rows import Origin, RowFaults
 from podembed.workers.data.config import CsvData
 from podembed.workers.data.errors import InputError
@@ -203,4 +203,9 @@ def _kinds(data: CsvData) -> dict[str, pa.DataType]:
     return kinds
 
 
-SOURCE = Source(declared=CsvData, layout=csv_layout, open=OpenedCsv)
+def csv_content(data: CsvData) -> str:
+    """What the id columns hold, which the declaration decides."""
+    return id_kinds(pa.schema(list(_kinds(data).items())), data)
+
+
+SOURCE = Source(declared=CsvData, layout=csv_layout, open=OpenedCsv, content=csv_content)

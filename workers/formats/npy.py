@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from podembed.workers.columns.decode import Decoder, RawRows, check_schema
+from podembed.workers.columns.decode import Decoder, RawRows, check_schema, id_kinds
 from podembed.workers.data.bad_rows import Origin
 from podembed.workers.data.config import NpyData
 from podembed.workers.data.errors import InputError
@@ -217,4 +217,9 @@ def read_rows(header: NpyHeader, file: IO[bytes], first: int, count: int) -> np.
     return rows.astype(header.dtype.newbyteorder("="), copy=False)
 
 
-SOURCE = Source(declared=NpyData, layout=npy_layout, open=OpenedNpy, version=npy_version)
+def npy_content(data: NpyData) -> str:
+    """What the id columns hold: integers, but where they are cut into buckets."""
+    return id_kinds(pa.schema([(name, pa.int64()) for name in data.columns]), data)
+
+
+SOURCE = Source(declared=NpyData, layout=npy_layout, open=OpenedNpy, version=npy_version, content=npy_content)

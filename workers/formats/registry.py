@@ -62,6 +62,13 @@ def version_of(path: str, data: InputData, *, storage_options: dict[str, Any] | 
     return _source_of(data).version(path, storage_options=storage_options)
 
 
+def declared_content(data: InputData) -> str:
+    """What the id columns of data hold, as `InputFile.content` says it; empty where files decide that, and not the
+    declaration.
+    """
+    return next((source.content(data) for source in SOURCES if source.fits(data)), "")
+
+
 def _source_of(data: InputData) -> Source:
     for source in SOURCES:
         if source.fits(data):

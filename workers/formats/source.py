@@ -29,6 +29,8 @@ class Source:
       layout: (path, data) → what is to be known of a file before it is read. Raises InputError for a file that is
         missing or damaged, or that lacks a declared column.
       open: (file, data) → the file, opened. Raises InputError, too.
+      content: data → what its id columns hold, as `InputFile.content` says it; empty where files decide that, and not
+        the declaration.
       version: path → size in bytes, and a text that changes with the file and with those that belong to it.
     """
 
@@ -36,6 +38,7 @@ class Source:
     layout: Callable[..., FileLayout]
     open: Callable[..., OpenedFile]
     version: Callable[..., tuple[int, str]] = file_version
+    content: Callable[[Any], str] = lambda data: ""
 
     def fits(self, data: Any) -> bool:
         """Whether such data is read so."""

@@ -7,7 +7,7 @@ second part is `exported_model`. So nothing here imports anything of podembed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,16 @@ _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _PERIODS = {"midnight": (86400, 0), "monday": (7 * 86400, 3 * 86400)}
+_NUMBERS, _INTEGERS, _TEXT, _TIMES, _DURATIONS = "numbers", "integers", "text", "times", "durations"
+# By the kind of an array, and of single values. A boolean is an int, and a number.
+_KINDS = dict(zip("bfiuUSMm", (*[_NUMBERS] * 2, *[_INTEGERS] * 2, *[_TEXT] * 2, _TIMES, _DURATIONS), strict=True))
+_CLASSES = {
+    _NUMBERS: (bool, np.bool_, float, np.floating),
+    _INTEGERS: (int, np.integer),
+    _TEXT: (str, bytes),
+    _DURATIONS: (timedelta, np.timedelta64),
+    _TIMES: (date, np.datetime64),
+}
 
 
 class ModelError(ValueError):
@@ -43,7 +53,7 @@ def ids_of(
     if feature["crossed_with"]:
         flat, is_missing, lengths = _crossed(columns, (feature, *feature["crossed_with"]))
     else:
-        lists, lengths = _flat(columns[feature["column"]])
+        lists, lengths = _flat(columns[feature["column"]], feature["column"])
         flat, is_missing = _plain(lists, feature)
     rows = np.zeros(len(flat), np.int64)
     rows[~is_missing] = _rows(flat[~is_missing], feature, vocabulary)
@@ -92,7 +102,7 @@ def _crossed(
     """The keys of all combinations of a sample's values, which are missing, and how many each sample has."""
     found = []
     for part in parts:
-        lists, lengths = _flat(columns[part["column"]])
+        lists, lengths = _flat(columns[part["column"]], part["column"])
         flat, is_missing = _plain(lists, part)
         keys = np.zeros(len(flat), np.uint64)
         keys[~is_missing] = _keys(flat[~is_missing])
@@ -128,7 +138,7 @@ def _weights(
         # A missing list and an empty one are the same beside each other.
         nothing = [[None] if one is None else [] for one in ids]
         values = [given if _size(given) else none for given, none in zip(values, nothing, strict=True)]
-    lists, counts = _flat(values)
+    lists, counts = _flat(values, name)
     other = np.flatnonzero(counts != lengths)
     if len(other):
         at = other[0]
@@ -147,7 +157,7 @@ def _weights(
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple, np.ndarray))
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def _size(value: Any) -> int:
@@ -165,23 +175,41 @@ class Vocabulary:
     def rows(self, present: np.ndarray, num_reserved: int) -> np.ndarray:
         is_text = present.dtype == object
         if is_text not in self._places:
-            values = self._lines if is_text else map(int, self._lines)
+            try:
+                values = self._lines if is_text else [int(line) for line in self._lines]
+            except ValueError as error:
+                raise ModelError(
+                    f"Found integers, such as {present[0]}, for a column whose vocabulary has text ({error}). Expected "
+                    "text. Send text."
+                ) from error
             self._places[is_text] = {value: at for at, value in enumerate(values)}
         places = self._places[is_text]
         found = np.array([places.get(value, -1) for value in present.tolist()], np.int64)
         return np.where(found < 0, 0, found + num_reserved)
 
 
-def _flat(values: Any) -> tuple[Any, np.ndarray]:
+def _flat(values: Any, name: str) -> tuple[Any, np.ndarray]:
     """All values one after another, and how many each sample has."""
-    if isinstance(values, np.ndarray) and values.dtype != object:
+    if isinstance(values, np.ndarray) and values.dtype != object and values.ndim <= 2:
         width = 1 if values.ndim == 1 else values.shape[1]
         return values.reshape(-1), np.full(len(values), width, np.int64)
     if not any(map(_is_list, values)):
         return values, np.ones(len(values), np.int64)
     # None in the place of a list is one missing value, as a null is; an empty list has none.
     lists = [value if _is_list(value) else [value] for value in values]
-    return [item for one in lists for item in one], np.array([len(one) for one in lists], np.int64)
+    return items_of(lists, name), np.array([len(one) for one in lists], np.int64)
+
+
+def items_of(lists: Sequence[Any], name: str) -> list[Any]:
+    """The items of all lists one after another."""
+    items = [item for one in lists for item in one]
+    nested = next((item for item in items if _is_list(item)), None)
+    if nested is not None:
+        raise ModelError(
+            f"Found a list in a list of column {name!r}: {nested!r:.80}. Expected one list of values for each sample. "
+            "Join the inner lists."
+        )
+    return items
 
 
 def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -287,13 +315,62 @@ def _finite(numbers: np.ndarray, name: str) -> np.ndarray:
 
 
 def with_times(values: Any, column: Mapping[str, Any], name: str) -> np.ndarray:
-    """The values, as times where the column is declared so. Text in ISO 8601 stands for a time in UTC."""
+    """The values, as times where the column is declared so, or had times in training. Text in ISO 8601 stands for a
+    time in UTC.
+    """
+    # Exports from before kinds were recorded do not have the field.
+    holds = column.get("holds")
+    _check_kinds(values, holds, name, is_vocabulary=column.get("vocabulary") is not None)
     array = np.asarray(values)
-    if (column["unit"] is None and column["since"] is None) or array.dtype.kind in "mM":
+    is_plain = column["unit"] is None and column["since"] is None and holds != _TIMES
+    if is_plain or array.dtype.kind in "mM":
         return array
-    if not all(value is None or isinstance(value, str) for value in array.tolist()):
+    if not all(value is None or isinstance(value, (str, date)) for value in array.tolist()):
         raise ModelError(f"Found {array.dtype} in column {name!r}. Expected times: datetime64, or text in ISO 8601.")
     return np.array([value or "NaT" for value in array.tolist()], "datetime64[us]")
+
+
+def _check_kinds(values: Any, holds: str | None, name: str, *, is_vocabulary: bool) -> None:
+    """Compares values with those of training. Text among others would be the text of all of them.
+
+    Args:
+      holds: what the column had in training; None if that is not known.
+    """
+    found = _kinds_of(values)
+    if _TEXT in found and len(found) > 1:
+        both = " and ".join(repr(value) for value in found.values())
+        raise ModelError(f"Found {both:.80} in column {name!r}. Expected values of one kind. A missing one is None.")
+    alike = {_NUMBERS, _INTEGERS}
+    accepted = {holds, *(alike if holds in alike else ()), *((_TEXT,) if holds == _TIMES else ())}
+    if is_vocabulary and accepted & {_INTEGERS, _TEXT}:
+        # Lines of a file are both.
+        accepted |= {*alike, _TEXT}
+    other = sorted(found.keys() - accepted)
+    if holds is not None and other:
+        form = ": datetime64, or text in ISO 8601" if holds == _TIMES else ""
+        raise ModelError(
+            f"Found {other[0]}, such as {found[other[0]]!r:.80}, in column {name!r}. Expected {holds}{form}, as the "
+            "model was trained with, since equal values of another kind become other rows or numbers. Send "
+            f"{holds}."
+        )
+
+
+def _kinds_of(values: Any) -> dict[str, Any]:
+    """The kinds of those values that are not missing, each with one of its values."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        kind = _KINDS.get(values.dtype.kind, str(values.dtype))
+        given = values[values.astype(bool)] if kind == _TEXT else values
+        return {kind: given.flat[0]} if len(given) else {}
+    classes: dict[type, Any] = {}
+    for value in values:
+        # An empty text is a missing value.
+        if value is not None and (not isinstance(value, (str, bytes)) or value):
+            classes.setdefault(type(value), value)
+    kinds: dict[str, Any] = {}
+    for one, value in classes.items():
+        kind = next((kind for kind, known in _CLASSES.items() if issubclass(one, known)), one.__name__)
+        kinds.setdefault(kind, value)
+    return kinds
 
 
 def _time_parts(array: np.ndarray, column: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, int, str]:

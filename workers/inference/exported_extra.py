@@ -16,6 +16,7 @@ from podembed.workers.inference.exported_columns import (
     dense_of,
     finite_numbers,
     integers_of,
+    items_of,
     whole_times,
     with_times,
 )
@@ -117,4 +118,4 @@ def _lists(values: Any, name: str) -> tuple[Any, np.ndarray, np.ndarray]:
     if other:
         raise ModelError(f"Found {other[0]!r} in column {name!r}. Expected a list for each sample, or None.")
     is_null = np.array([value is None for value in values], bool)
-    return [item for one in lists for item in one], np.array([len(one) for one in lists], np.int64), is_null
+    return items_of(lists, name), np.array([len(one) for one in lists], np.int64), is_null

@@ -109,7 +109,14 @@ class Model:
         self._extra = manifest.get("extra_columns", [])
         files = [os.path.join(folder, table["file"]) for table in manifest["tables"]]
         self._tables = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
-        self._dense = {key: jax.device_put(values) for key, values in _safetensors(folder, "dense.safetensors").items()}
+        dense = _safetensors(folder, "dense.safetensors")
+        wide = [key for key, values in dense.items() if jax.dtypes.canonicalize_dtype(values.dtype) != values.dtype]
+        if wide:
+            raise ModelError(
+                f"Found {wide[0]!r} as {dense[wide[0]].dtype} in {folder}. Expected JAX to have 64 bits, as in "
+                "training. Set JAX_ENABLE_X64=1 before Python starts."
+            )
+        self._dense = {key: jax.device_put(values) for key, values in dense.items()}
         with open(os.path.join(folder, manifest["program"]), "rb") as file:
             self._program = jax.jit(jax.export.deserialize(bytearray(file.read())).call)
         names = {feature["vocabulary"] for feature in manifest["features"]} - {None}
@@ -137,7 +144,8 @@ class Model:
 
     def outputs(self, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """All outputs of the model that belong to samples, by name `[n, ...]`."""
-        num_samples = self._num_samples(columns)
+        columns = self._given(columns)
+        num_samples = len(next(iter(columns.values()), ()))
         try:
             dense = dense_block(columns, self.manifest["dense_columns"], num_samples)
             extra = {}
@@ -165,15 +173,22 @@ class Model:
             parts.append({name: np.asarray(v)[:count] for name, v in self._program(self._dense, inputs).items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _num_samples(self, columns: Mapping[str, Any]) -> int:
+    def _given(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns that are needed, as lists, tuples or arrays of one length."""
+        if not hasattr(columns, "keys"):
+            raise ModelError(
+                f"Found {type(columns).__name__} in the place of columns. Expected a mapping of {self.columns} to one "
+                "value a sample. Pass lists or arrays by the names of the columns."
+            )
         if missing := [name for name in self.columns if name not in columns]:
-            raise ModelError(f"Found columns {sorted(columns)} without {missing}. Expected {self.columns}. Pass all.")
-        lengths = {name: len(columns[name]) if hasattr(columns[name], "__len__") else 0 for name in self.columns}
+            raise ModelError(f"Found columns {list(columns)} without {missing}. Expected {self.columns}. Pass all.")
+        given = {name: _values(columns[name], name) for name in self.columns}
+        lengths = {name: len(values) for name, values in given.items()}
         if len(set(lengths.values())) != 1 or not min(lengths.values()):
             raise ModelError(
                 f"Found columns of the lengths {lengths}. Expected one length of at least 1. Pass a value a sample."
             )
-        return next(iter(lengths.values()))
+        return given
 
     def _looked_up(
         self, feature: Mapping[str, Any], ids: np.ndarray, splits: np.ndarray, weights: np.ndarray | None
@@ -187,6 +202,19 @@ class Model:
         pooled = _pooled(self._tables[feature["table"]], *_fitted(ids, splits, weights, feature), feature)
         found[f"activations/{feature['name']}"] = pooled.reshape(num_samples, *feature["shape"])
         return found
+
+
+def _values(values: Any, name: str) -> Any:
+    """A column as a list, a tuple or an array. Columns of frames and of tables are made arrays."""
+    if isinstance(values, (list, tuple)):
+        return values
+    # Keys of a mapping, letters of a text and items of a set are no values of samples.
+    if hasattr(values, "__array__") and np.ndim(array := np.asarray(values)):
+        return array
+    hint = " frame.to_dict('list') has them." if isinstance(values, Mapping) else ""
+    raise ModelError(
+        f"Found {type(values).__name__} in column {name!r}. Expected a list or an array with one value a sample.{hint}"
+    )
 
 
 def _safetensors(folder: str, name: str) -> dict[str, np.ndarray]:

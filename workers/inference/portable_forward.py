@@ -22,7 +22,7 @@ from podembed.workers.device.dense_half import DenseStateError, initial, model_s
 from podembed.workers.device.dense_leaves import by_key, numbers_of, replaced
 from podembed.workers.inference.model_inputs import batch_of, context_of
 from podembed.workers.inference.pooled_rows import LookedUp
-from podembed.workers.inference.trained_forward import SCORED_PARTS
+from podembed.workers.inference.trained_forward import SCORED_PARTS, check_dense
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.portable import portable
 
@@ -182,8 +182,11 @@ def _wanted(outputs: Arrays, names: Sequence[str]) -> Arrays:
 
 def output_shapes(exported: jax.export.Exported) -> dict[str, tuple[int, ...]]:
     """By output, its shape behind the axis of the samples."""
-    outputs = jax.tree_util.tree_unflatten(exported.out_tree, exported.out_avals)
-    return {name: tuple(int(axis) for axis in aval.shape[1:]) for name, aval in outputs.items()}
+    return {name: tuple(int(axis) for axis in aval.shape[1:]) for name, aval in _avals(exported).items()}
+
+
+def _avals(exported: jax.export.Exported) -> dict[str, Any]:
+    return jax.tree_util.tree_unflatten(exported.out_tree, exported.out_avals)
 
 
 def padded_size(num_samples: int, batch_size: int) -> int:
@@ -210,6 +213,7 @@ class PortableForward:
         Raises:
           DenseStateError: as `export_forward`, or the arrays are not those of the job.
         """
+        check_dense(job, dense)
         self.exported = export_forward(job, step=step, wanted=wanted)
         self.features = frozenset(read_features(self.exported))
         self.columns = frozenset(read_columns(self.exported))
@@ -221,6 +225,11 @@ class PortableForward:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """By output, its shape behind the axis of the samples."""
         return output_shapes(self.exported)
+
+    @property
+    def dtypes(self) -> dict[str, np.dtype]:
+        """By output, the type of its numbers."""
+        return {name: np.dtype(aval.dtype) for name, aval in _avals(self.exported).items()}
 
     def outputs(self, found: LookedUp, names: tuple[str, ...], num_samples: int) -> dict[str, np.ndarray]:
         """By name `[num_samples, ...]`, for the first samples of a batch.

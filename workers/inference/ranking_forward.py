@@ -64,6 +64,7 @@ class RankingForward:
       job: with room for a block in the place of its candidates; nothing is drawn beside its ids.
       features: those that a candidate stands in for.
       block_size: candidates that are scored at once.
+      dtype: of scores, float32, or float64 where the model gives that or integers.
     """
 
     def __init__(self, job: JobConfig, dense: Mapping[str, np.ndarray], *, feature: str, step: int) -> None:
@@ -80,9 +81,13 @@ class RankingForward:
         self._params, self._state = dense_state(job, dense)
         self._step, self._chances = step, chance_columns(job.data.id_columns)
         self._program = jax.jit(self._scores)
+        given = self._given_dtype()
+        # Of integers up to 32 bits it holds all.
+        is_wide = given.kind in "biu" or given == np.float64
+        self.dtype = np.dtype(np.float64 if is_wide else np.float32)
 
     def scores(self, found: LookedUp, block: Mapping[str, np.ndarray]) -> np.ndarray:
-        """float32 `[n, block_size]`.
+        """`[n, block_size]`, of `dtype`.
 
         Args:
           found: the samples; what they have of `features` is not read. Sequences are padded. Extra columns that were
@@ -99,7 +104,26 @@ class RankingForward:
             "lengths": {name: found.lengths[name].astype(np.int32) for name in names if name in self.job.sequences},
             "columns": {name: found.batch.columns.get(name, zeros) for name, zeros in unread.items()},
         }
-        return np.asarray(self._program(self._params, self._state, inputs, dict(block)))
+        return np.asarray(self._program(self._params, self._state, inputs, dict(block))).astype(self.dtype, copy=False)
+
+    def _given_dtype(self) -> np.dtype:
+        """What the model gives. Nothing is computed."""
+        job, n = self.job, self.job.batch_size
+        names = [name for name in job.features if name not in self.features]
+
+        def array(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype)
+
+        inputs: Arrays = {
+            "dense": array((n, job.data.num_dense)),
+            "activations": {name: array((n, *job.activation_shapes[name])) for name in names},
+            "lengths": {name: array((n,), jnp.int32) for name in names if name in job.sequences},
+            "columns": {
+                name: array((n, *one.inner), one.dtype) for name, one in batch_shapes(job.data.extra_columns).items()
+            },
+        }
+        block = {name: array((self.block_size, job.features[name].table.dim)) for name in self.features}
+        return np.dtype(self._program.eval_shape(self._params, self._state, inputs, block).dtype)
 
     def _scores(self, params: Any, state: Any, inputs: Arrays, block: Arrays) -> jax.Array:
         job, num_samples = self.job, inputs["dense"].shape[0]

@@ -74,6 +74,12 @@ class TrainedForward:
         return np.asarray(self._program(found.levels)(self._params, self._state, inputs, jnp.uint32(number)))
 
 
+def check_dense(job: JobConfig, dense: Mapping[str, np.ndarray]) -> None:
+    """Raises `DenseStateError` where these are not the arrays of a job's model."""
+    params, state = jax.eval_shape(lambda: initial(job, jax.random.key(job.seed)))
+    replaced({"params": params, "state": state}, dense, parts=SCORED_PARTS, put=lambda values, leaf: values)
+
+
 def dense_state(job: JobConfig, dense: Mapping[str, np.ndarray]) -> tuple[jax.Array, jax.Array]:
     """Parameters and state of a job's model with these arrays as their leaves.
 

@@ -18,6 +18,7 @@ from podembed.workers.control.callback import Callback
 from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.declared_types import shown
 from podembed.workers.formats.registry import declared_kinds, is_readable
+from podembed.workers.job.dense_rates import rate_problem
 from podembed.workers.job.ranking import Baseline
 from podembed.workers.job.tasks import Task
 
@@ -164,8 +165,10 @@ def _dense_optimizer(value: Any) -> str | None:
             f"Found dense_optimizer={type(value).__name__}, a Keras optimizer. Expected {expected}. Write "
             "dense_optimizer=optimizer.as_optax()."
         )
-    if value is None or _is_optax(value):
+    if value is None:
         return None
+    if _is_optax(value):
+        return rate_problem(value)
     called = getattr(value, "__name__", "")
     remedy = f"Call it: {called}(...)" if callable(value) and called else "Pass one"
     return _sentence("dense_optimizer", value, expected, remedy)

@@ -534,6 +534,18 @@ def test_as_optax_gives_a_transformation():
 def test_a_learning_rate_that_is_text_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="learning_rate='a'"):
         SGD(learning_rate="a")
+    with pytest.raises(TypeError, match="learning_rate=True. Expected a number"):
+        SGD(learning_rate=True)
+
+
+def test_a_learning_rate_is_finite_and_not_negative() -> None:
+    optimizer = SGD(learning_rate=0.0)
+    for rate in (float("nan"), float("inf"), -1, np.float32(-0.1)):
+        with pytest.raises(ValueError, match="Found learning_rate="):
+            SGD(learning_rate=rate)
+        with pytest.raises(ValueError, match="Found learning_rate="):
+            optimizer.learning_rate = rate
+    assert float(optimizer.learning_rate) == 0.0
 
 
 @pytest.mark.parametrize(

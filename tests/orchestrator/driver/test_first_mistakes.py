@@ -9,17 +9,19 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import Adagrad
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import JobFailed, JobRefused
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import ColumnUnknown
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.events.run import BatchNotFilled
+from podembed.orchestrator.events.run import BatchNotFilled, RatesWithoutStep
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.job.job import JobConfig
-from tests.small_job import small_job
+from tests.small_job import DIM, small_job
 
 
 class Heard(SilentReporter):
@@ -78,12 +80,17 @@ def test_what_a_model_returns_wrongly_is_said_without_a_traceback(small_data: st
     assert "Traceback" not in str(found.value)
 
 
+def same_rate() -> float:
+    return 0.05
+
+
 def test_a_batch_that_is_larger_than_the_data_is_told(small_data: str, tmp_path: Path) -> None:
-    """And a column without a known value."""
+    """And a column without a known value, and a rate without the step."""
     job = small_job(folder=small_data, audit=False)
     (tmp_path / "a.txt").write_text("1000000\n1000001\n")
     ids = {**job.data.features, "a": IdColumn("a", vocabulary=str(tmp_path / "a.txt"))}
-    job = replace(job, data=replace(job.data, features=ids))
+    own = FeatureConfig(TableConfig(50, DIM, name="a", combiner="sum", optimizer=Adagrad(same_rate)))
+    job = replace(job, data=replace(job.data, features=ids), features={**job.features, "a": own})
     for batch_size, count in ((48, 0), (12 << 12, 1)):
         heard = Heard()
         trainer(replace(job, batch_size=batch_size), tmp_path / str(batch_size), heard).fit()
@@ -91,3 +98,5 @@ def test_a_batch_that_is_larger_than_the_data_is_told(small_data: str, tmp_path:
         (said,) = [sentence(event) for event in heard.events if isinstance(event, ColumnUnknown)]
         assert "values of column 'a' is in its vocabulary" in said
         assert "begins with '1000000'. It may be the vocabulary of another column" in said
+        (told,) = [event for event in heard.events if isinstance(event, RatesWithoutStep)]
+        assert "the learning rate of 1 table (a) is a function without the step. Whenever the run" in sentence(told)

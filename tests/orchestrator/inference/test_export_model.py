@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,11 +26,15 @@ from podembed.orchestrator.api.config import ConfigurationError, RunConfig, Scal
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.inference.committed_model import open_model
 from podembed.orchestrator.inference.evaluate import evaluate
-from podembed.orchestrator.inference.export_model import export_model
-from podembed.orchestrator.inference.predict import predict
+from podembed.orchestrator.inference.export_model import _write_safetensors, export_model
+from podembed.orchestrator.inference.predict import _dtype, predict
+from podembed.orchestrator.inference.trained_kinds import _alike, _read_as_text, index_as_trained, trained_kinds
 from podembed.orchestrator.trainer import Trainer
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import CsvData, NpyData
 from podembed.workers.data.errors import InputError
-from podembed.workers.inference.exported_model import Model, ModelError, load
+from podembed.workers.formats.registry import declared_content
+from podembed.workers.inference.exported_model import Model, ModelError, _safetensors, load
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from podembed.workers.model.batch import ModelBatch, WithState
@@ -185,6 +190,91 @@ def test_what_predict_refuses(runs: list[str], jobs: tuple[JobConfig, ...], data
     assert mine.read_bytes() == (data / "part-0.parquet").read_bytes()
 
 
+def test_values_of_another_kind_than_in_training_are_refused(
+    runs: list[str], jobs: tuple[JobConfig, ...], data: Path, tmp_path: Path
+) -> None:
+    """The hash of 7 is not that of "7", and days since 1970 are no counts."""
+    table, model, path = table_of(data), open_model(runs[0], job=jobs[0]), tmp_path / "part-0.parquet"
+
+    def write(column: str, values: Any) -> None:
+        pq.write_table(table.set_column(table.column_names.index(column), column, values), path)
+
+    days = pa.array(np.arange(NUM_ROWS).astype("datetime64[D]"))
+    declared = replace(jobs[0].resolved_data, paths=(str(path),), eval_paths=())
+    for column, values, found, expected in (
+        ("user", pa.array(range(NUM_ROWS)), "integers", "text"),
+        ("tags", pa.array([[1]] * NUM_ROWS), "integers", "text"),
+        ("item", days, "times", "integers"),
+        ("visits", days, "times", "numbers"),
+    ):
+        write(column, values)
+        words = f"Found column '{column}' with {found} in .*part-0.parquet. Expected {expected}, as the run in .* was "
+        with pytest.raises(InputError, match=words):
+            index_as_trained(model, declared)
+    with pytest.raises(InputError, match="Found column 'visits' with times"):
+        evaluate(runs[0], job=jobs[0], data=str(path))
+    with pytest.raises(InputError, match="Found column 'visits' with times"):
+        predicted(runs[0], jobs[0], tmp_path, tmp_path / "out.parquet")
+    # One id is a list of one.
+    write("tags", table["user"])
+    assert index_as_trained(model, declared).num_rows == NUM_ROWS
+    # Lines of a vocabulary are integers and text alike.
+    known = {"item": "integers", "word": "integers"}
+    vocabulary = replace(declared, features={"word": declared.id_columns["word"]})
+    assert _read_as_text(vocabulary) == {"word"}
+    assert _alike(known["word"], in_text=True) == _alike("text", in_text=True)
+
+
+def test_runs_without_a_record_of_their_input_are_read(
+    runs: list[str], jobs: tuple[JobConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = trained_kinds(open_model(runs[1], job=jobs[1]))
+    assert kinds == {"item": "integers", "history": "integers", "seen": "times"} | dict.fromkeys(
+        ("price", "image", "visits"), "numbers"
+    )
+    run = Path(shutil.copytree(runs[1], tmp_path / "run"))
+    (run / "INPUT.json").write_text("{")
+    assert trained_kinds(open_model(run, job=jobs[1])) == {}
+    assert "INPUT.json" in capsys.readouterr().out
+    (run / "INPUT.json").unlink()
+    assert trained_kinds(open_model(run, job=jobs[1])) == {}
+
+
+def test_text_files_hold_what_their_declaration_says(jobs: tuple[JobConfig, ...]) -> None:
+    csv = CsvData("x.csv", label="y", dense=("n",), features={"a": IdColumn("a", "hash")}, times=("n",))
+    assert declared_content(csv) == "a: integers, n: times"
+    assert declared_content(replace(csv, strings=("a",))) == "a: text, n: times"
+    arrays = NpyData("x_labels.npy", features={"a": IdColumn("cat_0"), "b": IdColumn("int_0", boundaries=(1.0,))})
+    assert declared_content(arrays) == "cat_0: integers, int_0: numbers"
+    assert declared_content(jobs[0].data) == ""
+
+
+class WithWholeNumbers:
+    """A model with outputs that float32 does not hold, and with those that Arrow does not have."""
+
+    def __init__(self, inner: Any) -> None:
+        self.init, self._inner = inner.init, inner
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> WithState:
+        made = self._inner.apply(params, batch, context)
+        at = batch.dense[:, 0].astype(jnp.int32) * 0 + (1 << 24) + 1
+        more = {"at": at, "pair": jnp.stack([at, -at], axis=1), "is_odd": at % 2 == 1, "half": at.astype(jnp.bfloat16)}
+        return WithState({"scores": made.value["scores"]} | more, made.state)
+
+
+def test_predictions_keep_their_type(runs: list[str], jobs: tuple[JobConfig, ...], data: Path, tmp_path: Path) -> None:
+    job = replace(jobs[1], model=WithWholeNumbers(jobs[1].model))
+    found = predicted(runs[1], job, data, tmp_path / "typed.parquet")
+    kinds = {"at": "int32", "half": "float", "is_odd": "bool", "scores": "float"}
+    assert {name: str(found.schema.field(name).type) for name in kinds} == kinds
+    assert found.schema.field("pair").type == pa.list_(pa.int32(), 2)
+    odd = (1 << 24) + 1
+    assert found.to_pylist()[0] == found.to_pylist()[0] | {"at": odd, "pair": [odd, -odd], "is_odd": True}
+    assert found.column("half").to_pylist()[0] == 1 << 24
+    with pytest.raises(ConfigurationError, match="Found output 'turn' of type complex64. Expected floating point, int"):
+        _dtype("turn", np.dtype(np.complex64))
+
+
 class WithVisits:
     """A model whose scores have a column of the data on top."""
 
@@ -258,13 +348,19 @@ def test_one_sample_and_many_have_the_same_scores(model: Model) -> None:
     ("changed", "words"),
     [
         ({"item": 40}, r"Found id 40 in column 'item'. Expected 0 to 39"),
-        ({"item": "seven"}, r"Found text 'seven' in column 'item'. Expected integers"),
-        ({"user": 0.5}, r"Found float64 in column 'user'. Expected integers, text"),
+        ({"item": "seven"}, r"Found text, such as 'seven', in column 'item'. Expected integers, as .*Send integers"),
+        ({"user": 0.5}, r"Found numbers, such as 0.5, in column 'user'. Expected text, as the model was trained with"),
         ({"price": float("nan")}, r"Found nan in column 'price'. Expected finite numbers"),
-        ({"seen": 7}, r"Found int64 in column 'seen'. Expected times: datetime64, or text in ISO 8601"),
+        (
+            {"seen": 7},
+            r"Found integers, such as .*7.*, in column 'seen'. Expected times: datetime64, or text in ISO 8601",
+        ),
         ({"image": [1, 2]}, r"Found 2 numbers in column 'image'. Expected 3, or None for zeros"),
         ({"price": "much"}, r"in column 'price'. Expected numbers"),
-        ({"history": [1, [2, 3]]}, "inhomogeneous shape"),
+        ({"history": [1, [2, 3]]}, r"Found a list in a list of column 'history': \[2, 3\]. Expected one list"),
+        ({"history": [[1, 2], [3, 4]]}, r"Found a list in a list of column 'history': \[1, 2\]. Expected one list"),
+        ({"shares": [[0.5], [1.0]]}, r"Found a list in a list of column 'shares': \[0.5\]"),
+        ({"image": [[1], [2], [3]]}, r"Found a list in a list of column 'image': \[1\]"),
         ({"brands": None, "shares": [0.5]}, r"Found 1 weights in column 'shares' for 0 ids. Expected as many"),
         ({"shares": [0.5]}, r"Found 1 weights in column 'shares' for 2 ids"),
         ({"shares": [0.5, float("inf")]}, r"Found inf in column 'shares'. Expected finite numbers"),
@@ -283,7 +379,32 @@ def test_columns_that_are_missing_are_named(model: Model) -> None:
     with pytest.raises(ModelError, match=r"'item': 2.*Expected one length"):
         model.predict(columns | {"item": [1, 2]})
     with pytest.raises(ModelError, match=r"'item': 0.*Expected one length"):
-        model.predict(columns | {"item": 7})
+        model.predict(columns | {"item": []})
+
+
+def test_what_is_no_column_is_refused(model: Model) -> None:
+    """Keys of a mapping and letters of a text are no samples."""
+    columns = columns_of(ROW, ROW)
+    frame = {name: dict(enumerate(values)) for name, values in columns.items()}
+    with pytest.raises(
+        ModelError, match=r"Found dict in column 'price'. Expected a list or an array .*to_dict\('list'"
+    ):
+        model.predict(frame)
+    for wrong in ("no", b"no", {7, 8}, 7, None, np.array(7), iter([7, 8])):
+        with pytest.raises(ModelError, match=f"Found {type(wrong).__name__} in column 'item'. Expected a list or an"):
+            model.predict(columns | {"item": wrong})
+    for wrong in ([ROW, ROW], "price", None):
+        with pytest.raises(ModelError, match=f"Found {type(wrong).__name__} in the place of columns. Expected a mappi"):
+            model.predict(wrong)
+    with pytest.raises(ModelError, match=r"Found 'x' and 7 in column 'tags'. Expected values of one kind"):
+        model.predict(columns | {"tags": [["x"], [7]]})
+
+
+def test_columns_of_tables_stand_for_arrays(model: Model) -> None:
+    columns = columns_of(ROW | {"image": [0.5, 0, 2]}, ROW | {"image": [1, 2, 3]})
+    columns["seen"] = columns["seen"].astype("datetime64[s]")
+    found = model.predict({name: pa.chunked_array([pa.array(values)]) for name, values in columns.items()})
+    np.testing.assert_array_equal(found, model.predict(columns))
 
 
 def test_columns_that_only_a_loss_reads_are_not_asked_for(exports: list[Path], data: Path, runs: list[str]) -> None:
@@ -337,6 +458,7 @@ def test_arrays_stand_for_lists_in_extra_columns(exports: list[Path]) -> None:
         ({"image": 1.5}, r"Found 1.5 in column 'image'. Expected a list for each sample"),
         ({"marks": [0, 0, 0, 0, float("nan")]}, r"Found nan in column 'marks'. Expected finite numbers"),
         ({"marks": ["much"]}, r"in column 'marks'. Expected numbers"),
+        ({"serials": [[1, 2], [3]]}, r"Found a list in a list of column 'serials': \[1, 2\]"),
         ({"serials": [1.5]}, r"in column 'serials'. Expected integers or times"),
         ({"times": ["9999-01-01"]}, r"in column 'times'. Expected numbers that int32 holds"),
     ],
@@ -352,6 +474,8 @@ def test_exports_without_extra_columns_in_their_manifest_are_read(exports: list[
     manifest = json.loads((copy / "manifest.json").read_text())
     assert (manifest["format_version"], manifest.pop("extra_columns")) == (4, [])
     del manifest["sha256"]
+    for one in (*manifest["features"], *manifest["dense_columns"]):
+        del one["holds"]
     (copy / "manifest.json").write_text(json.dumps(manifest | {"format_version": 2}))
     names = load(str(exports[1])).columns
     columns = {name: values for name, values in columns_of(ROW, ROW).items() if name in names}
@@ -422,6 +546,16 @@ def test_a_damaged_export_is_refused(exports: list[Path], tmp_path: Path) -> Non
         load(str(copy))
     with pytest.raises(ModelError, match="Found no manifest.json"):
         load(str(tmp_path))
+
+
+def test_arrays_of_64_bits_ask_for_jax_with_64(exports: list[Path], tmp_path: Path) -> None:
+    """Of a run with JAX_ENABLE_X64."""
+    copy = shutil.copytree(exports[1], tmp_path / "copy")
+    manifest, dense = load(str(copy)).manifest, _safetensors(str(copy), "dense.safetensors")
+    with (copy / "dense.safetensors").open("wb") as file:
+        _write_safetensors(file, {key: values.astype(np.float64) for key, values in dense.items()})
+    with pytest.raises(ModelError, match=r"Found 'params/.*' as float64 in .*copy. Expected .*Set JAX_ENABLE_X64=1"):
+        Model(str(copy), manifest)
 
 
 def _without_tables(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -525,4 +659,7 @@ def test_the_page_serves_an_export(exports: list[Path], tmp_path: Path, monkeypa
     expected = load(str(exports[1])).predict(columns | {"seen": times})
     np.testing.assert_array_equal(np.array(answer.json()["score"], np.float32), expected)
     refused = client.post("/score", json=columns | {"item": ["seven", "eight"]})
-    assert (refused.status_code, "Found text 'seven' in column 'item'" in refused.json()["detail"]) == (422, True)
+    assert (refused.status_code, "Found text, such as 'seven', in column 'item'" in refused.json()["detail"]) == (
+        422,
+        True,
+    )

@@ -29,6 +29,7 @@ from podembed.orchestrator.trainer import Trainer
 from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.columns import IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
+from podembed.workers.data.errors import InputError
 from podembed.workers.input.index import build_index
 from podembed.workers.input.sources import job_plan, open_evaluation, open_reader
 from podembed.workers.job.job import JobConfig
@@ -251,6 +252,35 @@ def test_the_best_items_of_each_row(folder: Path, ranked: Result, tmp_path: Path
         assert row["user"] == user
         assert row["item"] == np.argsort(-scores[user])[:7].tolist()
         assert row["score"] == pytest.approx(scores[user, row["item"]], rel=1e-4, abs=1e-6)
+
+
+OFFSET = 1 << 28
+
+
+class Whole(Factors):
+    """Scores that are integers, of which float32 does not hold all."""
+
+    def apply(self, params: Any, batch: Any, context: Any) -> Any:
+        return OFFSET + jnp.round(1e6 * super().apply(params, batch, context)).astype(jnp.int32)
+
+
+def test_scores_that_are_integers_are_ranked_as_such(folder: Path, ranked: Result, tmp_path: Path) -> None:
+    job = replace(job_of(folder, is_ranked=True), model=Whole(True))
+    found = rank_all(ranked.path, job=job, at=(5,)).evaluation.values
+    assert found["hit_rate@5"] == ranked.evaluations[-1].values["hit_rate@5"]
+    assert found["mrr"] == pytest.approx(ranked.evaluations[-1].values["mrr"])
+    recommend(ranked.path, job=job, top=7, data=str(folder / "eval.parquet"), out=tmp_path / "best.parquet", without=())
+    scores = np.array(pq.read_table(tmp_path / "best.parquet")["score"].to_pylist())
+    assert (scores[:, :-1] >= scores[:, 1:]).all()
+    expected = scores_of(ranked, rows_of(folder, "eval"))
+    np.testing.assert_allclose(scores[:, 0] - OFFSET, 1e6 * expected.max(axis=1), atol=1000)
+    assert len(np.unique(scores % 32)) > 16, "as float32 they would be multiples of 32"
+
+
+def test_items_of_another_kind_than_in_training_are_refused(folder: Path, ranked: Result, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"item": pa.array([3, 4], pa.date32())}), tmp_path / "items.parquet")
+    with pytest.raises(InputError, match=r"Found column 'item' with times in .*items.parquet. Expected integers, as"):
+        rank_all(ranked.path, job=job_of(folder, is_ranked=True), at=(3,), items=str(tmp_path / "items.parquet"))
 
 
 def brute_force(scores: list[np.ndarray], labels: list[np.ndarray], k: int) -> dict[str, float]:

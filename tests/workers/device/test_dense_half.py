@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podembed.workers.device.dense_half import OtherPrecision
+from podembed.workers.device.dense_leaves import replaced
 from podembed.workers.device.model_step import DenseStateError, DeviceWorker
 from podembed.workers.device.programs import Inputs
 from podembed.workers.device.transfers.ways import HostArrays
@@ -248,3 +250,21 @@ def test_a_context_takes_only_rows_of_samples(method: str) -> None:
     for wrong in (jnp.ones(3), jnp.ones(())):
         with pytest.raises(ValueError, match=r"Expected \[8, ...\], one row"):
             getattr(context, method)(wrong)
+
+
+def test_arrays_of_another_precision_name_the_setting_and_blame_no_job() -> None:
+    def restore(found: Any, expected: Any) -> None:
+        replaced({"params": jax.ShapeDtypeStruct((3,), expected)}, {"params": np.zeros(3, found)}, parts=("params",))
+
+    with pytest.raises(OtherPrecision, match="as float64.* in the commit. Expected float32.*Set JAX_ENABLE_X64=1 here"):
+        restore(np.float64, np.float32)
+    with pytest.raises(DenseStateError, match=r"as float16\[3\]. Expected float32\[3\], as in the job"):
+        restore(np.float16, np.float32)
+    jax.config.update("jax_enable_x64", True)
+    try:
+        with pytest.raises(OtherPrecision, match="as int32.* in the commit. Expected int64.*Unset it here"):
+            restore(np.int32, np.int64)
+        with pytest.raises(DenseStateError, match=r"as float64\[3\]. Expected float32\[3\], as in the job"):
+            restore(np.float64, np.float32)
+    finally:
+        jax.config.update("jax_enable_x64", False)

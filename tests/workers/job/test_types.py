@@ -13,15 +13,20 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.keras.sgd_ftrl import Adagrad as KerasAdagrad
-from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.embedding.optimizers import SGD, Adagrad, Adam
 from podembed.jobs.models.dlrm import DLRM
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
 from podembed.workers.data.config import CsvData, InputData, ParquetData
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.ranking import RecallAt
+from podembed.workers.job.tables import tables_with_counting_rates
 from tests.small_job import SmallModel
 
 TABLE = TableConfig(100, 4, name="users")
+
+
+def _injected(rate: float) -> optax.GradientTransformation:
+    return optax.inject_hyperparams(optax.adam)(learning_rate=rate)
 
 
 def job_of(**changes: Any) -> JobConfig:
@@ -58,6 +63,12 @@ def job_of(**changes: Any) -> JobConfig:
         ({"dense_optimizer": KerasAdagrad()}, r"dense_optimizer=Adagrad, a Keras optimizer.*Write dense_optimizer=optimizer\.as_optax\(\)"),
         ({"dense_optimizer": optax.adam}, r"dense_optimizer=a function.*Call it: adam\(\.\.\.\)"),
         ({"dense_optimizer": 0.1}, "dense_optimizer=0.1. Expected a transformation of optax"),
+        ({"dense_optimizer": optax.adam(float("nan"))}, "dense_optimizer with step_size=nan. Expected finite numbers"),
+        ({"dense_optimizer": optax.adam(1e-3, b1=float("nan"))}, "dense_optimizer with b1=nan. Expected finite"),
+        ({"dense_optimizer": optax.sgd(float("inf"))}, "dense_optimizer with step_size=-inf. Expected finite numbers"),
+        ({"dense_optimizer": optax.adam(-1)}, "dense_optimizer with the learning rate -1, which goes uphill"),
+        ({"dense_optimizer": optax.chain(optax.scale(0.5), optax.sgd(-0.1))}, "learning rate -0.1, which goes uphill"),
+        ({"dense_optimizer": _injected(-0.1)}, "learning rate -0.1, which goes uphill. Write a finite"),
         ({"data": ["a.parquet"]}, r"data=\['a.parquet'\]. Expected ParquetData, CsvData or NpyData"),
         ({"data": "a.parquet"}, "data='a.parquet'. Expected ParquetData"),
         # Declared with what all kinds share, so that nothing could read it.
@@ -121,3 +132,33 @@ def test_what_is_meant_as_well_is_taken() -> None:
     assert type(job.batch_size) is int
     assert job.metrics == (RecallAt(3, group_by="u"),)
     assert job_of(model=DLRM(), dense_optimizer=KerasAdagrad().as_optax(), loss=optax.squared_error).dense_optimizer
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.sgd(0.0),
+        optax.adam(optax.linear_schedule(1.0, 0.0, 10)),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.scale(0.5), optax.adam(1e-3)),
+        optax.chain(optax.scale_by_adam(), optax.scale(-1e-3)),
+        optax.chain(optax.scale(2.0), optax.stateless(lambda updates, params: updates)),
+        optax.adafactor(1e-3),
+        optax.lbfgs(),
+        optax.multi_transform({"a": optax.sgd(0.1), "b": optax.set_to_zero()}, lambda params: params),
+        optax.apply_if_finite(optax.lamb(1e-3), 3),
+        optax.MultiSteps(optax.adam(1e-3), 4).gradient_transformation(),
+        _injected(0.1),
+        optax.contrib.prodigy(),
+        optax.contrib.schedule_free_adamw(1e-3),
+    ],
+)
+def test_transformations_that_go_down_are_taken(optimizer: optax.GradientTransformation) -> None:
+    assert job_of(dense_optimizer=optimizer).dense_optimizer is optimizer
+
+
+def test_rates_that_may_count_their_calls_are_known_by_their_tables() -> None:
+    assert tables_with_counting_rates(job_of(optimizer=Adagrad(lambda: 0.1)))
+    assert tables_with_counting_rates(job_of(optimizer=Adam.corrected(lambda: 0.1)))
+    for rate in (0.1, lambda step: 0.1, optax.linear_schedule(1.0, 0.0, 10)):
+        assert not tables_with_counting_rates(job_of(optimizer=Adagrad(rate)))
+        assert not tables_with_counting_rates(job_of(optimizer=Adam.corrected(rate)))
