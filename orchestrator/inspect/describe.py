@@ -7,7 +7,6 @@ and if anything fails, there is nothing.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import stat
@@ -20,6 +19,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.inspect.export_formats import Source, write_npy, write_parquet, write_safetensors
 from podembed.orchestrator.inspect.rows import BATCH_BYTES
 from podembed.orchestrator.run.reference import CommittedState
+from podembed.workers.storage.local import NO_HARD_LINKS
 from podembed.workers.storage.store import place
 
 Format = Literal["npy", "parquet", "safetensors"]
@@ -28,7 +28,6 @@ _WRITERS: dict[str, Callable[[BinaryIO, Source], None]] = {
     "parquet": write_parquet,
     "safetensors": write_safetensors,
 }
-_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +151,7 @@ def _give_name(temporary: str, path: str, *, force: bool) -> None:
     except FileExistsError:
         raise _taken(path) from None
     except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
+        if error.errno not in NO_HARD_LINKS:
             raise
         if os.path.lexists(path):
             raise _taken(path) from None

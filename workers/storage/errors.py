@@ -136,6 +136,20 @@ class SystemRefused(StorageError, OSError):
         return refused
 
 
+class SyncRefused(StorageError):
+    """A mount cannot make files or folders durable."""
+
+    may_pass = False
+
+    def __init__(self, location: str, reason: str):
+        super().__init__(
+            f"{location} lies on a mount whose fsync fails ({reason}), but a commit counts only once its files are "
+            "durable. Use a local disk, NFS, or, in the place of a mounted bucket, its URL (s3://, gs://, abfs://)."
+        )
+        self.location = location
+        self.reason = reason
+
+
 class WrongSize(StorageError):
     """A file is longer or shorter than the reader expects. Raised before anything is allocated."""
 
@@ -198,7 +212,7 @@ class StoreCannotCreateExclusively(StorageError):
 
     def __init__(self, location: str, found: str):
         super().__init__(
-            f"{location} {found}; exactly one of several writers may create a name. Use a local path, or s3://, gs:// "
+            f"{location} {found}; exactly one of several writers may create a name. Use a local disk, or s3://, gs:// "
             "or abfs:// with a current s3fs, gcsfs or adlfs; or, if you see to it that only one driver ever runs, "
             "--single-writer "
             "(RunConfig(single_writer=True))."

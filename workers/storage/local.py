@@ -20,8 +20,15 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from podembed.workers.storage.direct import DirectWrites
-from podembed.workers.storage.errors import NameNotFound, NameTaken, NotAFolder, NotAPlainFile, WrongSize
-from podembed.workers.storage.transfer import Buffer, read_all, sync_file, sync_folder, write_all
+from podembed.workers.storage.errors import (
+    NameNotFound,
+    NameTaken,
+    NotAFolder,
+    NotAPlainFile,
+    SyncRefused,
+    WrongSize,
+)
+from podembed.workers.storage.transfer import Buffer, read_all, sync_file, write_all
 
 Answer = TypeVar("Answer")
 
@@ -29,6 +36,11 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a pipe that somebody planted must not wait for a writer.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
+"""What mounts answer that have none, such as exFAT, FAT and mounted buckets. EPERM is not about rights here, since the
+file is this process's own.
+"""
+_NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 # Starts with a dot, so it is no valid name and never listed.
 _TEMPORARY = ".tmp-"
 
@@ -61,11 +73,13 @@ class Unsynced:
 class LocalFiles:
     """The files below `root`, an absolute path. The root itself may be a link: it is the user's own choice."""
 
-    creates_exclusively = True
     repeats_requests = False
 
     def __init__(self, root: str, *, direct: DirectWrites | None = None) -> None:
         self.root = root
+        # False once the mount has refused a hard link.
+        self.creates_exclusively = True
+        self._moving = threading.Lock()
         self._thread = threading.local()
         self._direct = direct or DirectWrites()
 
@@ -112,7 +126,7 @@ class LocalFiles:
                 else:
                     self._direct.write(handle, buffers, is_hurried=later.is_hurried, rest=later.rest)
                 if later is None:
-                    os.fsync(handle)
+                    self._sync(handle)
             except BaseException:
                 # The name is ours alone (O_EXCL), so no other writer's bytes can be removed here.
                 os.unlink(leaf, dir_fd=folder)
@@ -120,7 +134,7 @@ class LocalFiles:
             finally:
                 os.close(handle)
             if later is None:
-                os.fsync(folder)
+                self._sync(folder)
             else:
                 later.files.append(name)
                 later.folders.add("/".join(folders))
@@ -141,18 +155,37 @@ class LocalFiles:
         """Makes what was noted durable: every file, then every folder, each once, the deepest first."""
         for name in unsynced.files:
             with self._open(name) as handle:
-                sync_file(handle, name)
+                self._sync(handle, name)
         for name in sorted(unsynced.folders, key=lambda name: -name.count("/") if name else 1):
             with self._folder(name, name.split("/") if name else [], create=False) as folder:
-                os.fsync(folder)
+                self._sync(folder)
 
     @property
     def _later(self) -> Unsynced | None:
         return getattr(self._thread, "later", None)
 
     def create_exclusive(self, name: str, data: bytes) -> bool:
-        """Makes a complete, durable file appear under the name, or finds it taken."""
-        return self._publish(name, data, _link)
+        """Makes a complete, durable file appear under the name, or finds it taken. On a mount without hard links it
+        looks first, and only writers of this object are kept apart.
+        """
+
+        def move(temporary: str, leaf: str, folder: int) -> bool:
+            if self.creates_exclusively:
+                try:
+                    return _link(temporary, leaf, folder)
+                except OSError as error:
+                    if error.errno not in NO_HARD_LINKS:
+                        raise
+                    self.creates_exclusively = False
+            with self._moving:
+                try:
+                    os.stat(leaf, dir_fd=folder, follow_symlinks=False)
+                except FileNotFoundError:
+                    os.rename(temporary, leaf, src_dir_fd=folder, dst_dir_fd=folder)
+                    return True
+                return False
+
+        return self._publish(name, data, move)
 
     def replace(self, name: str, data: bytes) -> None:
         """Puts a complete file under the name, instead of what was there. Not durable: a disk that is busy with a save
@@ -234,15 +267,23 @@ class LocalFiles:
                 try:
                     write_all(handle, [data])
                     if is_durable:
-                        os.fsync(handle)
+                        self._sync(handle)
                 finally:
                     os.close(handle)
                 answer = move(temporary, leaf, folder)
             finally:
                 _unlink_if_there(temporary, folder)
             if is_durable:
-                os.fsync(folder)
+                self._sync(folder)
         return answer
+
+    def _sync(self, handle: int, name: str = "") -> None:
+        try:
+            sync_file(handle, name)
+        except OSError as error:
+            if error.errno in _NO_SYNC:
+                raise SyncRefused(self.root, error.strerror or str(error)) from error
+            raise
 
     def _remove_empty(self, folders: list[str]) -> None:
         while folders:
@@ -264,7 +305,11 @@ class LocalFiles:
                 os.makedirs(self.root, exist_ok=True)
             except (FileExistsError, NotADirectoryError):
                 raise NotAFolder.at(self.root, _first_file(self.root)) from None
-            sync_folder(os.path.dirname(self.root))
+            above = os.open(os.path.dirname(self.root), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self._sync(above)
+            finally:
+                os.close(above)
         later = self._later if create else None
         try:
             folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -301,7 +346,7 @@ class LocalFiles:
         except FileExistsError:
             return  # Another writer of the same run made it in between, and syncs it; the next open decides what it is.
         if later is None:
-            os.fsync(parent)
+            self._sync(parent)
         else:
             later.folders.add(above)
 

@@ -48,7 +48,8 @@ class Files(Protocol):
     """What a backend offers: names arrive validated, errors leave as `StorageError` or as they came from the system.
 
     Attributes:
-      creates_exclusively: whether the storage itself decides who of several writers creates a name.
+      creates_exclusively: whether the storage itself decides who of several writers creates a name, as far as is
+        known: a folder's mount shows at its first new name that it has no hard links.
       repeats_requests: whether one call may reach the storage more than once, so that a writer can meet its own file.
     """
 
@@ -345,6 +346,10 @@ class Store:
             self.delete(name)
 
     def _judge_probe(self, name: str, contents: Sequence[bytes], won: Sequence[bool]) -> None:
+        if not self._files.creates_exclusively:
+            raise StoreCannotCreateExclusively(
+                self.location, "lies on a mount without hard links, by which a local disk decides who creates a name"
+            )
         if sum(won) != 1:
             raise StoreCannotCreateExclusively(self.location, f"let {sum(won)} of {len(won)} writers create one name")
         stored = self.read(name, max_bytes=1024)

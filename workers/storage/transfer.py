@@ -17,16 +17,8 @@ def sync_file(handle: int, name: str) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        error.filename = name
+        error.filename = name or None
         raise
-
-
-def sync_folder(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_all(handle: int, buffers: Sequence[memoryview], start: int) -> int:

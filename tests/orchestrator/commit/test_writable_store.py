@@ -4,7 +4,11 @@ what is lost.
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -18,7 +22,8 @@ from podembed.orchestrator.inspect.prune import prune
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
-from podembed.workers.storage.errors import SingleWriterStore, StoreCannotCreateExclusively
+from podembed.workers.storage.errors import SingleWriterStore, StoreCannotCreateExclusively, SyncRefused
+from podembed.workers.storage.local import Unsynced
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import commit_steps, take
 from tests.small_job import small_job
@@ -80,6 +85,57 @@ def test_a_service_that_ignores_the_condition_can_be_used_by_one_writer(
         open_for_writing(s3_url, single_writer=False)
     with pytest.warns(SingleWriterStore, match="8 of 8 writers create one name"):
         open_for_writing(s3_url, single_writer=True)
+
+
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_mount_without_hard_links_can_be_used_by_one_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    """As exFAT, FAT and mounted buckets are."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(os, "link", refuse)
+    place = str(tmp_path / "run")
+    with pytest.raises(StoreCannotCreateExclusively, match="without hard links.*--single-writer"):
+        open_for_writing(place, single_writer=False)
+    with pytest.warns(SingleWriterStore, match=r"without hard links.*second driver"):
+        store = open_for_writing(place, single_writer=True)
+    assert store.list() == []
+    assert store.create_exclusive("a", b"1") is True
+    assert store.create_exclusive("a", b"2") is False
+    assert store.read("a", max_bytes=9) == b"1"
+    assert os.listdir(place) == ["a"], "no temporary file is left"
+    lease = take(store)
+    commit_steps(store, lease, 1, 2, 3)
+    lease.release()
+    with pytest.warns(SingleWriterStore):
+        assert len(prune(place, num_to_keep=2, single_writer=True).commits) == 1
+
+
+@pytest.mark.parametrize("fails_of", [stat.S_ISREG, stat.S_ISDIR])
+def test_a_mount_that_cannot_sync_is_refused_with_what_to_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_of: Callable[[int], bool]
+) -> None:
+    real = os.fsync
+
+    def refuse(handle: int) -> None:
+        if fails_of(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(handle)
+
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(os, "fsync", refuse)
+    for single_writer in (False, True):
+        with pytest.raises(SyncRefused, match=r"fsync fails \(Invalid argument\).*Use a local disk, NFS"):
+            open_for_writing(str(tmp_path / "run"), single_writer=single_writer)
+    unsynced = Unsynced()
+    store = Store(tmp_path / "run")
+    with store.sync_later(unsynced):
+        store.write_new("b", [b"1"])
+    with pytest.raises(SyncRefused):
+        store.sync(unsynced)
 
 
 def test_every_program_that_writes_asks(plain: str, small_data: str) -> None:
