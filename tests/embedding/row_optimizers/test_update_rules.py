@@ -32,7 +32,7 @@ from podembed.embedding.row_optimizers.custom import custom_rule
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from tests.embedding import reference
-from tests.long_tests import VARIABLE, examples, long_case
+from tests.long_tests import VARIABLE, examples, is_long, long_case
 
 NUM_ROWS = 12
 RATE = 0.05
@@ -362,6 +362,42 @@ def test_penalties_on_all_rows_are_those_of_optax_on_the_whole_table(ours, their
             np.testing.assert_allclose(table.rows, np.asarray(weights), rtol=2e-5, atol=1e-6)
     is_still = np.array_equal(table.rows[NUM_ROWS // 2 :], first[NUM_ROWS // 2 :])
     assert is_still == lazy_adam
+
+
+def penalized_adagrad(gradient, row, slots, learning_rate, hyperparameters):
+    gradient = gradient + hyperparameters.l2 * row
+    accumulator = slots[0] + gradient * gradient
+    return row - learning_rate * gradient / np.sqrt(accumulator), (accumulator,)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        SGD(RATE, weight_decay_factor=0.2, multiply_weight_decay_factor_by_learning_rate=True),
+        # numba needs seconds for a new rule.
+        pytest.param(
+            CustomRowOptimizer(
+                penalized_adagrad,
+                slots=(SlotSpec(name="accumulator", width="element", initial_value=0.1),),
+                hyperparameters={"l2": 0.2},
+            ),
+            marks=is_long,
+        ),
+    ],
+    ids=["SGD", "Adagrad"],
+)
+def test_l2_in_the_gradient_of_the_rows_of_a_batch_as_the_docs_say_it(rule):
+    """For rules without such a penalty of their own. Other rows stand still."""
+    rng = np.random.default_rng(0)
+    table = make_table(rule, 3)
+    weights, accumulators = table.rows.astype(np.float64), np.full((NUM_ROWS, 3), 0.1)
+    for _ in range(4):
+        named, gradient = rng.permutation(NUM_ROWS)[:5], rng.normal(size=(5, 3)).astype(np.float32)
+        table.update(named, gradient, RATE)
+        penalized = gradient + 0.2 * weights[named]
+        accumulators[named] += penalized**2
+        weights[named] -= RATE * penalized / (1.0 if isinstance(rule, SGD) else np.sqrt(accumulators[named]))
+        np.testing.assert_allclose(table.rows, weights, rtol=2e-5, atol=1e-6)
 
 
 def test_ftrl_times_rate_equals_the_first_form_at_a_constant_rate_and_survives_rate_zero():

@@ -61,3 +61,15 @@ def test_samples_keep_their_first_ids() -> None:
     assert cut.weights is not None
     assert cut.weights.tolist() == [1, 2, 3, 5, 6]
     assert cut_to(rows, 4).values is rows.values
+
+
+def test_few_programs_are_compiled_unless_a_device_has_few_samples_of_very_different_lengths() -> None:
+    """The numbers of `docs/write-a-job.md`."""
+    random = np.random.default_rng(0)
+    found = {}
+    for num_samples in (64, 256):
+        rooms = SequenceRooms({"history": 1000}, num_samples)
+        lengths = np.exp(random.normal(np.log(100), 1.0, (1000, num_samples))).astype(np.int64).clip(1, 1000)
+        found[num_samples] = len({rooms.levels_for({"history": batch}) for batch in lengths})
+    assert 2 <= found[256] <= 3
+    assert 5 <= found[64] <= 6
