@@ -146,6 +146,10 @@ class StepOrder(Generic[Batch, Prepared]):
                 "gradient per activation."
             )
         rates = learning_rates(self.num_applied)
+        # Not before all that may raise: a batch of inference that got no gradients is out of the way of later ones.
+        if flight is self._last_tagged:
+            self._last_tagged = None
+            self._flights.append(flight)
         is_followed = any(later.is_training for later in self._flights[self._flights.index(flight) + 1 :])
         if self._is_pipelined and not is_followed:
             self._waiting = _Waiting(flight.prepared, gradients, rates)
@@ -173,7 +177,7 @@ class StepOrder(Generic[Batch, Prepared]):
         return [shape[0] for shape in flight.shapes]
 
     def require_unapplied(self, name: str | None) -> _Flight[Prepared]:
-        """The batch that the next gradients belong to.
+        """The batch that the next gradients belong to. It stays where it is.
 
         Raises:
           OrderError: as `apply`.
@@ -182,9 +186,6 @@ class StepOrder(Generic[Batch, Prepared]):
         if flight is None:
             raise self._nothing_to_apply()
         _require_name("apply_gradients", flight.name, name)
-        if flight is self._last_tagged:
-            self._last_tagged = None
-            self._flights.append(flight)
         return flight
 
     def _unapplied(self, name: str | None) -> _Flight[Prepared] | None:

@@ -117,8 +117,11 @@ def summary(
     elif not result.num_windows and result.stopped_by is None:
         yield f"nothing left to train: all {result.total_steps:,} steps are done"
     elif not result.num_windows:
+        # Windows that were lost count for nothing, but their time was spent.
+        when = "in a recovery" if result.trained_s else "before a step was trained"
         stands = f"the run stands at step {result.step} of {result.total_steps}" if result.step else "none is trained"
-        yield f"stopped by {result.stopped_by} before a step was trained: {stands}"
+        stands = "no step of it is committed" if result.trained_s and not result.step else stands
+        yield f"stopped by {result.stopped_by} {when}: {stands}"
     else:
         end = f"stopped by {result.stopped_by}" if result.stopped_by else "done"
         end = "stopped early" if result.stopped_early else end

@@ -133,14 +133,13 @@ class BeatsConstant:
 
     def _count(self, point: Point) -> None:
         steps = point.step - point.first_step
-        num_samples = (point.value("samples_per_second") or 0.0) * window_s(point)
+        num_samples = _samples_of(point)
         if num_samples > 0:
             self._batch = num_samples / steps
-        positives = point.by_label("window_positives", "task")
-        if num_samples > 0:
-            self._share = dict(self._share) | {task: came / num_samples for task, came in positives.items()}
+        self._share = dict(self._share) | _shares_of_positives(point)
         if point.first_step < LEAST_STEPS:
             return
+        positives = point.by_label("window_positives", "task")
         open_, chunks = dict(self._open), dict(self._chunks)
         for task, entropy in point.by_label("window_normalized_entropy", "task").items():
             came = positives.get(task, 0.0)
@@ -204,10 +203,7 @@ class Evaluations:
             loss = point.value("loss")
             if loss is not None and math.isfinite(loss):
                 self._trained = self._trained.plus(point, loss)
-            num_samples = (point.value("samples_per_second") or 0.0) * window_s(point)
-            if num_samples > 0:
-                positives = point.by_label("window_positives", "task")
-                self._share = {task: came / num_samples for task, came in positives.items()}
+            self._share = _shares_of_positives(point) or self._share
             return None
         figures = {
             name: value for name, value in point.by_label("evaluation", "metric").items() if math.isfinite(value)
@@ -338,6 +334,17 @@ def _fall(name: str, best: float, value: float) -> float:
 
 def _least_fall(name: str) -> float:
     return LEAST_FALL_OF_LOSS if name.endswith("loss") else LEAST_FALL_OF_SCORE
+
+
+def _samples_of(window: Point) -> float:
+    return (window.value("samples_per_second") or 0.0) * window_s(window)
+
+
+def _shares_of_positives(window: Point) -> dict[str, float]:
+    """By task, of the samples of a window; empty where these are not known."""
+    num_samples = _samples_of(window)
+    came = window.by_label("window_positives", "task")
+    return {task: positives / num_samples for task, positives in came.items()} if num_samples > 0 else {}
 
 
 def _error_of_auc(point: Point, share: float | None, auc: float) -> float:

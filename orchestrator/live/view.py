@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from podembed.orchestrator.api.text import format_bytes, format_duration, format_rate, plural, printable
+from podembed.orchestrator.health.alarms import Finding
 from podembed.orchestrator.live.snapshot import HostView, Snapshot
 from podembed.orchestrator.metrics.point import Line, Point
 
@@ -76,6 +77,12 @@ def one_line(seen: Snapshot, window: Point | None) -> str:
 def fault_line(line: Line) -> str:
     """A fault with its local time."""
     return printable(f"{_clock(line.unix_s)}  {line.text}").replace("\n", " ")
+
+
+def alarm_line(finding: Finding, began: int, *, is_over: bool = False) -> str:
+    """An alarm that began or ended, for a pipe."""
+    what = f"{'note' if finding.kind.is_note else 'alarm'}: {' '.join(finding.key).strip()} since step {began:,}"
+    return printable(f"{what}, over now" if is_over else f"{what}: {finding.text}").replace("\n", " ")
 
 
 def _headline(seen: Snapshot, ended: str) -> Text:

@@ -9,8 +9,9 @@ from rich.live import Live
 
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.text import format_duration, printable
+from podembed.orchestrator.health.alarms import Finding
 from podembed.orchestrator.live.snapshot import Snapshot, Watcher
-from podembed.orchestrator.live.view import fault_line, one_line, screen
+from podembed.orchestrator.live.view import alarm_line, fault_line, one_line, screen
 from podembed.workers.storage.errors import StorageError
 
 LOCAL_S, REMOTE_S = 1.0, 2.0
@@ -100,14 +101,15 @@ def _ended(seen: Snapshot) -> str:
 
 
 class _Lines:
-    """Prints each window and each fault once; of those before the first look, the newest window. Mutated: what was
-    printed.
+    """Prints each window and each fault once; of those before the first look, the newest window. Alarms are printed
+    when they begin and when they are over. Mutated: what was printed.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._window: tuple[int, int] | None = None
         self._faults_until_s: float | None = None
+        self._alarms: dict[tuple[str, str], tuple[Finding, int]] = {}
 
     def show(self, seen: Snapshot, ended: str) -> None:
         if self._faults_until_s is not None:
@@ -125,8 +127,19 @@ class _Lines:
             if self._window is None or (window.generation, window.step) > self._window:
                 self._print(one_line(seen, window))
         self._window = max(self._window or (-1, -1), *((one.generation, one.step) for one in windows), (-1, -1))
+        self._show_alarms({finding.key: (finding, began) for finding, began in seen.alarms})
         if ended:
             self._print(ended)
+
+    def _show_alarms(self, alarms: dict[tuple[str, str], tuple[Finding, int]]) -> None:
+        for key, (finding, began) in self._alarms.items():
+            if key not in alarms:
+                self._print(alarm_line(finding, began, is_over=True))
+        for key, (finding, began) in alarms.items():
+            # Its figures change while it stands.
+            if key not in self._alarms:
+                self._print(alarm_line(finding, began))
+        self._alarms = alarms
 
     def _print(self, text: str) -> None:
         # As it is: a pipe has no width.

@@ -140,3 +140,27 @@ def test_names_decide_afterwards_whether_a_batch_was_one_of_training():
     recorded.enqueue(2, name="c")
     with pytest.raises(OrderError, match="name='d'"):
         recorded.order.dequeue("d")
+
+
+@pytest.mark.parametrize("refuse", ["rate", "shape", "asked alone"])
+def test_a_tagged_batch_of_inference_stays_where_it_is_if_its_gradients_are_refused(refuse):
+    """It was dequeued, and the next batch has room. With gradients it would have become one of training."""
+    recorded = Recorded(is_pipelined=False)
+    recorded.enqueue(0, training=False, name="a")
+    recorded.order.dequeue("a")
+
+    def rates(step):
+        raise KeyError(step)
+
+    if refuse == "rate":
+        with pytest.raises(KeyError):
+            recorded.order.apply([np.zeros((1, 2), np.float32)], rates, "a")
+    elif refuse == "shape":
+        with pytest.raises(ValueError, match="one gradient per activation"):
+            recorded.order.apply([np.zeros((3, 2), np.float32)], rates, "a")
+    else:
+        recorded.order.require_unapplied("a")
+    assert recorded.order.has_room
+    recorded.apply("a")
+    recorded.step(1)
+    assert recorded.trace == ["F0", "B0@0", "F1", "B1@1"]

@@ -124,6 +124,18 @@ def test_a_call_that_was_stopped_before_its_first_step_says_where_the_run_stands
     assert max(map(len, shown)) <= 80
 
 
+@pytest.mark.parametrize(
+    ("step", "told"), [(0, "no step of it is committed"), (40, "the run stands at step 40 of 100")]
+)
+def test_a_call_that_was_stopped_in_a_recovery_does_not_say_that_it_trained_nothing(
+    job: JobConfig, step: int, told: str
+) -> None:
+    """The steps that it had trained were lost, and would have been done again."""
+    lost = {"num_windows": 0, "num_samples": 0, "trained_s": 9.0, "losses": {}, "evaluations": (), "phase_s": {}}
+    shown = lines(job, result(step=step, total_steps=100, stopped_by="SIGTERM", **lost))
+    assert shown[0] == f"stopped by SIGTERM in a recovery: {told}"
+
+
 def test_the_best_evaluation_is_told_with_its_commit_and_not_only_the_last(job: JobConfig) -> None:
     told = "\n".join(lines(job, result()))
     assert "evaluation   AUC 0.7000, log loss 0.5000 after step 10000000" in told

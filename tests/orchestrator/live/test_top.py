@@ -17,9 +17,9 @@ from rich.console import Console
 
 from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.live.snapshot import Watcher
+from podembed.orchestrator.live.snapshot import Snapshot, Watcher
 from podembed.orchestrator.live.view import screen
-from podembed.orchestrator.live.watching import LONGEST_START_S, watch
+from podembed.orchestrator.live.watching import LONGEST_START_S, _Lines, watch
 from podembed.orchestrator.metrics.point import Line, Measurement
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
@@ -202,15 +202,29 @@ def test_alarms_that_stand_are_shown_as_health_finds_them(run: Path) -> None:
         ]
 
     assert "alarms   none" in shown(run)
-    watcher = Watcher(str(run))
-    assert watcher.look(now_unix_s=NOW_UNIX_S).alarms == ()
+    watcher, out = Watcher(str(run)), io.StringIO()
+    pipe = _Lines(Console(file=out, width=20))
+
+    def look() -> Snapshot:
+        seen = watcher.look(now_unix_s=NOW_UNIX_S)
+        pipe.show(seen, "")
+        return seen
+
+    assert look().alarms == ()
     for step, log_loss in ((30, 0.5), (31, 0.507), (32, 0.507), (33, 0.507)):
         add_lines(run, *figures(step, log_loss))
-    alarms = watcher.look(now_unix_s=NOW_UNIX_S).alarms
+    alarms = look().alarms
     assert [(found.key, began) for found, began in alarms] == [(("evaluation_falls", "log_loss"), 33)]
     assert "alarms   evaluation_falls log_loss since 33" in shown(run)
+    look()
     add_lines(run, *figures(34, 0.4))
-    assert watcher.look(now_unix_s=NOW_UNIX_S).alarms == ()
+    assert look().alarms == ()
+    look()
+    told = [line for line in out.getvalue().splitlines() if "alarm" in line]
+    assert told == [
+        f"alarm: evaluation_falls log_loss since step 33: {alarms[0][0].text}",
+        "alarm: evaluation_falls log_loss since step 33, over now",
+    ]
 
 
 def replace_first_step(line: Line) -> Line:
