@@ -233,10 +233,14 @@ def changed_files(before: Sequence[tuple[str, int, str]], now: InputIndex) -> li
 
 def _compare(file: InputFile, found: tuple[int, str]) -> None:
     if found != (file.size_bytes, file.version):
+        remedy = "Restore the file, or start a run on the new data."
+        if found[0] == file.size_bytes and "://" not in file.path:
+            # Content is not compared: the time of change stands for it on a local disk.
+            remedy += " A copy on each machine's own disk needs the time of the original: `cp -p`, `rsync -t`."
         raise InputError(
             f"Found {file.path} with {found[0]} bytes, version {found[1]}. Expected {file.size_bytes} bytes, version "
             f"{file.version}, "
-            "as when the run began. Restore the file, or start a run on the new data."
+            f"as when the run began. {remedy}"
         )
 
 

@@ -129,8 +129,8 @@ def test_a_job_of_these_recipes_has_the_losses_of_plain_jax(
         reporter=SilentReporter(),
     ).fit()
     # A small batch is a quarter of a large one.
-    step_of = jax.jit(jax.value_and_grad(lambda *at: plain_losses(*at).mean() / SMALL_BATCHES, argnums=(0, 1)))
-    judge = jax.jit(lambda *at: plain_losses(*at, 0.0).mean())
+    step_of = jax.jit(jax.value_and_grad(lambda *given: plain_losses(*given).mean() / SMALL_BATCHES, argnums=(0, 1)))
+    judge = jax.jit(lambda items, rows, data: plain_losses(items, rows, data, 0.0).mean())
     items, rows = first_items(), jnp.full((USERS, WIDTH), 0.2)
     averaged, accumulators = items, jnp.full((USERS, WIDTH), ACCUMULATOR)
     validation, test = [], []
