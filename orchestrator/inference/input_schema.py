@@ -28,7 +28,9 @@ def input_schema(job: JobConfig, exported: Exported, files: ExportFiles, *, kind
     read = read_columns(exported)
     return {
         "dense_columns": [_dense_column(one, kinds) for one in job.resolved_data.dense_columns],
-        "extra_columns": [_extra_column(one) for one in job.data.extra_columns if one.name in read],
+        "extra_columns": [
+            _extra_column(one) | {"holds": kinds.get(one.name)} for one in job.data.extra_columns if one.name in read
+        ],
         "features": _features(job, read_features(exported), files, kinds),
     }
 

@@ -22,8 +22,8 @@ NUMBERS = "numbers"
 
 
 def trained_kinds(model: CommittedModel) -> dict[str, str]:
-    """By column integers, numbers, text, times or durations, for id columns and dense columns of the job. Empty where
-    the run did not record it, as the first versions did not.
+    """By column integers, numbers, text, times or durations, for the id columns, dense columns and extra columns of the
+    job. Empty where the run did not record it, as the first versions did not.
     """
     known = read_input(model.state.store)
     for damage in known.damaged:
@@ -31,8 +31,8 @@ def trained_kinds(model: CommittedModel) -> dict[str, str]:
     record = known.at(model.state.manifest.step)
     if record is None or not record.training:
         return {}
-    data = model.job.resolved_data
-    kinds = _kinds(record.training[0].content or declared_content(data))
+    data, first = model.job.resolved_data, record.training[0]
+    kinds = _kinds(first.content or declared_content(data), first.extra_content)
     # Of dense columns only times are recorded. Where a unit or an origin is declared, they hold nothing else.
     plain = [one.name for one in data.dense_columns if isinstance(one, VectorColumn) or one.scale == TimeScale()]
     return kinds and dict.fromkeys(plain, NUMBERS) | kinds
@@ -48,7 +48,7 @@ def index_as_trained(model: CommittedModel, data: InputData) -> InputIndex:
     dense = dict.fromkeys((column.name for column in data.dense_columns), NUMBERS)
     by_text = _read_as_text(data)
     for file in index.files:
-        kinds = _kinds(file.content or declared_content(data))
+        kinds = _kinds(file.content or declared_content(data), file.extra_content)
         for column, found in (kinds and dense | kinds).items():
             expected = trained.get(column, found)
             if _alike(expected, in_text=column in by_text) != _alike(found, in_text=column in by_text):
@@ -60,8 +60,10 @@ def index_as_trained(model: CommittedModel, data: InputData) -> InputIndex:
     return index
 
 
-def _kinds(content: str) -> dict[str, str]:
-    return {column: kind.removeprefix("lists of ") for column, kind in kinds_of(content).items()}
+def _kinds(content: str, extra: str) -> dict[str, str]:
+    """By column. What one holds as ids says more than what it holds as numbers."""
+    kinds = kinds_of(extra) | kinds_of(content)
+    return {column: kind.removeprefix("lists of ") for column, kind in kinds.items()}
 
 
 def _alike(kind: str, *, in_text: bool) -> str:

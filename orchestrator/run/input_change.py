@@ -8,7 +8,8 @@ place in files of the same shape cannot be seen here; it is what `--accept-input
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from podembed.orchestrator.api.config import ConfigurationError
@@ -37,7 +38,7 @@ class FileRecord:
     Attributes:
       version: etag or time of change.
       row_groups: rows of its row groups in their order, such as `3x32768 1x100`; for a vocabulary its lines.
-      content: as in `workers.data.input_files.InputFile`.
+      content, extra_content: as in `workers.data.input_files.InputFile`.
     """
 
     path: str
@@ -46,6 +47,7 @@ class FileRecord:
     num_rows: int
     row_groups: str
     content: str
+    extra_content: str = field(default="", compare=False)
 
     @staticmethod
     def of(file: InputFile) -> FileRecord:
@@ -56,6 +58,7 @@ class FileRecord:
             num_rows=file.num_rows,
             row_groups=_runs(file.row_group_rows),
             content=file.content,
+            extra_content=file.extra_content,
         )
 
 
@@ -118,15 +121,21 @@ def _judge_rows(now: InputRecord, began: InputRecord) -> None:
 
 def _judge_columns(now: InputRecord, began: InputRecord) -> None:
     for files, before in ((now.training, began.training), (now.evaluation, began.evaluation)):
-        known = {file.content for file in before}
-        changed = [file for file in files if known and file.content not in known]
-        if changed:
-            raise _refused(
-                f"Found the id columns of {changed[0].path} as {changed[0].content}. Expected "
-                f"{' or '.join(sorted(known))}, as when the run "
-                "began, since numbers and text become other rows of a table.",
-                "write the columns in their old types",
-            )
+        _judge_kinds("id", [(file.path, file.content) for file in files], {file.content for file in before})
+        # Older runs did not record them.
+        known = {file.extra_content for file in before} - {""}
+        _judge_kinds("extra", [(file.path, file.extra_content) for file in files], known)
+
+
+def _judge_kinds(which: str, files: Sequence[tuple[str, str]], known: Collection[str]) -> None:
+    changed = [(path, content) for path, content in files if known and content not in known]
+    if changed:
+        path, content = changed[0]
+        raise _refused(
+            f"Found the {which} columns of {path} as {content}. Expected {' or '.join(sorted(known))}, as when the run "
+            "began, since numbers, text and times become other rows of a table, or other numbers.",
+            "write the columns in their old types",
+        )
 
 
 def _judge_vocabularies(train: InputIndex, began: InputRecord) -> None:

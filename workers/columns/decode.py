@@ -114,6 +114,16 @@ def id_kinds(schema: pa.Schema, data: InputData) -> str:
     return _BETWEEN.join(f"{name}: {words}" for name, words in kinds.items())
 
 
+def extra_kinds(schema: pa.Schema, data: InputData) -> str:
+    """What the extra columns of a checked schema hold, in the same words: times or durations become other numbers."""
+    kinds = {}
+    for column in data.extra_columns:
+        kind = schema.field(column.name).type
+        item = kind.value_type if id_stage.is_list(kind) else kind
+        kinds[column.name] = words_of(item) if is_time(item) else "numbers"
+    return _BETWEEN.join(f"{name}: {words}" for name, words in kinds.items())
+
+
 def kinds_of(content: str) -> dict[str, str]:
     """Column to its words, of what `id_kinds` made; empty for sources whose declaration says what columns hold."""
     return dict(_KIND.findall(content))

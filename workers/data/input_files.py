@@ -18,6 +18,7 @@ class InputFile:
         knows.
       content: what of the content may not change under a run. That is the kinds of the id columns as the file has them,
         or the digest of a vocabulary's values. Empty where the declaration says it all.
+      extra_content: the kinds of the extra columns. Not compared, since runs of older versions did not record them.
       lengths: columns of lists, each with the mean number of ids of a row, as far as the file says without being read.
         Not recorded with a run, since it follows from the file.
     """
@@ -28,6 +29,7 @@ class InputFile:
     row_group_rows: tuple[int, ...]
     group_offsets: tuple[int, ...] = ()
     content: str = ""
+    extra_content: str = field(default="", compare=False)
     lengths: tuple[tuple[str, float], ...] = field(default=(), compare=False)
 
     @property
@@ -55,4 +57,5 @@ class FileLayout:
     row_group_rows: tuple[int, ...]
     group_offsets: tuple[int, ...] = ()
     content: str = ""
+    extra_content: str = ""
     lengths: tuple[tuple[str, float], ...] = ()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from podembed.workers.columns.decode import Decoder, RawRows, check_schema, id_kinds
+from podembed.workers.columns.decode import Decoder, RawRows, check_schema, extra_kinds, id_kinds
 from podembed.workers.data.bad_rows import Origin
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
@@ -36,9 +36,9 @@ def parquet_layout(path: str, data: ParquetData, *, storage_options: dict[str, A
         check_schema(opened.schema_arrow, data, path=path)
         metadata = opened.metadata
         rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-        kinds = id_kinds(opened.schema_arrow, data)
+        kinds, extra = id_kinds(opened.schema_arrow, data), extra_kinds(opened.schema_arrow, data)
         lengths = _mean_lengths(metadata, {name for source in data.id_columns.values() for name in source.columns})
-    return FileLayout(row_group_rows=rows, content=kinds, lengths=lengths)
+    return FileLayout(row_group_rows=rows, content=kinds, extra_content=extra, lengths=lengths)
 
 
 def _mean_lengths(metadata: pq.FileMetaData, names: Set[str]) -> tuple[tuple[str, float], ...]:

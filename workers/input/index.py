@@ -90,7 +90,7 @@ class InputIndex:
     def to_json(self) -> str:
         document = asdict(self)
         for file in (*document["files"], *document["vocabularies"]):
-            del file["lengths"]
+            del file["lengths"], file["extra_content"]
         return json.dumps(document)
 
     @staticmethod
@@ -162,7 +162,7 @@ def check_alike(files: Sequence[InputFile], *, lists_apart: Collection[str] = ()
     Raises:
       InputError: a column is of another kind in another file.
     """
-    found = [(file, kinds_of(file.content)) for file in files]
+    found = [(file, kinds_of(file.extra_content) | kinds_of(file.content)) for file in files]
     for column in dict.fromkeys(column for _, kinds in found for column in kinds):
         # Of dense columns only times are noted.
         kinds = [kinds.get(column, "numbers") for _, kinds in found]
@@ -264,6 +264,7 @@ def _look_at(path: str, data: InputData, storage_options: dict[str, Any] | None)
         row_group_rows=layout.row_group_rows,
         group_offsets=layout.group_offsets,
         content=layout.content,
+        extra_content=layout.extra_content,
         lengths=layout.lengths,
     )
 

@@ -215,6 +215,10 @@ def test_values_of_another_kind_than_in_training_are_refused(
         evaluate(runs[0], job=jobs[0], data=str(path))
     with pytest.raises(InputError, match="Found column 'visits' with times"):
         predicted(runs[0], jobs[0], tmp_path, tmp_path / "out.parquet")
+    write("rank", days)
+    columns = replace(jobs[2].resolved_data, paths=(str(path),))
+    with pytest.raises(InputError, match="Found column 'rank' with times in .*part-0.parquet. Expected numbers, as"):
+        index_as_trained(open_model(runs[2], job=jobs[2]), columns)
     # One id is a list of one.
     write("tags", table["user"])
     assert index_as_trained(model, declared).num_rows == NUM_ROWS
@@ -453,7 +457,11 @@ def test_arrays_stand_for_lists_in_extra_columns(exports: list[Path]) -> None:
         ({"rank": 1 << 31}, r"Found 2147483648 in column 'rank'. Expected numbers that int32 holds"),
         ({"rank": 0.5}, r"Found float64.* in column 'rank'. Expected integers or times"),
         ({"serial": 1 << 63}, r"Found 9223372036854775808 in column 'serial'. Expected integers that int64 holds"),
-        ({"opened": 7}, r"Found object in column 'opened'. Expected times"),
+        (
+            {"opened": 7},
+            r"Found integers, such as 7, in column 'opened'. Expected times: datetime64, or text in ISO 8601",
+        ),
+        ({"rank": np.datetime64("2024-05-01")}, r"Found times, such as .*, in column 'rank'. Expected numbers, as the"),
         ({"image": [1, 2]}, r"Found 2 numbers in column 'image'. Expected 3"),
         ({"image": 1.5}, r"Found 1.5 in column 'image'. Expected a list for each sample"),
         ({"marks": [0, 0, 0, 0, float("nan")]}, r"Found nan in column 'marks'. Expected finite numbers"),

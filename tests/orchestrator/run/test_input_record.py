@@ -28,6 +28,7 @@ from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
+from podembed.workers.data.extra_columns import IntegerColumn
 from podembed.workers.input.reader import InputIndex, LanePlan, build_index, training_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
@@ -174,6 +175,22 @@ def test_numbers_that_became_text_are_refused_and_wider_numbers_are_not(tmp_path
     text = build_index(hashed(tmp_path))
     with pytest.raises(InputChanged, match=r"a\.parquet as user: text\. Expected user: integers"):
         check_order(read_input(store), text, text, plan, step=0)
+
+
+def test_extra_columns_of_another_kind_are_refused_unless_an_older_run_did_not_record_theirs(tmp_path: Path) -> None:
+    data = replace(hashed(tmp_path), extra=(IntegerColumn("day"),))
+    table = pa.table({"label": [0, 1] * 5, "user": pa.array(range(10)), "day": pa.array(range(10), pa.int32())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    store, index, plan = recorded(tmp_path, data)
+    unrecorded = InputIndex(files=tuple(replace(file, extra_content="") for file in index.files))
+    old = Store(f"{tmp_path}/old")
+    write_input(old, unrecorded, unrecorded)
+    assert differences(read_input(old), index, index) == []
+    rewrite(tmp_path / "a.parquet", row_group_size=100, cast=("day", pa.date32()))
+    days = build_index(data)
+    with pytest.raises(InputChanged, match=r"the extra columns of .*a\.parquet as day: times\. Expected day: numbers"):
+        check_order(read_input(store), days, days, plan, step=0)
+    check_order(read_input(old), days, days, plan, step=0)
 
 
 def test_a_vocabulary_may_grow_at_its_end_alone(tmp_path: Path) -> None:

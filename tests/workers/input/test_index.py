@@ -12,6 +12,7 @@ import pytest
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
+from podembed.workers.data.extra_columns import IntegerColumn, ListColumn
 from podembed.workers.input.index import InputIndex, build_index, check_alike, check_unchanged, describe
 from tests.workers.formats.parquet_sets import declaration, table_of, write_set
 
@@ -134,6 +135,26 @@ def test_a_column_holds_one_kind_of_ids_in_all_files(tmp_path: Path, other: pa.A
         return
     with pytest.raises(InputError, match=f"Found column {message}.*Write the column alike"):
         build_index(data)
+
+
+def test_an_extra_column_holds_one_kind_in_all_files(tmp_path: Path) -> None:
+    """Days since 1970 are other numbers. The kinds change no fingerprint, since older runs do not have them."""
+    days = pa.array([7], pa.date32())
+    for name, day, item in (("a", pa.array([7]), [[1]]), ("b", pa.array([7], pa.int8()), [[1]]), ("c", days, [[1]])):
+        pq.write_table(pa.table({"y": [1.0], "day": day, "items": item, "user": [1]}), tmp_path / f"{name}.parquet")
+    data = ParquetData(
+        str(tmp_path / "[ab].parquet"),
+        label="y",
+        features={"user": IdColumn("user", "hash", 10)},
+        extra=(IntegerColumn("day"), ListColumn("items", 3, "int32")),
+    )
+    index = build_index(data)
+    assert [file.extra_content for file in index.files] == ["day: numbers, items: numbers"] * 2
+    assert index.fingerprint == build_index(replace(data, extra=())).fingerprint
+    with pytest.raises(
+        InputError, match="Found column 'day' with numbers in .*a.parquet and with times in .*c.parquet"
+    ):
+        build_index(replace(data, paths=(str(tmp_path / "*.parquet"),)))
 
 
 def test_evaluation_files_hold_the_ids_of_training_files(tmp_path: Path) -> None:
