@@ -223,11 +223,10 @@ _shared = _Shared()
 class _Use(Connection):
     """One user's view of the shared connection: when another one has renewed it, what this one had there is gone."""
 
-    def __init__(self, shared: _Shared, connection: Connection, on_wait: Callable[[], None], emit: Emit) -> None:
+    def __init__(self, shared: _Shared, connection: Connection, on_wait: Callable[[], None]) -> None:
         self._shared = shared
         self._on_wait = on_wait
-        # Each user is told itself of a head that falls silent.
-        self._connection = connection if connection.is_own else _ForeignConnection(emit)
+        self._connection = connection
         self._num_renewals = shared.num_renewals
 
     @property
@@ -271,8 +270,11 @@ def shared_connection(
     """
     with _shared.turn(on_wait):
         connection = _shared.joined(lambda: connected(num_hosts, before_joining, on_wait=on_wait, emit=emit))
+        if _shared.num_users > 1 and not connection.is_own:
+            # Each user is told itself of a head that falls silent.
+            connection = _ForeignConnection(emit)
     try:
-        yield _Use(_shared, connection, on_wait, emit)
+        yield _Use(_shared, connection, on_wait)
     finally:
         with _shared.turn(lambda: None):
             _shared.left()

@@ -194,6 +194,23 @@ def test_a_cluster_that_one_thread_started_again_is_lost_for_the_other(said: lis
     assert said == ["started", "started again", "left"]
 
 
+def test_each_user_of_a_cluster_of_others_hears_itself_of_a_silent_head(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Cluster, "is_own", False)
+    monkeypatch.setattr(connection, "cluster_address", lambda: "127.0.0.1:1")
+    heard: dict[str, list[object]] = {"first": [], "second": []}
+    first = connection.shared_connection(1, emit=heard["first"].append)
+    second = connection.shared_connection(1, emit=heard["second"].append)
+    with first as one, second as other:
+        # The first one has the connection itself, which tells nobody twice.
+        assert one.answers()
+        assert not other.answers()
+    assert not heard["first"]
+    assert len(heard["second"]) == 1
+    assert said == ["started", "left"]
+
+
 def test_who_waits_for_another_thread_can_be_stopped(said: list[str]) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
