@@ -12,6 +12,7 @@ from podembed.orchestrator.api.config import (
     ScalingConfig,
 )
 from podembed.orchestrator.api.early_stopping import EarlyStop
+from podembed.orchestrator.api.save_policies import declared_orders
 from podembed.workers.declared_types import shown
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
@@ -58,10 +59,7 @@ def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
             f"Choose one of them (--metric, CheckpointConfig.metric), or declare it in JobConfig.metrics."
             f"{logits if metric == 'log_loss' else ''}"
         )
-    order = config.metric_order
-    is_lower_better = getattr(own.get(metric), "lower_is_better", None)
-    if order is None and is_lower_better is not None:
-        order = "min" if is_lower_better else "max"
+    order = config.metric_order or declared_orders(job.metrics).get(metric)
     return replace(config, metric=metric, metric_order=order)
 
 

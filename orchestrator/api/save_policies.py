@@ -10,10 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+if TYPE_CHECKING:
+    from podembed.workers.job.ranking import Metric
 
 # Whether the highest or the lowest value of a metric is the best.
 Order = Literal["max", "min"]
+# Of figures that are known by their names, behind that of a task. A metric at k is known by what stands before the `@`.
+_LOWEST = ("loss", "rmse", "mae", "mse", "normalized_entropy")
+_HIGHEST = ("auc", "accuracy", "recall", "precision", "ndcg", "mrr", "map", "hr", "hit", "hit_rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +103,34 @@ class OnBest:
         return now.step if best is None or is_better(self.metric, value, best, order=self.order) else None
 
 
-def is_better(metric: str, value: float, than: float, *, order: Order | None = None) -> bool:
-    """Whether a value is strictly better, by the order, or else by the name. A loss is better when it is lower, any
-    other metric when it is higher.
+def order_of(metric: str, declared: Mapping[str, Order] | None = None) -> Order | None:
+    """Which way a metric gets better: as the job declares it, or else by its name. None where neither says it.
+
+    Args:
+      metric: as evaluations have it, such as `auc`, `click/log_loss` or `ndcg@10`.
+      declared: see `declared_orders`.
     """
-    order = order or ("min" if metric.endswith("loss") else "max")
-    return value < than if order == "min" else value > than
+    if declared and metric in declared:
+        return declared[metric]
+    name = metric.rpartition("/")[2]
+    word = name.partition("@")[0]
+    if word in _LOWEST or name.endswith("loss"):
+        return "min"
+    is_at_k = any(name.startswith(f"{known}_") for known in _HIGHEST)
+    return "max" if word in _HIGHEST or is_at_k or name.endswith("auc") else None
+
+
+def declared_orders(metrics: Sequence[Metric]) -> dict[str, Order]:
+    """Of the metrics of a job that say it (`lower_is_better`), by their names."""
+    said = {metric.name: getattr(metric, "lower_is_better", None) for metric in metrics}
+    return {name: "min" if is_lower else "max" for name, is_lower in said.items() if is_lower is not None}
+
+
+def is_better(metric: str, value: float, than: float, *, order: Order | None = None) -> bool:
+    """Whether a value is strictly better, by the order, or else by the name (`order_of`). What neither knows is better
+    when it is higher.
+    """
+    return value < than if (order or order_of(metric)) == "min" else value > than
 
 
 def is_due(policies: Sequence[SavePolicy], now: Moment) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from podembed.embedding.costs.profile import TableProfile
 from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.api.save_policies import declared_orders
 from podembed.orchestrator.decisions.failure import window_end, window_target_s
 from podembed.orchestrator.decisions.window_health import WindowHealth
 from podembed.orchestrator.driver.background_commit import BackgroundCommits
@@ -202,7 +203,8 @@ class Windows:
         self._health.take_evaluation(parts)
         evaluation = evaluation_of(job, parts, step=step)
         shared.journal.history.evaluation(evaluation, seconds=shared.clock.monotonic_s() - began_s)
-        shared.emit(Evaluated(evaluation=evaluation, best_auc=job.best_auc, baseline=job.baseline))
+        orders = declared_orders(job.metrics)
+        shared.emit(Evaluated(evaluation=evaluation, best_auc=job.best_auc, baseline=job.baseline, orders=orders))
         if not is_at_end:
             require_metric(job, shared.config.checkpoint_config, evaluation)
             shared.journal.early_stop.take(step, evaluation.values)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from podembed.orchestrator.api.result import Evaluation, MeasuredTable
+from podembed.orchestrator.api.save_policies import Order
 from podembed.orchestrator.events.event import Event, Level
 from podembed.workers.data.unknown_values import UnknownColumn
 from podembed.workers.host.table_looks.figures import TableFigures
@@ -105,6 +106,7 @@ class Evaluated(Event):
     Attributes:
       best_auc: the best that any model can reach, where the job knows it.
       baseline: what a rule without learning reaches, where the job knows it.
+      orders: of its own metrics that declare it, whether the highest (`max`) or the lowest (`min`) is the best.
     """
 
     kind: ClassVar[str] = "evaluation"
@@ -112,6 +114,7 @@ class Evaluated(Event):
     evaluation: Evaluation
     best_auc: float | None
     baseline: Baseline | None
+    orders: Mapping[str, Order] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.save_policies import is_better
+from podembed.orchestrator.api.save_policies import Order, is_better, order_of
 from podembed.orchestrator.health.alarms import Finding
 from podembed.orchestrator.health.detector import Standing, is_window, window_s
 from podembed.orchestrator.health.scores import CHUNK_POSITIVES, CHUNK_STEPS, CHUNKS, LEAST_STEPS
@@ -24,7 +24,9 @@ LIFT_BEGINS, LIFT_ENDS = 0.25, 0.35
 FALLS = 3
 """Evaluations in a row that are worse than the best one. One or two may be noise."""
 LEAST_FALL_OF_LOSS, LEAST_FALL_OF_SCORE = 0.005, 0.002
-"""Of a loss relative to its best, of other figures absolute. Evaluations use the same samples, so noise is small."""
+"""Of a loss or an error relative to its best; of scores absolute, of those above 1 relative. Evaluations use the same
+samples, so noise is small."""
+_LEAST_FALL: Mapping[Order, float] = {"min": LEAST_FALL_OF_LOSS, "max": LEAST_FALL_OF_SCORE}
 GAP_BEGINS, GAP_ENDS = 0.05, 0.03
 """AUC of training above that of the evaluation. Data of another day differs by a hundredth or two."""
 RATIO_BEGINS, RATIO_ENDS = 1.25, 1.15
@@ -35,7 +37,6 @@ LEAST_ABOVE = 0.002
 """An AUC may be better than that of the true probabilities by chance."""
 FEW_POSITIVES = 0.05
 """Share of positives that is supposed where it is not measured."""
-_HIGHER_IS_BETTER = ("recall", "ndcg", "mrr", "hr", "hit", "map", "precision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,29 +215,38 @@ class Evaluations:
         if not trained.losses:
             # Another evaluation of the same state, such as the one at the end.
             return None
-        improves = self._compare(point.step, figures, trained.mean_loss)
+        signs = point.by_label("evaluation_order", "metric")
+        orders = _judged(figures, {name: "max" if sign > 0 else "min" for name, sign in signs.items()})
+        improves = self._compare(point.step, figures, orders, trained.mean_loss)
         return [
-            *self._falling(point.step, trained.mean_loss, figures, standing),
+            *self._falling(point.step, trained.mean_loss, figures, orders, standing),
             *self._overfitted(point, figures, trained, standing, improves=improves),
             *self._too_good(point, standing),
         ]
 
-    def _compare(self, step: int, figures: Mapping[str, float], loss: float) -> bool:
+    def _compare(self, step: int, figures: Mapping[str, float], orders: Mapping[str, Order], loss: float) -> bool:
         """Takes the figures in. Returns whether one of them is clearly better than ever before."""
         best, improves = dict(self._best), False
-        for name in _judged(figures):
+        for name, order in orders.items():
             value, before = figures[name], best.get(name)
-            if before is None or is_better(name, value, before.value):
-                improves |= before is not None and _fall(name, before.value, value) <= -_least_fall(name)
+            if before is None or is_better(name, value, before.value, order=order):
+                improves |= before is not None and _fall(order, before.value, value) <= -_LEAST_FALL[order]
                 best[name] = _Best(value, step, loss)
             else:
-                falls = before.falls + 1 if _fall(name, value=value, best=before.value) >= _least_fall(name) else 0
+                falls = before.falls + 1 if _fall(order, before.value, value) >= _LEAST_FALL[order] else 0
                 best[name] = _Best(before.value, before.step, before.loss, falls)
         self._best = best
         return improves
 
-    def _falling(self, step: int, loss: float, figures: Mapping[str, float], standing: Standing) -> Iterator[Finding]:
-        for name in _judged(figures):
+    def _falling(
+        self,
+        step: int,
+        loss: float,
+        figures: Mapping[str, float],
+        orders: Mapping[str, Order],
+        standing: Standing,
+    ) -> Iterator[Finding]:
+        for name in orders:
             best = self._best[name]
             # One that began when the training loss fell goes on until the figure comes back.
             stands = ("evaluation_falls", name) in standing
@@ -313,27 +323,20 @@ def _of_figure(point: Point, figure: str) -> dict[str, float]:
     return found
 
 
-def _judged(figures: Mapping[str, float]) -> list[str]:
-    """Figures of which it is known what is better. The job's own loss counts where there is no other figure: it may be
-    a sum that nobody aims at.
+def _judged(figures: Mapping[str, float], declared: Mapping[str, Order]) -> dict[str, Order]:
+    """Figures of which it is known what is better, and that. The job's own loss counts where there is no other figure:
+    it may be a sum that nobody aims at.
     """
-    found = [name for name in figures if (last := name.rpartition("/")[2]) == "log_loss" or _is_score(last)]
-    return found or [name for name in figures if name.rpartition("/")[2] == "loss"]
+    known: dict[str, Order] = {name: order for name in figures if (order := order_of(name, declared)) is not None}
+    aimed_at = {name: order for name, order in known.items() if name.rpartition("/")[2] != "loss"}
+    return aimed_at or known
 
 
-def _is_score(name: str) -> bool:
-    return name.endswith("auc") or any(
-        name == word or name.startswith((f"{word}@", f"{word}_")) for word in _HIGHER_IS_BETTER
-    )
-
-
-def _fall(name: str, best: float, value: float) -> float:
-    """How much worse a value is than the best one; of a loss relative to it."""
-    return value / best - 1 if name.endswith("loss") and best > 0 else best - value
-
-
-def _least_fall(name: str) -> float:
-    return LEAST_FALL_OF_LOSS if name.endswith("loss") else LEAST_FALL_OF_SCORE
+def _fall(order: Order, best: float, value: float) -> float:
+    """How much worse a value is than the best one; see `LEAST_FALL_OF_LOSS`."""
+    if order == "min":
+        return value / best - 1 if best > 0 else value - best
+    return (best - value) / max(1.0, abs(best))
 
 
 def _samples_of(window: Point) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from podembed.orchestrator.api.save_policies import order_of
 from podembed.orchestrator.api.text import columns, format_bytes, plural, printable
 from podembed.orchestrator.commit.checkpoint import CommitInfo, list_commits
 from podembed.orchestrator.commit.holder import Heartbeat, read_heartbeat
@@ -194,9 +195,9 @@ def _evaluations(description: RunDescription) -> list[str]:
         last = history.windows[-1]
         parts.append(f"Loss {last.loss:.4f} in steps {last.first_step} to {last.step - 1}")
     if history.evaluations:
-        # Of a metric of the job's own only the job knows which end is the best.
+        # Of a metric of the job's own whose name says nothing only the job knows which end is the best.
         bests = {
-            name: history.best(name) if name == "auc" or name.endswith("loss") else None
+            name: history.best(name) if order_of(name) is not None else None
             for name in sorted(history.evaluations[-1].metrics)
         }
         steps = {made.step for made in history.evaluations[-SHOWN_EVALUATIONS:]} | {

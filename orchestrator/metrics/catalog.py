@@ -60,6 +60,7 @@ CATALOG: dict[str, Metric] = {
         _gauge("loss", "", "Mean loss of the window's steps, each before its update."),
         _gauge("evaluation", "", "A figure of the last evaluation.", "metric"),
         _gauge("evaluation_samples", "samples", "Samples of the last evaluation."),
+        _gauge("evaluation_order", "", "1 where the job says that the highest is best, -1 for the lowest.", "metric"),
         _gauge("reachable_auc", "", "The best AUC that any model can reach on them, where the job knows it."),
         _gauge("window_auc", "", "AUC of the window's samples, each scored before it is trained on.", "task"),
         _gauge("window_auc_error", "", "The exact AUC is at most so far from `window_auc`.", "task"),

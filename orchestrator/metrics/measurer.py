@@ -71,12 +71,17 @@ class Measurer:
         match event:
             case WindowTrained():
                 return self._window(event)
-            case Evaluated(evaluation=evaluation, best_auc=best_auc):
+            case Evaluated(evaluation=evaluation, best_auc=best_auc, orders=orders):
                 figures = [
                     Measurement("evaluation", value, {"metric": name}) for name, value in evaluation.values.items()
                 ]
                 figures.append(Measurement("evaluation_samples", evaluation.num_samples))
                 figures += [] if best_auc is None else [Measurement("reachable_auc", best_auc)]
+                figures += [
+                    Measurement("evaluation_order", 1.0 if order == "max" else -1.0, {"metric": name})
+                    for name, order in orders.items()
+                    if name in evaluation.values
+                ]
                 return self._at(evaluation.step, figures)
             case AlarmBegan(alarm=alarm, subject=subject):
                 return self._at(self._step, [self._alarm(alarm, subject, stands=True)])

@@ -25,6 +25,7 @@ _NOT_DRAWN = {
     "committed_step",
     "left_seconds",
     "reachable_auc",
+    "evaluation_order",
     "malformed_rows",
     "recovery_seconds",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.save_policies import is_better
+from podembed.orchestrator.api.save_policies import Order, is_better, order_of
 from podembed.orchestrator.commit.holder import HEARTBEAT_FRESH_S
 from podembed.orchestrator.health.alarms import Finding
 from podembed.orchestrator.health.check import replayed
@@ -68,9 +68,11 @@ class Material:
         not know which end is the best.
         """
         kept_by = self.policies if self.policies is not None and self.policies.metric == metric else None
-        if kept_by is None and metric != "auc" and not metric.endswith("loss"):
+        sign = self.last("evaluation_order", metric=metric)
+        declared: dict[str, Order] = {} if sign is None else {metric: "max" if sign > 0 else "min"}
+        order = (kept_by.config.metric_order if kept_by is not None else None) or order_of(metric, declared)
+        if order is None and kept_by is None:
             return None
-        order = kept_by.config.metric_order if kept_by is not None else None
         best = line[0]
         for made in line[1:]:
             best = made if is_better(metric, made[1], best[1], order=order) else best

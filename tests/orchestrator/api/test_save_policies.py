@@ -12,12 +12,19 @@ from podembed.orchestrator.api.save_policies import (
     EverySteps,
     Moment,
     OnBest,
+    Order,
     SavePolicy,
+    declared_orders,
+    is_better,
     is_due,
     next_known,
+    order_of,
 )
 from podembed.orchestrator.decisions.failure import Schedule
 from podembed.orchestrator.driver.saves import Saves
+from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
+from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
+from podembed.workers.job.ranking import LogLoss, Metric, RecallAt
 
 
 @pytest.mark.parametrize(
@@ -123,6 +130,24 @@ def test_a_new_best_of_an_error_is_a_lower_one() -> None:
     assert not run.take(10, {"mae": 0.6})
     assert run.take(20, {"mae": 0.4})
     assert not run.take(30, {"mae": 0.45})
+
+
+@pytest.mark.parametrize(
+    ("order", "metrics"),
+    [
+        ("max", (GroupedAUC(), HitRateAt(10), NDCGAt(5, task="buy"), MRR(), RecallAt(10, group_by="user"), Accuracy())),
+        ("min", (RMSE(), MAE(task="rating"), NormalizedEntropy(), LogLoss())),
+        (None, (Calibration(),)),
+    ],
+)
+def test_the_order_of_a_metric_is_known_by_its_name_and_declared_alike(
+    order: Order | None, metrics: tuple[Metric, ...]
+) -> None:
+    assert {order_of(metric.name) for metric in metrics} == {order}
+    assert set(declared_orders(metrics).values()) <= {order}
+    assert order_of(metrics[0].name, {metrics[0].name: "min"}) == "min"
+    better, worse = (1.0, 2.0) if order == "min" else (2.0, 1.0)
+    assert all(is_better(metric.name, better, worse) for metric in metrics)
 
 
 def test_the_last_step_is_committed_whatever_the_policies_say() -> None:

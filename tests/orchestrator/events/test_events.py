@@ -9,7 +9,7 @@ import re
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -53,6 +53,8 @@ def example(declared: Any) -> Any:
     if origin is tuple:
         first, *_ = get_args(declared)
         return (example(first), example(first))
+    if origin is Literal:
+        return get_args(declared)[0]
     if issubclass(origin, Enum):
         return next(iter(origin))
     if origin in (str, int, float, bool):

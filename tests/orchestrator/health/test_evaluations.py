@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,29 @@ def test_an_evaluation_that_falls_while_the_training_loss_falls(driver: Driver) 
     trained(driver, loss=0.4)
     evaluated(driver, log_loss=0.49)
     assert driver.standing == []
+
+
+@pytest.mark.parametrize(
+    ("name", "figures", "orders"),
+    [
+        ("rmse", (1.02, 0.98, 1.0, 1.01, 1.02), {}),
+        ("click/ndcg@10", (0.3, 0.35, 0.33, 0.32, 0.31), {}),
+        ("hit_rate@5", (0.3, 0.35, 0.33, 0.32, 0.31), {}),
+        ("regret", (40.0, 30.0, 32.0, 33.0, 34.0), {"regret": "min"}),
+        ("gain", (30.0, 40.0, 38.0, 37.0, 36.0), {"gain": "max"}),
+    ],
+)
+def test_metrics_fall_the_way_that_they_declare_or_that_their_names_say(
+    driver: Driver, name: str, figures: tuple[float, ...], orders: dict[str, Any]
+) -> None:
+    for at, figure in enumerate(figures):
+        assert driver.begun == [], at
+        trained(driver, loss=0.5 - 0.02 * at)
+        made = Evaluation(
+            step=driver.step, auc=math.nan, log_loss=math.nan, num_samples=1000, metrics={name: figure, "odd": -figure}
+        )
+        driver.event(Evaluated(evaluation=made, best_auc=None, baseline=None, orders=orders))
+    assert driver.begun == [("evaluation_falls", name)], "nobody knows of the other one"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import vl_convert
 
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.metrics.point import Measurement
+from podembed.orchestrator.metrics.point import Measurement, Point
 from podembed.orchestrator.report.charts import CONFIG, curve_chart, line_keys, time_line_chart
 from podembed.orchestrator.report.commands import commands_of
 from podembed.orchestrator.report.curves import Curve
@@ -209,6 +209,13 @@ def test_the_best_of_a_metric_follows_the_run_s_own_order(run: Path) -> None:
     assert low.best("rank", line) == (2, 1.0)
     high = replace(made, policies=replace(made.policies, metric="rank", metric_order="max"))
     assert high.best("rank", line) == (1, 3.0)
+    # podembed's own metrics by name, also of a task, and those that the job declares.
+    assert made.best("rmse", line) == made.best("click/mae", line) == (2, 1.0)
+    assert made.best("hit_rate@10", line) == made.best("ndcg@5", line) == (1, 3.0)
+    order = Measurement("evaluation_order", -1.0, {"metric": "rank"})
+    point = Point(generation=1, first_step=3, step=3, unix_s=2e9, measurements=(order,))
+    declared = replace(made, stream=replace(made.stream, points=(*made.stream.points, point)))
+    assert declared.best("rank", line) == (2, 1.0)
 
 
 def test_what_differs_between_runs(run: Path, tmp_path: Path) -> None:
