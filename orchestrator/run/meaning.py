@@ -174,7 +174,8 @@ def changes_of_scoring(before: MeaningRecord, now: MeaningRecord, *, free: Colle
             for one in now.features
             for phrase in _feature_changes(_named(before.features, one.name), one, compared)
         ),
-        *_column_changes(before, now, (_DENSE, _EXTRA)),
+        *_column_changes(before, now, (_DENSE,)),
+        *_column_changes(before, now, (_EXTRA,), only_common=True),
     ]
 
 

@@ -260,6 +260,8 @@ def test_scores_do_not_depend_on_labels_rates_and_optimizers(job: JobConfig) -> 
     before = meaning_of(job)
     other = with_data(with_tables(job, age=table(Adam(0.1, beta_1=0.8))), label="buy")
     assert changes_of_scoring(before, meaning_of(other)) == []
+    # A model that reads an extra column finds out itself whether it is there.
+    assert changes_of_scoring(before, meaning_of(with_data(job, extra=()))) == []
     assert changes_of_scoring(before, meaning_of(with_column(job, "user", salt=7))) == [SALT]
     renamed = meaning_of(with_column(job, "item", column="product"))
     assert changes_of_scoring(before, renamed) != []
