@@ -17,13 +17,35 @@ from podembed.orchestrator.cluster.joining import joined
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.event_log import injecting
 from podembed.orchestrator.events.reporter import Reporter, tell
-from podembed.orchestrator.events.run import BatchNotFilled, FilesInOrder, NothingLeft, RatesWithoutStep, RunOpened
+from podembed.orchestrator.events.run import (
+    BatchNotFilled,
+    FilesInOrder,
+    NothingLeft,
+    RatesWithoutStep,
+    RowGroupsShared,
+    RunOpened,
+)
 from podembed.orchestrator.health.watch import HealthWatch
 from podembed.orchestrator.metrics.sinks import measuring
 from podembed.orchestrator.planning.of_run import with_prediction
 from podembed.orchestrator.run.finished import finished, untrained
 from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.input.index import InputIndex
+from podembed.workers.input.sources import ReaderSource
+from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import tables_with_counting_rates
+
+MANY_VALUES = 100_000_000
+"""Values that lanes decode at the same time, from which on that takes a processor several seconds."""
+
+
+def shares_row_groups(job: JobConfig, index: InputIndex) -> bool:
+    """Whether lanes share row groups, and decode so much of the data again and again that reading takes long."""
+    groups = [rows for rows in index.row_group_rows if rows]
+    # In the order of files all lanes read the same window.
+    if isinstance(job.data, ReaderSource) or job.data.order != "shuffled" or len(groups) >= job.num_lanes:
+        return False
+    return job.num_lanes * max(groups, default=0) * len(job.data.columns) >= MANY_VALUES
 
 
 def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Reporter) -> Result:
@@ -48,6 +70,16 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
 
     if run.job.batch_size > run.train_index.num_rows:
         emit(BatchNotFilled(batch_size=run.job.batch_size, num_samples=run.train_index.num_rows))
+
+    if shares_row_groups(run.job, run.train_index):
+        emit(
+            RowGroupsShared(
+                num_row_groups=sum(rows > 0 for rows in run.train_index.row_group_rows),
+                num_lanes=run.job.num_lanes,
+                num_rows=run.train_index.num_rows,
+                num_columns=len(run.job.data.columns),
+            )
+        )
 
     if counting := tables_with_counting_rates(run.job):
         emit(RatesWithoutStep(tables=counting))

@@ -128,6 +128,22 @@ class RatesWithoutStep(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroupsShared(Event):
+    """Lanes share large row groups, and each of them decodes a whole one for its part of the rows.
+
+    Attributes:
+      num_rows: of the data.
+      num_columns: that are read of each row.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+    num_row_groups: int
+    num_lanes: int
+    num_rows: int
+    num_columns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotPredicted(Event):
     """The run has ended, and its steps cannot be compared with a prediction although this machine has constants."""
 

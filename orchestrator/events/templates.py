@@ -65,6 +65,11 @@ TEMPLATES: dict[type[Event], str] = {
         "batch_size is {batch_size:,} and the data has {num_samples:,} samples, so an epoch is one step, filled up "
         "with padding. Lower batch_size, or see whether all of the data is there"
     ),
+    run.RowGroupsShared: (
+        "{num_rows:,} rows of {num_columns:,} columns lie in {num_row_groups} row groups or blocks, and each of "
+        "{num_lanes} lanes decodes a whole one for its part of it, which takes time. Write the data with row "
+        "groups of some ten thousand rows, many more than lanes, or lower num_lanes"
+    ),
     run.CallbackFailed: (
         "callback {callback} failed in {method}: {error}. The run goes on without what it did there.\n{trace}"
     ),

@@ -10,7 +10,7 @@ from podembed.orchestrator.events.reporter import print_sentence
 from podembed.orchestrator.events.run import InputRecordDamaged
 from podembed.orchestrator.inference.committed_model import CommittedModel
 from podembed.orchestrator.run.input_record import read_input
-from podembed.workers.columns.decode import kinds_of
+from podembed.workers.columns.decode import NULLS, kinds_of
 from podembed.workers.data.config import InputData
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.extra_columns import VectorColumn
@@ -31,8 +31,13 @@ def trained_kinds(model: CommittedModel) -> dict[str, str]:
     record = known.at(model.state.manifest.step)
     if record is None or not record.training:
         return {}
-    data, first = model.job.resolved_data, record.training[0]
-    kinds = _kinds(first.content or declared_content(data), first.extra_content)
+    data = model.job.resolved_data
+    kinds: dict[str, str] = {}
+    for file in record.training:
+        # One without a value of a column does not say its kind.
+        found = _kinds(file.content or declared_content(data), file.extra_content)
+        kinds |= {column: kind for column, kind in found.items() if kinds.get(column, NULLS) == NULLS}
+    kinds = {column: kind for column, kind in kinds.items() if kind != NULLS}
     # Of dense columns only times are recorded. Where a unit or an origin is declared, they hold nothing else.
     plain = [one.name for one in data.dense_columns if isinstance(one, VectorColumn) or one.scale == TimeScale()]
     return kinds and dict.fromkeys(plain, NUMBERS) | kinds
@@ -51,6 +56,8 @@ def index_as_trained(model: CommittedModel, data: InputData) -> InputIndex:
         kinds = _kinds(file.content or declared_content(data), file.extra_content)
         for column, found in (kinds and dense | kinds).items():
             expected = trained.get(column, found)
+            if NULLS in (expected, found):
+                continue
             if _alike(expected, in_text=column in by_text) != _alike(found, in_text=column in by_text):
                 raise InputError(
                     f"Found column {column!r} with {found} in {file.path}. Expected {expected}, as the run in "

@@ -33,7 +33,11 @@ from podembed.workers.data.unknown_values import UnknownColumn
 
 # In the record of what the columns of a file hold.
 _BETWEEN = ", "
-_KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|numbers|text|times|durations))(?:, |$)", re.DOTALL)
+_KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|numbers|text|times|durations|nulls))(?:, |$)", re.DOTALL)
+
+
+NULLS = "nulls"
+"""The kind of a column without a value in a file; it fits all others."""
 
 
 class Columns(Protocol):
@@ -276,11 +280,27 @@ class _Given:
         if name in self._kept:
             return self._kept[name]
         column = self._columns.column(name)
-        # Combining copies even a single chunk, which is what a row group nearly always is.
-        array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+        array = _joined(column)
         if name in self._shared:
             self._kept[name] = array
         return array
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    """All values in one array. Columns without a value have the type null, as no writer knows better; integers or lists
+    of them stand for theirs, all missing.
+    """
+    kind = column.type
+    if id_stage.is_null(kind):
+        return pa.nulls(len(column), pa.int64())
+    if id_stage.is_list(kind) and id_stage.is_null(kind.value_type):
+        column = column.cast(pa.list_(pa.int64()))
+    if column.num_chunks == 1:
+        # Combining copies even a single chunk, which is what a row group nearly always is.
+        return column.chunk(0)
+    # Text of more than 2 GiB comes in chunks, and one array of it needs offsets of 64 bits.
+    chunks = [id_stage.plain(chunk) if id_stage.is_text(kind) else chunk for chunk in column.chunks]
+    return pa.concat_arrays(chunks) if chunks else pa.nulls(0, kind)
 
 
 def _blanked(rows: Batch, is_bad: np.ndarray) -> Batch:
@@ -350,4 +370,6 @@ def _is_dense(kind: pa.DataType, column: DenseColumn) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return (
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or id_stage.is_null(kind)
+    )

@@ -10,6 +10,7 @@ import pyarrow.compute
 
 from podembed.workers.columns.column_kernels import frozen, take_padded
 from podembed.workers.columns.numbers import filled, numbers_of, take_dense
+from podembed.workers.columns.raw_values import is_list
 from podembed.workers.data.bad_rows import RowFaults
 from podembed.workers.data.columns import DenseColumn
 from podembed.workers.data.extra_columns import ExtraColumn, IntegerColumn, ListColumn, VectorColumn
@@ -23,11 +24,15 @@ _INT32, _INT64 = np.iinfo(np.int32), np.iinfo(np.int64)
 
 def accepts(kind: pa.DataType, declared: IntegerColumn | VectorColumn | ListColumn) -> bool:
     """Whether a column of that type becomes what is declared."""
+    if pa.types.is_null(kind):
+        return True
     if isinstance(declared, IntegerColumn):
         return _is_whole(kind, declared.scale)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         return False
     item = kind.value_type
+    if pa.types.is_null(item):
+        return True
     if isinstance(declared, ListColumn) and (declared.dtype != "float32" or declared.scale != TimeScale()):
         return _is_whole(item, declared.scale)
     return pa.types.is_integer(item) or pa.types.is_floating(item) or pa.types.is_boolean(item)
@@ -65,6 +70,9 @@ def take_extra(column: pa.Array, declared: ExtraColumn, order: np.ndarray, fault
 def _take_lists(
     column: pa.Array, declared: VectorColumn | ListColumn, order: np.ndarray, faults: RowFaults
 ) -> dict[str, np.ndarray]:
+    if not is_list(column.type):
+        # A column without a value.
+        column = pa.nulls(len(column), pa.list_(pa.int64()))
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     starts = np.cumsum(lengths) - lengths
     values, is_bad, reason = _values(column.flatten(), declared)

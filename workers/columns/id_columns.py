@@ -329,7 +329,7 @@ def _last_of(bags: Ragged, last: int, layouts: BagLayouts) -> Ragged:
 
 def hashed_rows(present: pa.Array, *, vocabulary_size: int, salt: int) -> np.ndarray:
     """int64 rows of integers or strings without nulls, as the mode `hash` makes them."""
-    rows = _keys(_plain(present))
+    rows = _keys(plain(present))
     hash_in_place(rows, np.uint64(combine(salt) if salt else 0), vocabulary_size - 1)
     return rows
 
@@ -340,7 +340,7 @@ def vocabulary_rows(present: pa.Array, vocabulary: Vocabulary, *, num_reserved: 
     Raises:
       InputError: the values are integers and a line of the vocabulary is none.
     """
-    present = _plain(present)
+    present = plain(present)
     if not pa.types.is_integer(present.type):
         return vocabulary.rows_of_strings(present, num_reserved=num_reserved)
     return vocabulary.rows_of_integers(_keys(present), num_reserved=num_reserved)
@@ -359,13 +359,32 @@ def accepts(kind: pa.DataType, source: IdColumn) -> bool:
     """Whether a column of that type can become rows: integers always, strings by hash or vocabulary, any numbers with
     boundaries, lists of what is accepted.
     """
+    if is_null(kind):
+        return True
     if is_time(kind):
         return source.scale.accepts(kind)
     if source.boundaries:
         return source.scale == TimeScale() and is_numbers(kind)
-    item = kind.value_type if is_list(kind) or pa.types.is_dictionary(kind) else kind
-    is_text = pa.types.is_string(item) or pa.types.is_large_string(item) or pa.types.is_string_view(item)
-    return source.scale == TimeScale() and (pa.types.is_integer(item) or (is_text and source.mode != "as_is"))
+    item = _item(kind)
+    can_be = pa.types.is_integer(item) or is_null(item) or (is_text(item) and source.mode != "as_is")
+    return source.scale == TimeScale() and can_be
+
+
+def is_null(kind: pa.DataType) -> bool:
+    """Whether a column has no values, so that its writer knew no type."""
+    return pa.types.is_null(kind)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds text, or lists of it."""
+    item = _item(kind)
+    return pa.types.is_string(item) or pa.types.is_large_string(item) or pa.types.is_string_view(item)
+
+
+def _item(kind: pa.DataType) -> pa.DataType:
+    """Type of the values, without lists and dictionaries."""
+    item = kind.value_type if is_list(kind) else kind
+    return item.value_type if pa.types.is_dictionary(item) else item
 
 
 def is_numbers(kind: pa.DataType) -> bool:
@@ -378,8 +397,10 @@ def kind_of(kind: pa.DataType, source: IdColumn) -> str:
     """What a column that is accepted holds, in words."""
     if is_time(kind):
         return words_of(kind)
-    item = kind.value_type if is_list(kind) else kind
-    item = item.value_type if pa.types.is_dictionary(item) else item
+    item = _item(kind)
+    if is_null(item):
+        # Fits every kind.
+        return "nulls"
     words = "numbers" if source.boundaries else "integers" if pa.types.is_integer(item) else "text"
     return f"lists of {words}" if is_list(kind) else words
 
@@ -389,7 +410,7 @@ def _values_of_part(column: pa.Array, part: IdColumn, faults: RowFaults) -> pa.A
     if part.boundaries:
         return bucket_numbers(column, part, faults)
     if not is_time(column.type):
-        return _plain(column)
+        return plain(column)
     whole, is_beyond = part.scale.whole(column)
     reason = "Ids are integers of 64 bits. Declare a larger unit or a later origin."
     faults.add(is_beyond, part.column, found=lambda row: shown(column[row]), reason=reason)
@@ -407,7 +428,7 @@ def _taken_with_weights(bags: Ragged, order: np.ndarray, dtype: np.dtype) -> Rag
     return Ragged(values, splits, weights)
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def plain(column: pa.Array) -> pa.Array:
     """The same values with strings as large strings and without dictionaries."""
     kind = column.type
     item = kind.value_type if is_list(kind) else kind

@@ -83,6 +83,9 @@ class Vocabulary:
           InputError: a line of the file is no integer.
         """
         found = np.empty(len(values), np.int64)
+        if not len(values):
+            # A column without a value may be one of text.
+            return found
         find_integers(frozen(values, np.int64), self._integers, self._integer_hash_slots, found)
         return _rows(found, num_reserved)
 

@@ -119,6 +119,14 @@ class _GroupColumns:
         except (pa.ArrowException, OSError, ValueError) as error:
             if _is_of_the_system(error):
                 raise unreadable(path, error) from error
+            if isinstance(error, pa.ArrowNotImplementedError):
+                # The file is whole. Arrow cuts text where offsets of 32 bits end, and cannot do so within lists.
+                raise InputError(
+                    f"Found row group {number} of {path}, of {self._group.num_rows:,} rows, which cannot be read at "
+                    f"once ({one_line(error)}), as with more than 2 GiB of text in lists. Expected row groups of some "
+                    "ten thousand rows. Write the file again with smaller ones, such as "
+                    "pyarrow.parquet.write_table(..., row_group_size=32_768)."
+                ) from error
             raise InputError(
                 f"Found row group {number} of {path} unreadable ({one_line(error)}). Expected Parquet pages as the "
                 "footer describes them. Write the "

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from podembed.workers.columns.decode import kinds_of
+from podembed.workers.columns.decode import NULLS, kinds_of
 from podembed.workers.columns.vocabulary import Vocabulary, load_vocabulary
 from podembed.workers.data.config import InputData
 from podembed.workers.data.errors import InputError
@@ -168,10 +168,12 @@ def check_alike(files: Sequence[InputFile], *, lists_apart: Collection[str] = ()
         kinds = [kinds.get(column, "numbers") for _, kinds in found]
         if column in lists_apart:
             kinds = [kind.removeprefix("lists of ") for kind in kinds]
-        other = next((at for at, kind in enumerate(kinds) if kind != kinds[0]), None)
+        # Files without a value of it fit all.
+        first = next((at for at, kind in enumerate(kinds) if kind != NULLS), 0)
+        other = next((at for at, kind in enumerate(kinds) if kind not in (kinds[first], NULLS)), None)
         if other is not None:
             raise InputError(
-                f"Found column {column!r} with {kinds[0]} in {files[0].path} and with {kinds[other]} in "
+                f"Found column {column!r} with {kinds[first]} in {files[first].path} and with {kinds[other]} in "
                 f"{files[other].path}. Expected one kind in "
                 "all files of the data, training and evaluation, since equal values would become other rows or "
                 "numbers. Write the column alike in "

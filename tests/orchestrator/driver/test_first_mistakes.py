@@ -16,10 +16,12 @@ from podembed.orchestrator.api.errors import JobFailed, JobRefused
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import ColumnUnknown
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.events.run import BatchNotFilled, RatesWithoutStep
+from podembed.orchestrator.events.run import BatchNotFilled, RatesWithoutStep, RowGroupsShared
 from podembed.orchestrator.events.sentences import sentence
+from podembed.orchestrator.fitting import shares_row_groups
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.data.columns import IdColumn
+from podembed.workers.input.index import InputFile, InputIndex
 from podembed.workers.job.job import JobConfig
 from tests.small_job import DIM, small_job
 
@@ -82,6 +84,22 @@ def test_what_a_model_returns_wrongly_is_said_without_a_traceback(small_data: st
 
 def same_rate() -> float:
     return 0.05
+
+
+@pytest.mark.parametrize(
+    ("row_groups", "order", "is_told"),
+    [((40_000,), "shuffled", True), ((40_000,), "files", False), ((2_500,) * 16, "shuffled", False),
+     ((1_000,), "shuffled", False)],
+)  # fmt: skip
+def test_large_row_groups_that_lanes_share_are_told(row_groups: tuple[int, ...], order: Any, is_told: bool) -> None:
+    job = small_job(folder="a", audit=False)
+    data = replace(job.data, order=order, extra=tuple(f"x{at}" for at in range(1_000)))
+    job = replace(job, data=data, num_lanes=16, batch_size=48)
+    files = [InputFile(path="a", size_bytes=1, version="", row_group_rows=row_groups)]
+    assert shares_row_groups(job, InputIndex(files=tuple(files), vocabularies=())) == is_told
+    assert "1 row groups or blocks, and each of 16 lanes decodes a whole one" in sentence(
+        RowGroupsShared(num_row_groups=1, num_lanes=16, num_rows=40_000, num_columns=1_000)
+    )
 
 
 def test_a_batch_that_is_larger_than_the_data_is_told(small_data: str, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.hashing import mix64
-from podembed.workers.columns.decode import Decoder, RawRows, check_schema
+from podembed.workers.columns.decode import Decoder, RawRows, check_schema, id_kinds
 from podembed.workers.columns.gather import Block
 from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import Vocabulary, text_of
@@ -16,6 +18,7 @@ from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
+from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
 
 ORIGIN = Origin(path="clicks.parquet", group=2, first_row=100)
 SIZE = 50
@@ -286,6 +289,68 @@ def test_without_an_id_column_rows_are_numbered_by_position() -> None:
 def test_an_unresolved_feature_is_refused() -> None:
     with pytest.raises(InputError, match=r"ParquetData\.resolved"):
         decode_one(pa.array([1]), IdColumn("c"))
+
+
+def test_text_in_chunks_gets_wide_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As more than 2 GiB of it comes; narrow offsets overflow where chunks are put together."""
+    real = pa.concat_arrays
+
+    def narrow(arrays: list[pa.Array]) -> pa.Array:
+        if any(pa.types.is_string(one.type) or pa.types.is_list(one.type) for one in arrays):
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return real(arrays)
+
+    monkeypatch.setattr(pa, "concat_arrays", narrow)
+    source = IdColumn("c", vocabulary="words.txt", vocabulary_size=SIZE)
+    assert decode_one(pa.chunked_array([["red"], ["7", None]]), source) == [[1], [3], []]
+    lists = pa.chunked_array([[["red", "7"]], [None, []]], pa.list_(pa.string()))
+    assert decode_one(lists, source) == [[1, 3], [], []]
+
+
+@pytest.mark.parametrize("word", [pa.string(), pa.large_string()])
+def test_lists_of_dictionaries_are_lists_of_their_values(word: pa.DataType) -> None:
+    values = [["red", "7"], None, ["grün", None]]
+    column = pa.array(values, pa.list_(pa.dictionary(pa.int8(), word)))
+    for source in (
+        IdColumn("c", vocabulary="words.txt", vocabulary_size=SIZE),
+        IdColumn("c", "hash", vocabulary_size=SIZE),
+    ):
+        check_schema(
+            pa.schema([("y", pa.int8()), ("c", column.type)]),
+            ParquetData("a", label="y", features={"f": source}),
+            path="a",
+        )
+        assert decode_one(column, source) == decode_one(pa.array(values), source)
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.list_(pa.null()), pa.large_list(pa.null())])
+@pytest.mark.parametrize("missing", ["empty", "zero"])
+def test_a_column_without_a_value_has_only_missing_ones(kind: pa.DataType, missing: Any) -> None:
+    """Whatever a writer says who knew no type."""
+    for source in (
+        IdColumn("c", "hash", vocabulary_size=SIZE, missing=missing),
+        IdColumn("c", vocabulary="words.txt", vocabulary_size=SIZE, missing=missing),
+        IdColumn("c", vocabulary_size=SIZE, missing=missing),
+        *([] if kind != pa.null() else [IdColumn("c", vocabulary_size=SIZE, missing=missing, boundaries=(1.0, 2.0))]),
+    ):
+        schema = pa.schema([("y", pa.int8()), ("c", kind)])
+        data = ParquetData("a", label="y", features={"f": source})
+        check_schema(schema, data, path="a")
+        assert id_kinds(schema, data).endswith("nulls")
+        assert decode_one(pa.nulls(3, kind), source) == [[0] if missing == "zero" else []] * 3
+
+
+def test_dense_and_extra_columns_without_a_value_have_only_missing_ones() -> None:
+    extra = (IntegerColumn("i", missing=-1), VectorColumn("v", 2), ListColumn("l", 2), ListColumn("m", 2, "int32"))
+    data = ParquetData("a", label="y", dense=("x",), extra=extra)
+    table = pa.table({"y": [0, 1], **{name: pa.nulls(2) for name in "xivlm"}})
+    check_schema(table.schema, data, path="a")
+    rows = decode(table, data)
+    assert rows.dense.tolist() == [[0], [0]]
+    assert rows.columns["i"].tolist() == [-1, -1]
+    assert not any(rows.columns[name].any() for name in ("v", "l", "l/length", "m", "m/length"))
+    with pytest.raises(InputError, match="Found null in .*column 'y'"):
+        decode(pa.table({"y": pa.nulls(2), "x": [1, 2]}), ParquetData("a", label="y", dense=("x",)))
 
 
 @pytest.mark.parametrize(

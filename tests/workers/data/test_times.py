@@ -271,6 +271,16 @@ def test_columns_that_are_no_times_are_refused(
         build_index(ParquetData(str(tmp_path / "a.parquet"), label="y", dense=(dense,)))
 
 
+def test_a_file_without_a_value_of_a_column_fits_others(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"y": [0], "c": pa.nulls(1)}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"y": [0], "c": ["red"]}), tmp_path / "b.parquet")
+    data = ParquetData(str(tmp_path / "*.parquet"), label="y", features={"c": IdColumn("c", "hash", 50)})
+    assert build_index(data).num_rows == 2
+    pq.write_table(pa.table({"y": [0], "c": [1]}), tmp_path / "c.parquet")
+    with pytest.raises(InputError, match=r"'c' with text in .*b\.parquet and with integers in .*c\.parquet"):
+        build_index(data)
+
+
 def test_numbers_in_one_file_and_times_in_another_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"y": [0], "c": [5]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"y": [0], "c": [date(2024, 5, 1)]}), tmp_path / "b.parquet")
