@@ -124,7 +124,9 @@ def extra_kinds(schema: pa.Schema, data: InputData) -> str:
     for column in data.extra_columns:
         kind = schema.field(column.name).type
         item = kind.value_type if id_stage.is_list(kind) else kind
-        kinds[column.name] = words_of(item) if is_time(item) else "numbers"
+        # For a dense column a missing time is malformed and a missing number is 0, so it needs the kind.
+        is_open = id_stage.is_null(item) and not isinstance(column, DenseColumn)
+        kinds[column.name] = words_of(item) if is_time(item) else NULLS if is_open else "numbers"
     return _BETWEEN.join(f"{name}: {words}" for name, words in kinds.items())
 
 
