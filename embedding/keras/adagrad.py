@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podembed.embedding.keras.array_operators import cast_to
+from podembed.embedding.keras.array_operators import cast_to, described
 from podembed.embedding.keras.gradients import dense_gradient
 from podembed.embedding.keras.optimizer import Optimizer
 from podembed.embedding.keras.row_slices import RowSlices
@@ -75,12 +75,14 @@ class Adagrad(Optimizer):
         accumulator.assign(accumulated)
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-            "initial_accumulator_value": self.initial_accumulator_value,
-            "epsilon": self.epsilon,
-        }
+        return described(
+            {
+                **super().get_config(),
+                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
+                "initial_accumulator_value": self.initial_accumulator_value,
+                "epsilon": self.epsilon,
+            }
+        )
 
 
 class Adadelta(Optimizer):
@@ -150,12 +152,14 @@ class Adadelta(Optimizer):
             slot.assign(new)
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-            "rho": self.rho,
-            "epsilon": self.epsilon,
-        }
+        return described(
+            {
+                **super().get_config(),
+                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
+                "rho": self.rho,
+                "epsilon": self.epsilon,
+            }
+        )
 
 
 class RMSprop(Optimizer):
@@ -232,14 +236,16 @@ class RMSprop(Optimizer):
             variable.assign_sub(rate * _scaled(gradient, velocity.value, self.epsilon))
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-            "rho": self.rho,
-            "momentum": self.momentum,
-            "epsilon": self.epsilon,
-            "centered": self.centered,
-        }
+        return described(
+            {
+                **super().get_config(),
+                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
+                "rho": self.rho,
+                "momentum": self.momentum,
+                "epsilon": self.epsilon,
+                "centered": self.centered,
+            }
+        )
 
 
 def _adagrad(

@@ -6,11 +6,13 @@ than generated, so that type checkers and readers see them. Results are always p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 class ArrayOperators:
@@ -103,6 +105,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, ArrayOperators):
         return value._operand()
     return jnp.asarray(value) if isinstance(value, (list, tuple)) else value
+
+
+def described(value: Any) -> Any:
+    """A value of a configuration, which goes through JSON: arrays and numbers of numpy and JAX as lists and numbers of
+    Python, also in lists, tuples and mappings. All else as it is, tracers too.
+    """
+    if isinstance(value, ArrayOperators):
+        value = value._operand()
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)) and not isinstance(value, Tracer):
+        made = np.asarray(value).tolist()
+        # Of types that numpy does not have, such as bfloat16, it is a number of theirs.
+        return float(made) if isinstance(made, np.generic) else made
+    if isinstance(value, Mapping):
+        return {name: described(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [described(one) for one in value]
+    return tuple(map(described, value)) if type(value) is tuple else value
 
 
 def cast_to(value: Any, dtype: Any) -> Any:

@@ -18,12 +18,13 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 
 from podembed.embedding.keras import functional as keras_functional
 from podembed.embedding.keras import schedules
-from podembed.embedding.keras.array_operators import cast_to, plain
+from podembed.embedding.keras.array_operators import cast_to, described, plain
 from podembed.embedding.keras.gradients import Gradient, GradsAndVars, checked_pair, checked_pairs, clipped, present
 from podembed.embedding.keras.optimizer_variables import OptimizerVariables
 from podembed.embedding.keras.reducer import GradientReducer, default_gradient_reducer
@@ -325,7 +326,7 @@ class Optimizer(OptimizerVariables):
             return schedules.serialize(value)
         if isinstance(value, Variable):
             return value.numpy().item()
-        return value() if callable(value) else value
+        return described(value() if callable(value) else value)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor arguments, without the name as in 2.9. Subclasses add the rate and their own. A
@@ -335,7 +336,7 @@ class Optimizer(OptimizerVariables):
           TypeError: in subclasses, where the rate is a function.
         """
         decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
-        return {
+        made = {
             "clipnorm": self.clipnorm,
             "global_clipnorm": self.global_clipnorm,
             "clipvalue": self.clipvalue,
@@ -345,6 +346,7 @@ class Optimizer(OptimizerVariables):
             "jit_compile": self.jit_compile,
             **decay,
         }
+        return described(made)
 
     @classmethod
     def from_config(
@@ -402,7 +404,7 @@ def _check_averaging(use_ema: bool, momentum: float, frequency: int | None) -> N
         return
     if not 0 <= momentum <= 1:
         raise ValueError(f"Found ema_momentum={momentum}. Expected a number from 0 to 1. Use 0.99 for a slow average.")
-    if frequency and (not isinstance(frequency, int) or frequency < 1):
+    if frequency and (not isinstance(frequency, int | np.integer) or frequency < 1):
         raise ValueError(
             f"Found ema_overwrite_frequency={frequency}. Expected an integer of at least 1. Use None to never "
             "overwrite."

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from podembed.embedding.keras.array_operators import plain
+from podembed.embedding.keras.array_operators import described, plain
 
 
 class LearningRateSchedule:
@@ -69,7 +69,8 @@ class _DeclaredSchedule(LearningRateSchedule):
     """A schedule whose fields are its configuration."""
 
     def get_config(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+        return {field.name: described(getattr(self, field.name)) for field in fields}
 
 
 @dataclass(frozen=True)
@@ -265,8 +266,8 @@ _BY_NAME: dict[str, type[LearningRateSchedule]] = {
 
 
 def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
-    """Returns `{"class_name": ..., "config": ...}`."""
-    return {"class_name": type(schedule).__name__, "config": schedule.get_config()}
+    """Returns `{"class_name": ..., "config": ...}`, which goes through JSON if the schedule's own values do."""
+    return {"class_name": type(schedule).__name__, "config": described(schedule.get_config())}
 
 
 def deserialize(

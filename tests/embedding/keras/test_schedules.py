@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -314,3 +316,24 @@ def test_a_cosine_may_warm_up_as_in_keras_3(arguments, rates, is_compiled):
 def test_half_a_warmup_is_refused(arguments):
     with pytest.raises(ValueError, match="warmup_steps"):
         CosineDecay(0.1, 4, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "same"),
+    [
+        (
+            PiecewiseConstantDecay(np.array([10, 20]), [np.float32(0.5), jnp.float32(0.25), 0.125]),  # type: ignore[arg-type]
+            PiecewiseConstantDecay([10, 20], [0.5, 0.25, 0.125]),
+        ),
+        (
+            ExponentialDecay(np.float32(0.5), np.int64(10), jnp.float32(0.5), staircase=np.bool_(True)),  # type: ignore[arg-type]
+            ExponentialDecay(0.5, 10, 0.5, staircase=True),
+        ),
+        (PolynomialDecay(jnp.bfloat16(0.5), 10), PolynomialDecay(0.5, 10)),  # type: ignore[arg-type]
+    ],
+)
+def test_numbers_of_numpy_and_jax_go_through_json(schedule, same):
+    config = json.loads(json.dumps(schedules.serialize(schedule)))
+    assert config == schedules.serialize(same)
+    again = schedules.deserialize(config)
+    assert [float(again(step)) for step in STEPS] == [float(schedule(step)) for step in STEPS]

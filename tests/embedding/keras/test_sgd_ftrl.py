@@ -347,6 +347,17 @@ def test_adamw_decays_apart_from_the_gradient_and_leaves_out_what_is_excluded():
         optimizer.exclude_from_weight_decay(var_names=["kernel"])
 
 
+@pytest.mark.parametrize("cls", [SGD, Adagrad, Adadelta, Adam, AdamW, Adamax, Nadam, Ftrl, RMSprop])
+def test_a_configuration_of_numbers_of_numpy_and_jax_goes_through_json(cls):
+    names = {"momentum", "beta_1", "rho", "epsilon", "beta"} & set(inspect.signature(cls).parameters)
+    options = {name: np.float32(0.5) for name in names} | {"clipnorm": jnp.float32(2.0), "weight_decay": np.array(0.25)}
+    made = cls(np.float32(0.5), use_ema=True, ema_overwrite_frequency=np.int64(3), **options)
+    config = json.loads(json.dumps(made.get_config()))
+    assert config.items() >= {"learning_rate": 0.5, "clipnorm": 2.0, "weight_decay": 0.25}.items()
+    assert all(config[name] == 0.5 for name in names)
+    assert cls.from_config(config).get_config() == config
+
+
 def test_one_pattern_and_one_variable_are_one_each_in_an_exclusion():
     table, bias, one = (Variable([1.0], name=name) for name in ("tables/emb", "dense/bias", "one"))
     optimizer = AdamW(0.1, weight_decay=0.5)
