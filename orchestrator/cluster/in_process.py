@@ -7,7 +7,6 @@ the wait that a thread may be in.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.workers.device.process import DeviceProcess
 from podembed.workers.host.host import HostWorker
 from podembed.workers.host.spec import HostSpec
+from podembed.workers.liveness.carried_error import trace_of
 from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.worker import Worker
 
@@ -89,7 +89,7 @@ class InProcessBackend:
         error = _own(call).future.exception()
         if error is None:
             return _own(call).future.result()
-        return failure_of(call.worker, error, details="".join(traceback.format_exception(error)))
+        return failure_of(call.worker, error, details=trace_of(error))
 
     def statistics(self, handle: Handle) -> ProcessStatistics | None:
         """None: threads of this process do not freeze alone."""

@@ -17,6 +17,7 @@ from podembed.orchestrator.api.errors import (
     StorageRefused,
     WorkerRefused,
 )
+from podembed.workers.liveness.carried_error import plain_text, words_of
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.search_path import missing_module
 
@@ -34,15 +35,15 @@ def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Fa
         return Failure(worker=worker, kind=FailureKind.ERROR, message=said, details=details, refusal=JobRefused)
     if isinstance(error, DeviceMissing):
         # Its process lives, and is of no use to anybody. What helps is another machine.
-        return Failure(worker=worker, kind=FailureKind.DIED, message=first_line(str(error)))
+        return Failure(worker=worker, kind=FailureKind.DIED, message=first_line(words_of(error)))
     is_peer = isinstance(error, MeshError | ChannelError) or _is_broken_collective(error)
     is_damaged = isinstance(error, RowsDamaged)
     kind = FailureKind.PEER if is_peer else FailureKind.DAMAGED if is_damaged else FailureKind.ERROR
     return Failure(
         worker=worker,
         kind=kind,
-        message=f"{type(error).__name__}: {first_line(str(error))}",
-        details=details,
+        message=f"{type(error).__name__}: {first_line(words_of(error))}",
+        details=plain_text(details),
         refusal=_refusal(error),
         memory="host" if isinstance(error, MemoryError) else "device" if _is_device_full(error) else "",
         is_storage=not is_peer and may_pass(error),
@@ -88,9 +89,11 @@ def _is_jax(error: BaseException) -> bool:
 
 def _is_broken_collective(error: BaseException) -> bool:
     """Whether JAX reports a member of the gang that is gone; it has one type for everything, so the words decide."""
+    if not _is_jax(error):
+        return False
     text = str(error)
     # NCCL's name for processes that cannot work together, such as two on one GPU; they cannot the next time either.
-    return _is_jax(error) and "invalid usage" not in text and any(word in text for word in _COLLECTIVE_WORDS)
+    return "invalid usage" not in text and any(word in text for word in _COLLECTIVE_WORDS)
 
 
 _COLLECTIVE_WORDS = (

@@ -26,7 +26,7 @@ class CarriedError(Exception):
 
     def __str__(self) -> str:
         error = self.unpacked()
-        return f"{type(error).__qualname__}: {error}"
+        return f"{type(error).__qualname__}: {words_of(error)}"
 
     def unpacked(self) -> Exception:
         """The exception as it was raised, but for its traceback."""
@@ -36,7 +36,7 @@ class CarriedError(Exception):
         return error
 
 
-MOST_LETTERS = 4_000
+MOST_LETTERS = 2_000
 """Of what an exception says, and of the lines of its traceback together a few times as many."""
 
 
@@ -50,15 +50,18 @@ def words_of(error: BaseException) -> str:
         text = str(error)
     except Exception as fault:
         return f"no message, since its __str__ raised {type(fault).__name__}"
-    return _plain(text, MOST_LETTERS)
+    return plain_text(text, MOST_LETTERS)
 
 
 def trace_of(error: BaseException) -> str:
     """The traceback of an exception, as `words_of` has its words."""
-    return _plain("".join(traceback.format_exception(error)).rstrip(), 4 * MOST_LETTERS)
+    return plain_text("".join(traceback.format_exception(error)).rstrip())
 
 
-def _plain(text: str, most: int) -> str:
+def plain_text(text: str, most: int = 4 * MOST_LETTERS) -> str:
+    """A text without control characters but line ends and tabs, and without its middle where it is longer than `most`
+    letters.
+    """
     if len(text) > most:
         half = most // 2
         text = f"{text[:half]} ... {len(text) - 2 * half:,} characters left out ... {text[-half:]}"
@@ -76,12 +79,19 @@ def carried(error: Exception, copy: Callable[[Any], Any]) -> Exception:
         return error
     parts = CarriedError(
         type(error),
-        tuple(one if _can_copy(one, copy) else repr(one) for one in error.args),
+        tuple(one if _can_copy(one, copy) else _shown(one) for one in error.args),
         {name: value for name, value in vars(error).items() if _can_copy(value, copy)},
     )
     if _is_same(parts, copy):
         return parts
-    return RuntimeError(f"{type(error).__qualname__}: {error}")
+    return RuntimeError(f"{type(error).__qualname__}: {words_of(error)}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def original(error: Exception) -> Exception:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
-from podembed.workers.liveness.carried_error import carried, original
+from podembed.workers.liveness.carried_error import carried, original, words_of
 from podembed.workers.stepwise.sealed import TAG_BYTES, Seals
 
 SIZE = struct.Struct("<q")
@@ -207,8 +207,8 @@ class Line:
 def _out_of_place(error: BaseException) -> RuntimeError:
     """What a call raises in place of an exception that ends programs."""
     return RuntimeError(
-        f"A call raised {type(error).__name__}({str(error)[:200]}), which ends a program. Expected it to return, or to "
-        "raise an Exception. Leave such calls as sys.exit to the driver's program."
+        f"A call raised {type(error).__name__}({words_of(error)[:200]}), which ends a program. Expected it to return, "
+        "or to raise an Exception. Leave such calls as sys.exit to the driver's program."
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from ray.exceptions import RaySystemError
 
@@ -58,3 +60,25 @@ def test_a_module_that_a_machine_lacks_is_named_with_what_to_do() -> None:
     assert "py_modules" in failure.message
     other = failure_of(Worker("host", 1), RaySystemError("System error: of another kind"))
     assert other.refusal is None
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Unspeakable(), "Unspeakable: no message, since its __str__ raised RuntimeError"),
+        (
+            ValueError("\x1b[2Jhere" + "x" * 200_000 + "there"),
+            r"ValueError: \?\[2Jherex+ \.\.\. .* left out \.\.\. x+there",
+        ),
+    ],
+)
+def test_any_exception_is_said_in_words_that_a_terminal_takes(error: Exception, said: str) -> None:
+    failure = failure_of(Worker("host", 0), error, details=f"Traceback\n\t{error.args}" * 9)
+    assert re.fullmatch(said, failure.message)
+    assert "\x1b" not in failure.message + failure.details
+    assert len(failure.message + failure.details) < 20_000

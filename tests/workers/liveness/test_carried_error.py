@@ -11,7 +11,7 @@ from ray import cloudpickle
 from podembed.embedding.engine.order import OrderError
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.descriptors import DescriptorsExhausted
-from podembed.workers.liveness.carried_error import CarriedError, carried, original
+from podembed.workers.liveness.carried_error import CarriedError, carried, original, trace_of, words_of
 from podembed.workers.mesh.errors import PeerLost
 from podembed.workers.storage.errors import NameNotFound, StorageFull, StoreUnavailable, WrongSize
 from podembed.workers.storage.strict_json import DocumentRefused
@@ -94,3 +94,29 @@ def test_of_a_class_that_cannot_be_copied_the_words_arrive() -> None:
     arrived = original(copied(carried(Local("mine"), no_copy_of_local)))
     assert type(arrived) is RuntimeError
     assert "Local: mine" in str(arrived)
+
+
+class Unspeakable(Exception):
+    """Has no words, and cannot be copied as it is."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not to be copied")
+
+
+@pytest.mark.parametrize("value", [1, threading.Lock(), Unshowable()])
+def test_an_exception_without_words_arrives(value: Any) -> None:
+    sent = copied(carried(Unspeakable(value), copied))
+    assert words_of(original(sent)) == "no message, since its __str__ raised RuntimeError"
+    assert "Unspeakable" in trace_of(original(sent))
