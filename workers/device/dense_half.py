@@ -55,11 +55,19 @@ def model_spec(job: JobConfig) -> ModelSpec:
 
 
 def initial(job: JobConfig, key: jax.Array) -> tuple[Any, Any]:
-    """Parameters and state; the state of a model without any is an empty dict."""
+    """Parameters and state; the state of a model without any is an empty dict.
+
+    Raises:
+      DenseStateError: something among them is no array of numbers, or a parameter has no gradient.
+    """
+    made: Any
     if has_short_form(job.model):
-        return job.model.init(key, job.data.num_dense, job.widths), {}  # type: ignore[call-arg]
-    made: Any = job.model.init(key, model_spec(job))  # type: ignore[call-arg]
+        made = job.model.init(key, job.data.num_dense, job.widths)  # type: ignore[call-arg]
+    else:
+        made = job.model.init(key, model_spec(job))  # type: ignore[call-arg]
     params, state = (made.value, made.state) if isinstance(made, WithState) else (made, {})
+    _require_numbers("model.init", "parameter", params)
+    _require_numbers("model.init", "state", state)
     wrong = [
         (jax.tree_util.keystr(path), leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
@@ -103,6 +111,7 @@ def _applied(job: JobConfig, params: Any, batch: ModelBatch, context: StepContex
                 "WithState(outputs, state). Return context.state where nothing changed."
             )
         return made, context.state
+    _require_numbers("model.apply", "state", made.state)
     kept = made.state if job.compute_dtype == "float32" else with_types_of(made.state, context.state)
     before, after = _shapes(context.state), _shapes(kept)
     if before != after:
@@ -134,10 +143,10 @@ def scores_of(job: JobConfig, outputs: Any, num_samples: int) -> jax.Array:
         scores = outputs["scores"]
     if job.candidates is None:
         return require_column("model.apply", scores, num_samples)
-    shape, inner = jnp.shape(scores), job.activation_shapes[job.candidates][:-1]
-    if shape not in ((num_samples, *inner), (num_samples, job.num_candidates)):
+    inner = job.activation_shapes[job.candidates][:-1]
+    if getattr(scores, "shape", None) not in ((num_samples, *inner), (num_samples, job.num_candidates)):
         raise DenseStateError(
-            f"Found model.apply returning shape {list(shape)} for {num_samples} samples of {job.num_candidates} "
+            f"Found model.apply returning {_kind_of(scores)} for {num_samples} samples of {job.num_candidates} "
             f"candidates {job.candidates!r}. Expected {[num_samples, *inner]}, one score a candidate. "
             f"Its vectors are batch.activations[{job.candidates!r}], {[num_samples, *inner, 'width']}."
         )
@@ -163,7 +172,10 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
             "podembed.Losses with both. Return one of these."
         )
     if not isinstance(found, Losses):
+        _require_number("model.loss", found)
         found = Losses(batch=found) if jnp.shape(found) == () else Losses(per_sample=found)
+    for name, part in (("per_sample", found.per_sample), ("batch", found.batch)):
+        _require_number(f"model.loss, as {name} of Losses,", part)
     if jnp.shape(found.per_sample) not in ((), (num_samples,)) or jnp.shape(found.batch) != ():
         raise DenseStateError(
             f"Found model.loss returning the shape {list(jnp.shape(found.per_sample))} for samples and "
@@ -213,12 +225,13 @@ def task_scores(job: JobConfig, outputs: Any, num_samples: int) -> list[jax.Arra
             "to their scores. Return {'" + names[0] + "': ...}, or the same as `scores` of a mapping."
         )
     for task in job.tasks:
-        shape = jnp.shape(by_task[task.label])
+        shape = getattr(by_task[task.label], "shape", None)
         if shape != (num_samples, *task.inner):
+            has_axis_more = not task.inner and shape == (num_samples, 1)
             raise DenseStateError(
-                f"Found model.apply returning the shape {list(shape)} for task {task.label!r} of kind {task.kind!r}. "
-                f"Expected {[num_samples, *task.inner]}. "
-                + ("Drop the last axis with [:, 0]." if not task.inner else "Return as many scores a sample.")
+                f"Found model.apply returning {_kind_of(by_task[task.label])} for task {task.label!r} of kind "
+                f"{task.kind!r}. Expected {[num_samples, *task.inner]}. "
+                + ("Drop the last axis with [:, 0]." if has_axis_more else "Return as many scores a sample.")
             )
     return [by_task[name] for name in names]
 
@@ -282,6 +295,32 @@ def require_column(what: str, found: Any, num_samples: int) -> Any:
     )
 
 
+def _require_numbers(where: str, kind: str, tree: Any) -> None:
+    """Raises `DenseStateError` for a leaf of what a model returns that JAX cannot compute with, by its key."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not _is_number(leaf):
+            raise DenseStateError(
+                f"Found {_kind_of(leaf)} as the {kind} {jax.tree_util.keystr(path)} that {where} returned. Expected "
+                "arrays of numbers. Keep functions, text and the like in the model itself."
+            )
+
+
+def _require_number(what: str, found: Any) -> None:
+    """Raises `DenseStateError` for something that is no number and no array of numbers."""
+    if not _is_number(found):
+        raise DenseStateError(
+            f"Found {what} returning {_kind_of(found)}. Expected an array of numbers. Return one made by jax.numpy."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return isinstance(value, bool | int | float | complex)
+    kinds = jnp.number, jnp.bool_, jax.dtypes.extended
+    return any(jnp.issubdtype(dtype, kind) for kind in kinds)
+
+
 def _require_floating(what: str, found: Any) -> Any:
     """`found`, if it can have a gradient. A number of Python is a constant, which needs none.
 
@@ -300,7 +339,9 @@ def _require_floating(what: str, found: Any) -> Any:
 def _kind_of(value: Any) -> str:
     """An array by its shape, since its class is one of JAX's inside while it is traced; all else by its class."""
     shape = getattr(value, "shape", None)
-    return type(value).__name__ if shape is None else f"shape {list(shape)}"
+    if shape is None:
+        return f"the text {value!r:.60}" if isinstance(value, str) else type(value).__name__
+    return f"shape {list(shape)}" if _is_number(value) else f"an array of {value.dtype}"
 
 
 def _shapes(state: Any) -> dict[str, str]:

@@ -119,6 +119,20 @@ class Refused(EveryPart):
     ("changed", "message"),
     [
         ({"init": lambda made: {"w": jnp.arange(3)}}, r"parameter \['w'\] of type int32.*WithState\(params, state\)"),
+        (
+            {"init": lambda made: {"deep": {"w": "text"}}},
+            r"Found the text 'text' as the parameter \['deep'\]\['w'\] that model.init returned",
+        ),
+        ({"init": lambda made: {"act": jax.nn.relu}}, r"as the parameter \['act'\] that model.init"),
+        ({"init": lambda made: {"w": np.array("x")}}, r"an array of <U1 as the parameter \['w'\]"),
+        (
+            {"init": lambda made: WithState(made.value, {"rule": len})},
+            r"Found builtin_function_or_method as the state \['rule'\] that model.init returned",
+        ),
+        (
+            {"apply": lambda made: WithState(made.value, {**made.state, "mean": "x"})},
+            r"the text 'x' as the state \['mean'\] that model.apply returned",
+        ),
         ({"apply": lambda made: made.value["scores"]}, r"returning shape \[8\], of a model that has state.*WithState"),
         ({"apply": lambda made: made.value}, "returning dict, of a model that has state.*WithState"),
         (
@@ -138,6 +152,12 @@ class Refused(EveryPart):
         ({"loss": lambda outputs: jnp.zeros(8, jnp.int32)}, "model.loss returning numbers of type int32.*astype"),
         ({"loss": lambda outputs: Losses(batch=jnp.zeros((), jnp.int32))}, "numbers of type int32"),
         ({"loss": lambda outputs: jnp.zeros((8, 2))}, r"model.loss returning the shape \[8, 2\] for samples"),
+        ({"loss": lambda outputs: "text"}, "model.loss returning the text 'text'. Expected an array of numbers"),
+        ({"loss": lambda outputs: [0.0] * 8}, "model.loss returning list. Expected an array of numbers"),
+        (
+            {"loss": lambda outputs: Losses(per_sample=len)},  # type: ignore[arg-type]
+            "model.loss, as per_sample of Losses, returning builtin_function",
+        ),
         ({"loss": lambda outputs: None}, "model.loss returning NoneType. Expected one number"),
         ({"loss": lambda outputs: (outputs["scores"], 1.0)}, "model.loss returning tuple. Expected one number"),
         ({"loss": lambda outputs: Losses(batch=jnp.zeros(8))}, r"\[\] for samples and \[8\] for the batch"),
@@ -171,6 +191,8 @@ class Scores:
     [
         (lambda scores: None, "model.apply returning None.*may lack a `return`"),
         (lambda scores: scores.astype(jnp.int32), r"returning numbers of type int32.*\.astype\(jnp.float32\)"),
+        (lambda scores: "text", "returning the text 'text' for 8 samples"),
+        (lambda scores: {"scores": jnp.tanh}, "model.apply returning .* for 8 samples"),
         (lambda scores: scores > 0, "returning numbers of type bool"),
         (lambda scores: scores[:, None], r"shape \[8, 1\].*Drop the last axis with \[:, 0\]\.\n"),
         (lambda scores: scores.mean(), r"shape \[\].*Leave out the mean"),

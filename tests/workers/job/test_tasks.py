@@ -227,6 +227,10 @@ def test_a_task_that_cannot_be_meant_is_refused(make: Any, message: str) -> None
             lambda found: {**found, "genre": found["stars"][:, :2]},
             r"shape \[8, 2\] for task 'genre' of kind 'multi_class'. Expected \[8, 3\]",
         ),
+        (
+            lambda found: {**found, "click": "text"},
+            r"returning the text 'text' for task 'click' of kind 'binary'. Expected \[8\]. Return as many scores",
+        ),
     ],
 )
 def test_scores_that_do_not_fit_are_refused_before_the_first_step(small_data: str, changed: Any, message: str) -> None:
