@@ -26,6 +26,7 @@ from podembed.orchestrator.run.reference import CommittedState, open_commit, ope
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.files import read_bucket_array, read_dense
 from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.device.gang_errors import GangError, looking_for
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.errors import NameNotFound
@@ -108,8 +109,10 @@ def with_commit(
     Without a name, it then begins again with the newest commit. Arguments are as for `open_model`.
 
     Raises:
+      ConfigurationError: JAX has none of the devices that JAX_PLATFORMS names.
       As `open_model` and `read`.
     """
+    _require_devices()
     left = _MOST_ATTEMPTS
     while True:
         left -= 1
@@ -148,6 +151,16 @@ def _check_meaning(state: CommittedState, job: JobConfig, *, is_given: bool) -> 
             f"{state.store.location} was trained with:\n{told}\nExpected the same. "
             f"{'Pass the job of that run.' if is_given else 'The job has changed since: restore it.'}"
         )
+
+
+def _require_devices() -> None:
+    import jax
+
+    try:
+        with looking_for(""):
+            jax.local_devices()
+    except GangError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _shape(table: tuple[int, int] | None) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
-from podembed.workers.device.gang_errors import GangError
+from podembed.workers.device.gang_errors import GangError, looking_for
 from podembed.workers.device.options import AXIS, DeviceOptions, mesh_text
 
 
@@ -36,9 +36,11 @@ class GangMesh:
         """The mesh of this gang.
 
         Raises:
-          GangError: the devices are not as many as the settings say, or hosts have unlike numbers of them.
+          GangError: there are none of those that JAX_PLATFORMS names, the devices are not as many as the settings say,
+            or hosts have unlike numbers of them.
         """
-        mine = set(jax.local_devices())
+        with looking_for(""):
+            mine = set(jax.local_devices())
         # JAX promises no order of its own, while the rows of a host are those of its devices. Within a host rows come
         # back in the order of the mesh.
         devices = sorted(jax.devices(), key=lambda device: device.process_index)

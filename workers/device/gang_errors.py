@@ -23,6 +23,7 @@ def looking_for(platform: str) -> Iterator[None]:
 
     Raises:
       DeviceMissing: it finds none.
+      GangError: any would do, but for what JAX_PLATFORMS asks for that is not there.
     """
     import jax
 
@@ -30,12 +31,21 @@ def looking_for(platform: str) -> Iterator[None]:
     try:
         yield
         found = jax.local_devices()[0].platform if platform else ""
-    except RuntimeError as error:
-        # JAX has no type of its own for this.
-        if not platform or f"initialize backend '{platform}'" not in str(error):
-            raise
+    except (AssertionError, RuntimeError) as error:
+        # JAX has no type of its own for this. Where it has no plugin for `cuda`, it has no words either.
+        asked = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
+        is_bare = isinstance(error, AssertionError) and not str(error) and bool(asked)
         # Its advice would let the process run on something else.
-        found, why = "", str(error).partition(" (set JAX_PLATFORMS")[0]
+        why = f"no plugin for {asked}" if is_bare else str(error).partition(" (set JAX_PLATFORMS")[0]
+        if not platform and asked and (is_bare or "nable to initialize backend" in why):
+            raise GangError(
+                f"Found no devices for JAX with JAX_PLATFORMS={asked} on machine {socket.gethostname()} ({why}). "
+                "Expected some of each platform that it names. Install JAX with its plugin there, such as jax[cuda13] "
+                "or jax[tpu], or unset JAX_PLATFORMS."
+            ) from error
+        if not is_bare and (not platform or f"initialize backend '{platform}'" not in why):
+            raise
+        found = ""
     if found != platform:
         raise DeviceMissing(
             f"Found no {platform.upper()} for JAX on machine {socket.gethostname()} ({why or f'but {found}'}). "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 
+import jax
 import pytest
 
 from podembed.orchestrator.api.errors import FailureKind, is_host_fault
 from podembed.orchestrator.group.worker_errors import failure_of
-from podembed.workers.device.gang_errors import DeviceMissing, looking_for
+from podembed.workers.device.gang_errors import DeviceMissing, GangError, looking_for
 from podembed.workers.liveness.worker import Worker
 
 
@@ -35,6 +36,26 @@ def test_an_error_of_the_plugin_names_the_machine_and_the_remedy() -> None:
     failure = failure_of(Worker("device", 2), caught.value, details="Traceback")
     assert (failure.kind, failure.details) == (FailureKind.DIED, "")
     assert is_host_fault([failure])
+
+
+@pytest.mark.parametrize(
+    "error", [AssertionError(), RuntimeError("Unable to initialize backend 'cuda': x (set JAX_PLATFORMS='' to choose)")]
+)
+def test_a_platform_that_is_asked_for_and_not_installed_is_named(error: Exception) -> None:
+    asked = jax.config.jax_platforms  # type: ignore[attr-defined]
+    try:
+        # Bare is what JAX raises for `cuda` without its plugin.
+        jax.config.update("jax_platforms", "cuda")
+        said = r"JAX_PLATFORMS=cuda on machine .*Install JAX with its plugin"
+        with pytest.raises(GangError, match=said) as caught, looking_for(""):
+            raise error
+        with pytest.raises(DeviceMissing, match="Found no CUDA"), looking_for("cuda"):
+            raise error
+    finally:
+        jax.config.update("jax_platforms", asked)
+    assert failure_of(Worker("device", 0), caught.value).refusal is not None
+    with pytest.raises(AssertionError, match="own"), looking_for(""):
+        raise AssertionError("own")
 
 
 def test_other_errors_pass_unchanged() -> None:
