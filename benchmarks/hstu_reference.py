@@ -32,7 +32,7 @@ from podembed.jobs.papers.ratings import read_ratings
 
 DIM, LENGTH, BLOCKS, NEGATIVES, BATCH_SIZE = 50, 50, 2, 16, 128
 TEMPERATURE, DROPOUT, LEARNING_RATE, TIME_BUCKETS = 0.2, 0.5, 1e-3, 31
-JOB = {"first_values": "glorot", "time": "own", "rows_b2": "0.999", "mean": "users"}
+JOB = {"first_values": "small", "time": "own", "rows_b2": "0.999", "mean": "users"}
 
 
 def read(data: str, cache: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:

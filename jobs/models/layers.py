@@ -26,6 +26,13 @@ def init_layers(key: jax.Array, width_in: int, widths: Sequence[int]) -> Layers:
     return layers
 
 
+def init_near_zero(key: jax.Array, width_in: int, width: int) -> dict[str, jax.Array]:
+    """One layer of weights from N(0, 0.02²) and biases of 0, as of transformers: a block that begins with it adds little
+    to what comes in.
+    """
+    return {"weight": 0.02 * jax.random.normal(key, (width_in, width)), "bias": jnp.zeros(width)}
+
+
 def rectified(layers: Layers, inputs: jax.Array) -> jax.Array:
     """`[n, last width]`: all layers, each followed by a rectifier."""
     for layer in layers:
