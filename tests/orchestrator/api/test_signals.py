@@ -171,7 +171,7 @@ def test_a_signal_while_ray_connects_and_answers_it_itself_is_a_stop(
     def leave(*_: object, **__: object) -> None:
         sys.exit(signal.SIGTERM)
 
-    monkeypatch.setattr("podembed.orchestrator.cluster.joining.connected", leave)
+    monkeypatch.setattr("podembed.orchestrator.cluster.joining.shared_connection", leave)
     fit = trainer.Trainer(
         small_job(folder=small_data),
         scaling_config=ScalingConfig(num_hosts=2),
