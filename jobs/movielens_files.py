@@ -31,7 +31,7 @@ from podembed.workers.job.ranking import recall_at
 from podembed.workers.storage.finished_folder import create_once
 
 FORMAT_VERSION = 1
-LIKED_STARS = 4.0
+LIKED_STARS, MOST_STARS = 4.0, 5.0
 ROWS_PER_GROUP = 8_192
 _RATING_COLUMNS = ("user", "movie", "rating", "timestamp")
 
@@ -165,7 +165,11 @@ def _ordered(ratings: pa.Table, movie_ids: np.ndarray, tags: list[list[str]]) ->
     """Renumbers users, movies and genres from 0 and sorts the ratings. Movies without a rating are candidates, too."""
     for name in _RATING_COLUMNS:
         kind, num_nulls = ratings[name].type, ratings[name].null_count
-        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind)
+        is_number = (
+            pa.types.is_integer(kind)
+            or pa.types.is_floating(kind)
+            or (pa.types.is_temporal(kind) and name == "timestamp")
+        )
         if num_nulls or not (is_number or name in ("user", "movie")):
             raise InputError(
                 f"Found {f'{num_nulls} empty values' if num_nulls else f'values of type {kind}'} as {name} of the "
@@ -173,6 +177,13 @@ def _ordered(ratings: pa.Table, movie_ids: np.ndarray, tags: list[list[str]]) ->
                 "row, and numbers as ratings and timestamps. Correct the files."
             )
     user, movie, stars, timestamp = (ratings[name].to_numpy() for name in _RATING_COLUMNS)
+    lowest, highest = (float(stars.min()), float(stars.max())) if len(stars) else (0.0, 0.0)
+    if not lowest >= 0 or highest > MOST_STARS or highest < LIKED_STARS:
+        raise InputError(
+            f"Found ratings from {lowest:g} to {highest:g}. Expected up to {MOST_STARS:g} stars, some of them "
+            f"{LIKED_STARS:g} or more, which are likes. Write them on that scale: of ten points the half, of "
+            "likes 5 and of dislikes 1."
+        )
     users, user = np.unique(user, return_inverse=True)
     unknown = np.setdiff1d(movie, movie_ids)
     if len(unknown):
@@ -216,7 +227,8 @@ def _write(folder: Path, ratings: _Ratings, spec: MovieLensSpec) -> dict[str, An
     train, held_out = _samples(ratings, spec, rng)
     if not held_out.label.any():
         raise InputError(
-            "Found no user with a held-out like. Expected some to evaluate on. Use a data set with more ratings a user."
+            f"Found no rating of {LIKED_STARS:g} stars or more among the last {spec.held_out_share:.0%} of any user's. "
+            "Expected some to evaluate on. Use a data set with more ratings a user, or a larger held_out_share."
         )
     order = rng.permutation(len(train.label))
     pq.write_table(_table(train, order, ratings), folder / "train-00000.parquet", row_group_size=ROWS_PER_GROUP)

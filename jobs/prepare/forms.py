@@ -17,7 +17,15 @@ import numpy as np
 import pyarrow as pa
 
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings
-from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, Fault, parse_lines, read_line
+from podembed.workers.formats.criteo_lines import (
+    CATEGORY_NAMES,
+    INTEGER_NAMES,
+    Fault,
+    has_labels,
+    parse_lines,
+    plain_lines,
+    read_line,
+)
 from podembed.workers.formats.csv_parser import CsvFault, CsvParser, header_names
 from podembed.workers.formats.csv_records import LINE_IS_GOOD, OPEN_QUOTE, OTHER_FIELDS, line_faults
 from podembed.workers.formats.text import blocks_of_lines
@@ -32,7 +40,7 @@ class ParsedBlock:
     """The good lines of a block as columns, and what is wrong with the others.
 
     Attributes:
-      label: one number a good line, without nulls.
+      label: one number a good line; nulls alone where no line has a label.
       dense, values: column name to its values, null where the line has none.
       faults: (position of the line in the block, its fault, its bytes), in order.
     """
@@ -42,6 +50,10 @@ class ParsedBlock:
     dense: dict[str, pa.Array]
     values: dict[str, pa.Array]
     faults: list[tuple[int, Fault, bytes]]
+
+
+# Stands before lines without a label while they are read.
+_LABEL = b"0\t"
 
 
 class TextForm(Protocol):
@@ -76,6 +88,10 @@ class CriteoForm:
     header_lines = 0
 
     def parse(self, block: bytes, *, max_faults: int) -> ParsedBlock:
+        block = plain_lines(block)
+        is_labelled = has_labels(block)
+        if not is_labelled:
+            block = b"".join(_LABEL + line for line in block.splitlines(keepends=True))
         parsed = parse_lines(block)
         good = np.flatnonzero(parsed.is_good)
         faults = []
@@ -86,12 +102,12 @@ class CriteoForm:
                 raise RuntimeError(
                     f"A line was refused by one reader and read by the other. Please report it: {line!r}."
                 )
-            faults.append((int(at), fault, line))
+            faults.append((int(at), fault, line if is_labelled else line.removeprefix(_LABEL)))
         integers = zip(INTEGER_NAMES, parsed.integers, parsed.integer_is_empty, strict=True)
         categories = zip(CATEGORY_NAMES, parsed.categories, parsed.category_is_empty, strict=True)
         return ParsedBlock(
             num_lines=len(parsed.ends),
-            label=pa.array(parsed.labels[good]),
+            label=pa.array(parsed.labels[good]) if is_labelled else pa.nulls(len(good), pa.int8()),
             dense={name: pa.array(values[good], mask=is_empty[good]) for name, values, is_empty in integers},
             values={name: pa.array(values[good], mask=is_empty[good]) for name, values, is_empty in categories},
             faults=faults,

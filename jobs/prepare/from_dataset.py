@@ -6,6 +6,7 @@ as they are: strings and large ids are hashed when they are read (`IdColumn(mode
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ def prepare_dataset(
     sorted order. So it does not depend on how many tasks Ray has, or which ends first. Tensors become lists, row-major.
 
     Args:
-      dataset: a `ray.data.Dataset`, a `datasets.Dataset` or `IterableDataset` of Hugging Face, a table of pyarrow, or
-        anything that yields tables or record batches.
+      dataset: a `ray.data.Dataset`, a `datasets.Dataset` or `IterableDataset` of Hugging Face, a table of pyarrow, a
+        frame of pandas or polars, or anything that yields tables or record batches.
       folder: where there is none yet. It appears when it is complete.
       rows_per_group: rows that are shuffled, and held in memory for every lane, at once.
 
@@ -142,14 +143,24 @@ def _tables_of(dataset: Any, rows: int) -> Iterator[pa.Table]:
     """The rows of whatever was given, as tables in their order."""
     if isinstance(dataset, pa.Table):
         return iter([dataset])
+    if isinstance(dataset, str | os.PathLike):
+        raise PrepareError(
+            f"Found the path {os.fspath(dataset)!r}. Expected a data set in memory. Files are read as they are: "
+            "ParquetData(paths, ...), CsvData(paths, ...)."
+        )
+    if callable(getattr(dataset, "itertuples", None)):
+        # A frame of pandas; its index is no column.
+        return iter([pa.Table.from_pandas(dataset, preserve_index=False)])
+    if callable(getattr(dataset, "__arrow_c_stream__", None)):
+        return map(_table, pa.RecordBatchReader.from_stream(dataset))
     if callable(getattr(dataset, "iter_batches", None)) and hasattr(dataset, "context"):
         return _of_ray(dataset, rows)
     if callable(getattr(dataset, "with_format", None)) and callable(getattr(dataset, "iter", None)):
         return iter(dataset.with_format("arrow").iter(batch_size=rows))
     if isinstance(dataset, dict) or not isinstance(dataset, Iterable):
         raise PrepareError(
-            f"Found a {type(dataset).__name__}. Expected a ray.data.Dataset, a datasets.Dataset, or tables of pyarrow. "
-            "Pass one split, such as splits['train']."
+            f"Found a {type(dataset).__name__}. Expected a ray.data.Dataset, a datasets.Dataset, a frame, or "
+            "tables of pyarrow. Pass one split, such as splits['train']."
         )
     return map(_table, dataset)
 

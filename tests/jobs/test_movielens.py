@@ -185,7 +185,14 @@ def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Found 1 empty values as rating"):
         write_movielens(tmp_path, tmp_path / "cache", SPEC)
     (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,5,7\n")
-    with pytest.raises(InputError, match="Found no user with a held-out like"):
+    with pytest.raises(InputError, match=r"no rating of 4 stars or more among the last \d+% of any user's"):
+        write_movielens(tmp_path, tmp_path / "cache", SPEC)
+    for ratings, found in (("10", "8 to 10"), ("0", "0 to 8")):
+        (tmp_path / "ratings.csv").write_text(f"userId,movieId,rating,timestamp\n1,1,8,7\n1,1,{ratings},8\n")
+        with pytest.raises(InputError, match=rf"Found ratings from {found}\. Expected up to 5 stars"):
+            write_movielens(tmp_path, tmp_path / "cache", SPEC)
+    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,1,7\n1,1,0,8\n")
+    with pytest.raises(InputError, match=r"Found ratings from 0 to 1\. .* some of them 4 or more, which are likes"):
         write_movielens(tmp_path, tmp_path / "cache", SPEC)
     with pytest.raises(ConfigurationError, match="Expected the one folder with ratings.csv and movies.csv"):
         data_arguments("movielens", [str(tmp_path / "ratings.csv")], [], max_bad_lines=0, notice=print)

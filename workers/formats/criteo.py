@@ -27,6 +27,7 @@ from podembed.workers.formats.criteo_lines import (
     Fault,
     LineBlock,
     parse_lines,
+    plain_lines,
     read_line,
 )
 from podembed.workers.formats.text import TextError, blocks_of_lines
@@ -169,6 +170,7 @@ def _convert(
         for path in files:
             first_line_of_file = lines
             for block in blocks_of_lines(path, storage_options=storage_options):
+                block = plain_lines(block)
                 parsed = parse_lines(block)
                 for at in np.flatnonzero(~parsed.is_good):
                     line = parsed.line(block, int(at))

@@ -8,6 +8,7 @@ is the oracle of the other. Files and what becomes of malformed lines are the bu
 
 from __future__ import annotations
 
+import codecs
 import re
 from dataclasses import dataclass
 
@@ -65,6 +66,17 @@ class LineBlock:
     def line(self, block: bytes, at: int) -> bytes:
         """The text of a line of the block that was parsed, without its newline."""
         return block[self.ends[at - 1] + 1 if at else 0 : self.ends[at]]
+
+
+def plain_lines(block: bytes) -> bytes:
+    """The same lines without the byte order mark and the carriage returns of Windows."""
+    block = block.removeprefix(codecs.BOM_UTF8)
+    return block.replace(b"\r\n", b"\n") if b"\r\n" in block else block
+
+
+def has_labels(block: bytes) -> bool:
+    """Whether most lines have a label; those of Criteo's test file have a field less."""
+    return 2 * block.count(b"\t") >= (2 * NUM_FIELDS - 3) * block.count(b"\n")
 
 
 def read_line(line: bytes) -> list[int | None] | Fault:

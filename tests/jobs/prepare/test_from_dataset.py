@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -123,3 +124,21 @@ def test_a_part_without_values_fits_every_type_and_a_folder_is_never_replaced(tm
     assert rows_of(pattern) == [{"a": 1}, {"a": None}]
     with pytest.raises(PrepareError, match="Found a prepared data set in .*choose another name"):
         prepare_dataset(parts_of({"a": [2]}), tmp_path / "set")
+
+
+def test_a_frame_is_a_data_set_and_a_path_is_none(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"y": [0, 1, 1], "word": ["a", None, "b"]}, index=[7, 8, 9])
+    paths = prepare_dataset(frame, tmp_path / "frame", rows_per_group=2)
+    assert rows_of(paths) == [{"y": 0, "word": "a"}, {"y": 1, "word": None}, {"y": 1, "word": "b"}]
+
+    class Other:
+        """As frames of polars are."""
+
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            return pa.table({"y": [0, 1]}).__arrow_c_stream__(requested_schema)
+
+    paths = prepare_dataset(Other(), tmp_path / "other")
+    assert rows_of(paths) == [{"y": 0}, {"y": 1}]
+    for path in (tmp_path / "a.parquet", "a.csv"):
+        with pytest.raises(PrepareError, match=r"Found the path '.*a\.\w+'.*ParquetData\(paths"):
+            prepare_dataset(path, tmp_path / "path")

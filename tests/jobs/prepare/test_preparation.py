@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import os
@@ -21,7 +22,7 @@ from podembed.jobs.prepare.command import Prepare
 from podembed.jobs.prepare.command import run as run_command
 from podembed.jobs.prepare.preparation import Prepared, Progress, prepare
 from podembed.jobs.prepare.prepared_set import read_prepared
-from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
+from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, criteo_dense, field_plans
 from podembed.workers.columns.id_columns import hashed_rows
 from podembed.workers.data.columns import DenseColumn
 from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
@@ -95,6 +96,27 @@ def test_click_logs_with_vocabularies_and_a_hash(tmp_path: Path) -> None:
         ("day_1.gz", 1, "label"),
     ]
     assert [letter["text"].encode() for letter in letters] == bad
+
+
+def test_click_logs_as_windows_writes_them_and_without_labels(tmp_path: Path) -> None:
+    """A byte order mark, CR LF, and Criteo's test file, whose lines have 39 fields."""
+    lines = click_lines(60)
+    settings = PrepareSettings(
+        form="criteo",
+        label="label",
+        fields=field_plans(CATEGORY_NAMES, ids="hash", max_rows=100, min_count=1),
+        dense=criteo_dense(),
+    )
+    prepared(write(tmp_path / "plain", lines), tmp_path / "out", settings, max_bad_lines=0)
+    (tmp_path / "windows").write_bytes(codecs.BOM_UTF8 + b"\r\n".join(lines) + b"\r\n")
+    prepared(str(tmp_path / "windows"), tmp_path / "same", settings, max_bad_lines=0)
+    assert rows_of(tmp_path / "same") == rows_of(tmp_path / "out")
+    bare = [line[2:] for line in lines]
+    bad = bare[7] + b"\t"
+    done = prepared(write(tmp_path / "test", [*bare, bad]), tmp_path / "bare", settings, max_bad_lines=1)
+    assert rows_of(tmp_path / "bare") == [row | {"label": None} for row in rows_of(tmp_path / "out")]
+    assert done.report["label"]["missing"] == 60
+    assert json.loads((tmp_path / "bare" / "malformed.jsonl").read_text())["text"].encode() == bad
 
 
 def test_row_groups_have_one_size_but_for_the_last_of_a_file(tmp_path: Path) -> None:
