@@ -25,6 +25,7 @@ from podembed.jobs.prepare.prepared_set import read_prepared
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, criteo_dense, field_plans
 from podembed.workers.columns.id_columns import hashed_rows
 from podembed.workers.data.columns import DenseColumn
+from podembed.workers.formats.criteo import convert_criteo
 from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
 from podembed.workers.formats.text import TextError
 from podembed.workers.storage.finished_folder import FolderError
@@ -111,6 +112,7 @@ def test_click_logs_as_windows_writes_them_and_without_labels(tmp_path: Path) ->
     (tmp_path / "windows").write_bytes(codecs.BOM_UTF8 + b"\r\n".join(lines) + b"\r\n")
     prepared(str(tmp_path / "windows"), tmp_path / "same", settings, max_bad_lines=0)
     assert rows_of(tmp_path / "same") == rows_of(tmp_path / "out")
+    assert convert_criteo([str(tmp_path / "windows")], tmp_path / "cache", max_bad_lines=0).kept == 60
     bare = [line[2:] for line in lines]
     bad = bare[7] + b"\t"
     done = prepared(write(tmp_path / "test", [*bare, bad]), tmp_path / "bare", settings, max_bad_lines=1)
