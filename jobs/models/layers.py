@@ -27,8 +27,8 @@ def init_layers(key: jax.Array, width_in: int, widths: Sequence[int]) -> Layers:
 
 
 def init_near_zero(key: jax.Array, width_in: int, width: int) -> dict[str, jax.Array]:
-    """One layer of weights from N(0, 0.02²) and biases of 0, as of transformers: a block that begins with it adds little
-    to what comes in.
+    """One layer of weights from N(0, 0.02²) and biases of 0, as of transformers: a block that begins with it adds
+    little to what comes in.
     """
     return {"weight": 0.02 * jax.random.normal(key, (width_in, width)), "bias": jnp.zeros(width)}
 
