@@ -14,6 +14,7 @@ from itertools import groupby
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.run.meaning import MeaningRecord
+from podembed.workers.columns.decode import NULLS, kinds_of
 from podembed.workers.columns.vocabulary import load_vocabulary
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.input.index import InputIndex
@@ -128,7 +129,20 @@ def _judge_columns(now: InputRecord, began: InputRecord) -> None:
 
 
 def _judge_kinds(which: str, files: Sequence[tuple[str, str]], known: Collection[str]) -> None:
-    changed = [(path, content) for path, content in files if known and content not in known]
+    kinds: dict[str, set[str]] = {}
+    for content in known:
+        for column, kind in kinds_of(content).items():
+            kinds.setdefault(column, set()).add(kind)
+
+    def fits(content: str) -> bool:
+        # Columns without a value in a file fit all others. An extra column that is new is told with the job's edits.
+        found = kinds_of(content)
+        new = {NULLS} if which == "extra" else set()
+        return bool(found) and all(
+            kind == NULLS or kind in (had := kinds.get(column, new)) or had == {NULLS} for column, kind in found.items()
+        )
+
+    changed = [(path, content) for path, content in files if known and content not in known and not fits(content)]
     if changed:
         path, content = changed[0]
         raise _refused(

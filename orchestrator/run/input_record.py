@@ -16,6 +16,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.run_record import RunRecord, check_same
@@ -38,7 +39,7 @@ INPUT_FILE = "INPUT.json"
 CHANGES_FOLDER = "input"
 _MAX_INPUT_BYTES = 256 << 20
 _NAMED_FILES = 5
-_OF_OLDER_VERSIONS = {"meaning": None}
+_FILE_LISTS = ("training", "evaluation", "vocabularies")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +82,19 @@ def _change_files(store: Store) -> list[str]:
 def _read(store: Store, name: str, kind: type[Record]) -> Record:
     document = unseal(name, read_document(store, name, max_bytes=_MAX_INPUT_BYTES), max_bytes=_MAX_INPUT_BYTES)
     if kind is InputRecord:
-        document = {**_OF_OLDER_VERSIONS, **document}
+        document = _filled(document)
     elif isinstance(document.get("now"), dict):
-        document = document | {"now": {**_OF_OLDER_VERSIONS, **document["now"]}}
+        document = document | {"now": _filled(document["now"])}
     return from_document(kind, name, document)
+
+
+def _filled(document: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an `InputRecord`, with those that older versions did not write."""
+    filled = {"meaning": None, **document}
+    for name in _FILE_LISTS:
+        if isinstance(files := filled.get(name), list):
+            filled[name] = [{"extra_content": "", **file} if isinstance(file, dict) else file for file in files]
+    return filled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

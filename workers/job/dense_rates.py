@@ -45,7 +45,9 @@ def _kept(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
         return
     if not callable(value):
         return
-    if not getattr(value, "__module__", "").startswith("optax.") or not hasattr(value, "__code__"):
+    module = getattr(value, "__module__", None) or ""
+    # Some of optax.contrib, such as cocob, take the sign into their own hands.
+    if not module.startswith("optax.") or module.startswith("optax.contrib.") or not hasattr(value, "__code__"):
         yield _FOREIGN, None
         return
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):

@@ -193,6 +193,18 @@ def test_extra_columns_of_another_kind_are_refused_unless_an_older_run_did_not_r
     check_order(read_input(old), days, days, plan, step=0)
 
 
+def test_evaluation_files_may_have_columns_without_a_value_and_further_extra_columns(tmp_path: Path) -> None:
+    data = replace(hashed(tmp_path), extra=(IntegerColumn("day"),))
+    table = pa.table({"label": [0, 1] * 5, "user": range(10), "day": range(10), "more": range(10)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    store, _, plan = recorded(tmp_path, data)
+    empty = pa.table({"label": [0, 1], "user": pa.nulls(2), "day": pa.nulls(2), "more": [0, 1]})
+    pq.write_table(empty, tmp_path / "b.parquet")
+    more = replace(data, extra=(*data.extra, IntegerColumn("more")))
+    train, evaluation = (build_index(replace(more, paths=f"{tmp_path}/{name}.parquet")) for name in "ab")
+    check_order(read_input(store), train, evaluation, plan, step=0)
+
+
 def test_a_vocabulary_may_grow_at_its_end_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"label": [0, 1], "user": ["a", "b"]}), tmp_path / "a.parquet")
     words = tmp_path / "words.txt"

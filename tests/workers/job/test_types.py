@@ -149,6 +149,7 @@ def test_what_is_meant_as_well_is_taken() -> None:
         optax.MultiSteps(optax.adam(1e-3), 4).gradient_transformation(),
         _injected(0.1),
         optax.contrib.prodigy(),
+        optax.contrib.cocob(),
         optax.contrib.schedule_free_adamw(1e-3),
     ],
 )
