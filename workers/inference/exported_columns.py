@@ -20,11 +20,12 @@ _PERIODS = {"midnight": (86400, 0), "monday": (7 * 86400, 3 * 86400)}
 _NUMBERS, _INTEGERS, _TEXT, _TIMES, _DURATIONS = "numbers", "integers", "text", "times", "durations"
 # By the kind of an array, and of single values. A boolean is an int, and a number.
 _KINDS = dict(zip("bfiuUSMm", (*[_NUMBERS] * 2, *[_INTEGERS] * 2, *[_TEXT] * 2, _TIMES, _DURATIONS), strict=True))
+# A duration of numpy is an integer of numpy.
 _CLASSES = {
     _NUMBERS: (bool, np.bool_, float, np.floating),
+    _DURATIONS: (timedelta, np.timedelta64),
     _INTEGERS: (int, np.integer),
     _TEXT: (str, bytes),
-    _DURATIONS: (timedelta, np.timedelta64),
     _TIMES: (date, np.datetime64),
 }
 
@@ -327,7 +328,15 @@ def with_times(values: Any, column: Mapping[str, Any], name: str) -> np.ndarray:
         return array
     if not all(value is None or isinstance(value, (str, date)) for value in array.tolist()):
         raise ModelError(f"Found {array.dtype} in column {name!r}. Expected times: datetime64, or text in ISO 8601.")
-    return np.array([value or "NaT" for value in array.tolist()], "datetime64[us]")
+    return np.array([_time(value) for value in array.tolist()], "datetime64[us]")
+
+
+def _time(value: Any) -> Any:
+    """A time in UTC without its zone, as numpy wants it. `NaT` of pandas, which is not equal to itself, is missing."""
+    if not value or value != value:
+        return "NaT"
+    is_aware = isinstance(value, datetime) and value.tzinfo is not None
+    return value.astimezone(UTC).replace(tzinfo=None) if is_aware else value
 
 
 def _check_kinds(values: Any, holds: str | None, name: str, *, is_vocabulary: bool) -> None:
@@ -368,8 +377,9 @@ def _kinds_of(values: Any) -> dict[str, Any]:
             classes.setdefault(type(value), value)
     kinds: dict[str, Any] = {}
     for one, value in classes.items():
-        kind = next((kind for kind, known in _CLASSES.items() if issubclass(one, known)), one.__name__)
-        kinds.setdefault(kind, value)
+        # Of an array without axes its type counts, as of a number.
+        kind = _KINDS.get(getattr(getattr(value, "dtype", None), "kind", ""), one.__name__)
+        kinds.setdefault(next((kind for kind, known in _CLASSES.items() if issubclass(one, known)), kind), value)
     return kinds
 
 

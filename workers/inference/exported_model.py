@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -208,9 +208,11 @@ def _values(values: Any, name: str) -> Any:
     """A column as a list, a tuple or an array. Columns of frames and of tables are made arrays."""
     if isinstance(values, (list, tuple)):
         return values
+    if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray)):
+        return list(values)
     # Keys of a mapping, letters of a text and items of a set are no values of samples.
-    if hasattr(values, "__array__") and np.ndim(array := np.asarray(values)):
-        return array
+    if hasattr(values, "__array__") and np.ndim(made := np.asarray(values)):
+        return made
     hint = " frame.to_dict('list') has them." if isinstance(values, Mapping) else ""
     raise ModelError(
         f"Found {type(values).__name__} in column {name!r}. Expected a list or an array with one value a sample.{hint}"
