@@ -326,7 +326,7 @@ def with_times(values: Any, column: Mapping[str, Any], name: str) -> np.ndarray:
     is_plain = column["unit"] is None and column["since"] is None and holds != _TIMES
     if is_plain or array.dtype.kind in "mM":
         return array
-    if not all(value is None or isinstance(value, (str, date)) for value in array.tolist()):
+    if not all(value is None or isinstance(value, (str, date, np.datetime64)) for value in array.tolist()):
         raise ModelError(f"Found {array.dtype} in column {name!r}. Expected times: datetime64, or text in ISO 8601.")
     return np.array([_time(value) for value in array.tolist()], "datetime64[us]")
 
