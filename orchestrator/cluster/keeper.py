@@ -17,20 +17,24 @@ folder is an open descriptor.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 # Last: a program that is started in somebody's folder must not import what lies there.
 sys.path.append(sys.argv[2])
 
-from podembed.orchestrator.cluster.processes import end_cluster
+from podembed.orchestrator.cluster.processes import end_cluster, free_agent_ports
 
 LOOK_S = 0.25
+NODE_TIMEOUT_S = 120.0
 LOOPBACK = "127.0.0.1"
 DAEMONS = ("gcs_server", "raylet")
 
@@ -59,12 +63,26 @@ def _is_unknown(error: BaseException) -> bool:
     return is_missing_name or isinstance(error, ModuleNotFoundError | AttributeError | TypeError | KeyError)
 
 
+def _patient(get_node: Callable[..., Any], *arguments: Any) -> Any:
+    """What Ray knows of the new node. Ray gives it 30 s to appear, which on a busy machine is too little."""
+    deadline_s = time.monotonic() + NODE_TIMEOUT_S
+    while True:
+        try:
+            return get_node(*arguments)
+        except RuntimeError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(LOOK_S)
+
+
 def start(settings: dict[str, Any]) -> Any:
     """Ray's head on this machine, as `ray.init` starts one, but listening on the loopback interface alone."""
+    from ray._private import services
     from ray._private.node import Node
     from ray._private.parameter import RayParams
     from ray._private.resource_isolation_config import ResourceIsolationConfig
 
+    services.get_node = functools.partial(_patient, services.get_node)
     parameters = RayParams(
         # `ray.init` would replace it by the address of the machine, and Ray then listens on every interface.
         node_ip_address=LOOPBACK,
@@ -77,6 +95,7 @@ def start(settings: dict[str, Any]) -> Any:
         no_monitor=True,
         include_log_monitor=False,  # pyright: ignore[reportArgumentType]  # declared as text in Ray, and used as a truth value
         resource_isolation_config=ResourceIsolationConfig(),
+        **free_agent_ports(LOOPBACK),
     )
     return Node(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True)
 

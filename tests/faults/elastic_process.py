@@ -12,12 +12,10 @@ process to one cluster only.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +34,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.cluster.processes import free_agent_ports
 from podembed.orchestrator.decisions import host_watch
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.machines import HostsAwaited
@@ -59,18 +58,6 @@ def drain(node_id: str, *, seconds: float) -> None:
         raise RuntimeError(f"The drain was refused: {why}")
 
 
-def ports() -> dict[str, Any]:
-    """Free ports for a node's agents. Told them, its daemon does not wait for the agents to choose some, for which it
-    has little patience.
-    """
-    names = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in names]
-        for one in sockets:
-            one.bind(("", 0))
-        return {name: one.getsockname()[1] for name, one in zip(names, sockets, strict=True)}
-
-
 class Scenario(SilentReporter):
     """Changes the cluster, one thing at a time, once the run has got as far as the thing before made it go.
 
@@ -86,7 +73,7 @@ class Scenario(SilentReporter):
             if is_long
             else [(2, self.kill_a), (1, self.add_c), (2, self.stop)]
         )
-        self.nodes: dict[str, Any] = {name: cluster.add_node(num_cpus=1, **ports()) for name in "ab"}
+        self.nodes: dict[str, Any] = {name: cluster.add_node(num_cpus=1, **free_agent_ports()) for name in "ab"}
         self.events: list[dict[str, Any]] = []
         self.hosts: list[tuple[int, int]] = []
         self.generation = 0
@@ -95,7 +82,7 @@ class Scenario(SilentReporter):
         self.began_s = time.monotonic()
 
     def add(self, name: str) -> None:
-        self.nodes[name] = self.cluster.add_node(num_cpus=1, **ports())
+        self.nodes[name] = self.cluster.add_node(num_cpus=1, **free_agent_ports())
 
     def add_c(self) -> None:
         self.add("c")
@@ -132,7 +119,9 @@ class Scenario(SilentReporter):
 
 def main(form: str, data: str, storage: str, epochs: str) -> None:
     host_watch.LOOK_S = 0.2
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **ports()})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **free_agent_ports()}
+    )
     try:
         ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
         is_long = form == "long"

@@ -22,13 +22,13 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.cluster.processes import free_agent_ports
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
-from tests.faults.elastic_process import ports
 from tests.processes import actor_processes
 
 MISSED_S = 300.0  # within which a worker notices that its node is gone
@@ -69,9 +69,11 @@ def _used_nodes() -> set[str]:
 
 def main(data: str, storage: str) -> None:
     # Of the three machines the head's cannot be taken away; a second host is always on another one.
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **ports()})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **free_agent_ports()}
+    )
     try:
-        nodes = [cluster.add_node(num_cpus=1, **ports()) for _ in range(2)]
+        nodes = [cluster.add_node(num_cpus=1, **free_agent_ports()) for _ in range(2)]
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         reporter = NodeTaker(cluster, nodes)
         result = Trainer(

@@ -21,9 +21,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from podembed.orchestrator.api.config import ScalingConfig
+from podembed.orchestrator.cluster.processes import free_agent_ports
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.group.worker_group import HostHandles
-from tests.faults.elastic_process import ports
 
 ANSWER_S = 600.0
 
@@ -52,7 +52,7 @@ class Machines:
 
     def add(self, *names: str) -> None:
         for name in names:
-            self.nodes[name] = self.cluster.add_node(num_cpus=4, **ports())
+            self.nodes[name] = self.cluster.add_node(num_cpus=4, **free_agent_ports())
 
     def name(self, node_id: str) -> str:
         return next(name for name, node in self.nodes.items() if node.node_id == node_id)
@@ -87,7 +87,9 @@ class Machines:
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **ports()})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **free_agent_ports()}
+    )
     try:
         ray.init(address=cluster.address, log_to_driver=False)
         machines = Machines(cluster)

@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from podembed.orchestrator.api.topology import Topology
-from tests.faults.elastic_process import ports
+from podembed.orchestrator.cluster.processes import free_agent_ports
 from tests.processes import actor_processes
 
 # As of a group of slices that is long gone: what the driver computes must come in its place.
@@ -27,7 +27,7 @@ class SliceMachines:
 
     def __init__(self) -> None:
         self.cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **ports()}
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **free_agent_ports()}
         )
         self.nodes: dict[tuple[str, int], Any] = {}
 
@@ -44,7 +44,7 @@ class SliceMachines:
         }
         with _environment(environment | STALE):
             self.nodes[name, worker] = self.cluster.add_node(
-                num_cpus=1, resources={"TPU": topology.chips_per_host}, **ports()
+                num_cpus=1, resources={"TPU": topology.chips_per_host}, **free_agent_ports()
             )
 
     def lose(self, name: str, worker: int) -> None:
