@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from podembed.workers.processors import OWN_CLUSTER
 
@@ -53,7 +54,7 @@ def claim_folder(base: str, *, suffix: str = "") -> tuple[str, int]:
     return folder, lock
 
 
-def free_agent_ports(address: str = "") -> dict[str, int]:
+def free_agent_ports(address: str = "") -> dict[str, Any]:
     """A free port for each agent of a node, by the names of Ray's parameters. Told them, Ray's daemon does not wait for
     the agents to choose some. It has 15 s of patience for that, which on a busy machine is too little.
 

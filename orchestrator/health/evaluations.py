@@ -328,7 +328,7 @@ def _judged(figures: Mapping[str, float], declared: Mapping[str, Order]) -> dict
     it may be a sum that nobody aims at.
     """
     known: dict[str, Order] = {name: order for name in figures if (order := order_of(name, declared)) is not None}
-    aimed_at = {name: order for name, order in known.items() if name.rpartition("/")[2] != "loss"}
+    aimed_at: dict[str, Order] = {name: order for name, order in known.items() if name.rpartition("/")[2] != "loss"}
     return aimed_at or known
 
 
