@@ -65,14 +65,11 @@ def _is_unknown(error: BaseException) -> bool:
 
 def _patient(get_node: Callable[..., Any], *arguments: Any) -> Any:
     """What Ray knows of the new node. Ray gives it 30 s to appear, which on a busy machine is too little."""
-    deadline_s = time.monotonic() + NODE_TIMEOUT_S
-    while True:
-        try:
+    for _ in range(int(NODE_TIMEOUT_S / LOOK_S)):
+        with contextlib.suppress(RuntimeError):
             return get_node(*arguments)
-        except RuntimeError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(LOOK_S)
+        time.sleep(LOOK_S)
+    return get_node(*arguments)
 
 
 def start(settings: dict[str, Any]) -> Any:
