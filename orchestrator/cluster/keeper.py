@@ -24,7 +24,6 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +67,7 @@ def _patient(get_node: Callable[..., Any], *arguments: Any) -> Any:
     for _ in range(int(NODE_TIMEOUT_S / LOOK_S)):
         with contextlib.suppress(RuntimeError):
             return get_node(*arguments)
-        time.sleep(LOOK_S)
+        threading.Event().wait(LOOK_S)
     return get_node(*arguments)
 
 
