@@ -95,7 +95,7 @@ def _figure_of(metric: Metric, scores: Scores) -> float:
         made: Any = metric.of(scores)
     except QualityError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # It costs this figure, and not the run: the steps before it are good.
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise QualityError(
