@@ -10,6 +10,7 @@ from podembed.orchestrator.events.reporter import print_sentence
 from podembed.orchestrator.events.run import InputRecordDamaged
 from podembed.orchestrator.inference.committed_model import CommittedModel
 from podembed.orchestrator.run.input_record import read_input
+from podembed.orchestrator.run.meaning import kinds_held
 from podembed.workers.columns.decode import NULLS, kinds_of
 from podembed.workers.data.config import InputData
 from podembed.workers.data.errors import InputError
@@ -35,9 +36,12 @@ def trained_kinds(model: CommittedModel) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for file in record.training:
         # One without a value of a column does not say its kind.
-        found = _kinds(file.content or declared_content(data), file.extra_content)
+        found = _kinds(file.content, file.extra_content)
         kinds |= {column: kind for column, kind in found.items() if kinds.get(column, NULLS) == NULLS}
-    kinds = {column: kind for column, kind in kinds.items() if kind != NULLS}
+    # Of sources whose files do not say it, the declaration then, or that of today if it was not recorded.
+    declared = _kinds(declared_content(data), "")
+    declared |= kinds_held(record.meaning, data.id_columns) if record.meaning else {}
+    kinds = declared | {column: kind for column, kind in kinds.items() if kind != NULLS}
     # Of dense columns only times are recorded. Where a unit or an origin is declared, they hold nothing else.
     plain = [one.name for one in data.dense_columns if isinstance(one, VectorColumn) or one.scale == TimeScale()]
     return kinds and dict.fromkeys(plain, NUMBERS) | kinds

@@ -28,6 +28,7 @@ from podembed.orchestrator.run.warm_start import (
     plan_warm_start,
     refuse_hashed_growth,
 )
+from podembed.workers.input.index import InputIndex
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import choose_buckets, table_specs
 from podembed.workers.storage.store import Store
@@ -42,13 +43,19 @@ class Beginning:
 
 
 def record_of(
-    warm_start: WarmStart, job: JobConfig, existing: RunRecord | None, *, emit: Emit | None = None
+    warm_start: WarmStart,
+    job: JobConfig,
+    existing: RunRecord | None,
+    *,
+    index: InputIndex | None = None,
+    emit: Emit | None = None,
 ) -> WarmStartRecord:
     """What a run that is created records of its beginning.
 
     Args:
       job: of the run.
       existing: the record of a run that is there already. "The newest commit" was decided when it was created.
+      index: of its training files, which say what kinds of values the columns hold.
       emit: told where the other run does not say what its rows mean.
 
     Raises:
@@ -64,7 +71,7 @@ def record_of(
     if known is not None and commit is None and (known.location, known.rules) == (location, warm_start.rules):
         return known
     state = open_commit(warm_start.source)
-    _plan(state.manifest, specs, warm_start.rules, _meanings(state, job, emit))
+    _plan(state.manifest, specs, warm_start.rules, _meanings(state, job, index, emit))
     _check_files(state)
     return WarmStartRecord(
         location=location, run_id=state.manifest.run_id, commit=state.manifest.name, rules=warm_start.rules
@@ -101,11 +108,13 @@ def _plan(
     return plan_warm_start(manifest, specs, tables, dense=dense, meanings=meanings, accepted=accepted)
 
 
-def _meanings(state: CommittedState, job: JobConfig, emit: Emit | None) -> tuple[MeaningRecord, MeaningRecord] | None:
+def _meanings(
+    state: CommittedState, job: JobConfig, index: InputIndex | None, emit: Emit | None
+) -> tuple[MeaningRecord, MeaningRecord] | None:
     """What rows mean in the commit and in the job; None where the former is not recorded."""
     known = read_input(state.store).at(state.manifest.step)
     if known is not None and known.meaning is not None:
-        return known.meaning, meaning_of(job)
+        return known.meaning, meaning_of(job, index)
     if emit is not None and not read_run(state.store).is_imported:
         emit(MeaningUnknown(location=state.store.location))
     return None

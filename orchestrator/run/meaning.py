@@ -17,15 +17,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from podembed.workers.columns.decode import NULLS, kinds_of
 from podembed.workers.columns.vocabulary import load_vocabulary
 from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import InputData
+from podembed.workers.formats.registry import declared_content
 from podembed.workers.input.index import InputIndex
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import table_specs
 
 # How a value becomes a row of the table.
 ROW_SETTINGS = frozenset(
-    {"mode", "missing", "salt", "num_reserved", "unit", "since", "boundaries", "crossed_with", "invalid_ids"}
+    {"mode", "holds", "missing", "salt", "num_reserved", "unit", "since", "boundaries", "crossed_with", "invalid_ids"}
 )
 # What else the activations depend on that a model was trained on.
 ACTIVATION_SETTINGS = ROW_SETTINGS | {"column", "weights", "last", "combiner", "quantization"}
@@ -102,10 +105,10 @@ def meaning_of(job: JobConfig, index: InputIndex | None = None) -> MeaningRecord
     """
     data, names = job.resolved_data, {id(table): name for table, name in zip(job.tables, job.table_names, strict=True)}
     vocabularies = _vocabularies(data.vocabularies, index)
-    features, shapes = [], job.activation_shapes
+    features, shapes, kinds = [], job.activation_shapes, _kinds(data, index)
     for name, column in data.id_columns.items():
         table = job.features[name].table
-        settings = _id_settings(column)
+        settings = _id_settings(column) | _holds(column, kinds)
         settings |= {"combiner": job.features[name].combiner, "quantization": table.quantization_config}
         settings |= {"negatives": column.negatives, "shape": shapes[name]}
         features.append(
@@ -259,6 +262,41 @@ def _id_settings(column: IdColumn) -> dict[str, Any]:
     if column.mode == "vocabulary":
         return found | {"num_reserved": column.num_reserved}
     return found | {"invalid_ids": column.outside}
+
+
+def _kinds(data: InputData, index: InputIndex | None) -> dict[str, str]:
+    """By id column whether it has integers, text, times or durations, as files or their declaration say it."""
+    contents = [file.content for file in index.files if file.content] if index is not None else []
+    kinds: dict[str, str] = {}
+    for content in contents or [declared_content(data)]:
+        for column, kind in kinds_of(content).items():
+            kind = kind.removeprefix("lists of ").replace("numbers", "integers")
+            if kind != NULLS:
+                kinds.setdefault(column, kind)
+    return kinds
+
+
+def _holds(column: IdColumn, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """The kinds of values, since equal ones of another kind become other rows; nothing where one is not known, or where
+    text and integers are the same lines of a vocabulary.
+    """
+    found = [kinds.get(part.column) for part in column.parts]
+    return {} if column.mode == "vocabulary" or None in found else {"holds": found[0] if len(found) == 1 else found}
+
+
+def kinds_held(record: MeaningRecord, columns: Mapping[str, IdColumn]) -> dict[str, str]:
+    """By column, the kind of values that the features of these names had.
+
+    Args:
+      columns: of the features, by their names; columns may have other names than in the record.
+    """
+    kinds: dict[str, str] = {}
+    for feature in record.features:
+        if feature.name in columns and "holds" in feature.settings:
+            held = json.loads(feature.settings["holds"])
+            held = [held] if isinstance(held, str) else held
+            kinds |= dict(zip((part.column for part in columns[feature.name].parts), held, strict=False))
+    return kinds
 
 
 def _vocabularies(paths: Sequence[str], index: InputIndex | None) -> dict[str, VocabularyRecord]:

@@ -58,10 +58,11 @@ def create_run(
     """
     beginning = None
     job, reference, given = with_changed_settings(url, job, reference)
-    if warm_start is not None:
-        beginning = record_of(warm_start, job, find_run(Store(url)), emit=emit or print_sentence)
     # Data that cannot be used is refused before a folder is made.
     train_index, eval_index = indexes_of(job)
+    if warm_start is not None:
+        known = find_run(Store(url))
+        beginning = record_of(warm_start, job, known, index=train_index, emit=emit or print_sentence)
     record = replace(_record(job, reference, train_index), warm_start=beginning)
     record = replace(record, job_arguments=given if given is not None else record.job_arguments)
     if any(table.initial_rows_path for table in job.tables) and find_run(Store(url)) is None:

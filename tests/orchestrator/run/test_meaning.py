@@ -23,16 +23,19 @@ from podembed.orchestrator.inspect.inspect_run import describe, render
 from podembed.orchestrator.run.input_change import InputChanged
 from podembed.orchestrator.run.input_record import INPUT_FILE, read_changes, read_input
 from podembed.orchestrator.run.meaning import (
+    MeaningRecord,
     changes_of_dense_input,
     changes_of_run,
     changes_of_scoring,
     changes_of_table,
+    kinds_held,
     meaning_of,
 )
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.workers.data.columns import DenseColumn, IdColumn, Label
-from podembed.workers.data.config import ParquetData
+from podembed.workers.data.config import CsvData, ParquetData
 from podembed.workers.data.extra_columns import IntegerColumn
+from podembed.workers.input.index import build_index
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
@@ -328,6 +331,10 @@ def test_the_dense_model_takes_the_same_numbers_in_the_same_order(job: JobConfig
 # ---------------------------------------------------------------------- a run that goes on
 
 
+def recorded_of(job: JobConfig) -> MeaningRecord:
+    return meaning_of(job, build_index(job.resolved_data))
+
+
 def begin(folder: str, path: Path) -> str:
     reference = JobReference(function=f"{__name__}:job_of", arguments={"folder": folder})
     return create_run(str(path / "run"), reference.resolve(), reference).url
@@ -337,7 +344,7 @@ def test_an_edited_job_is_refused_until_it_is_accepted_which_is_recorded(
     folder: str, tmp_path: Path, edit: Any
 ) -> None:
     url = begin(folder, tmp_path)
-    assert read_input(Store(url)).meaning == meaning_of(job_of(folder=folder))
+    assert read_input(Store(url)).meaning == recorded_of(job_of(folder=folder))
     open_run(url)
     edit(lambda job: with_column(job, "user", salt=7))
     edit(lambda job: with_tables(job, age=table(Adam(0.1, beta_1=0.8))))
@@ -353,7 +360,7 @@ def test_an_edited_job_is_refused_until_it_is_accepted_which_is_recorded(
     assert f"the input changed, accepted from step 0 on: {SALT}" in told[0]
     (change,) = read_changes(Store(url))
     assert change.changes[0] == SALT
-    assert change.now.meaning == meaning_of(job_of(folder=folder))
+    assert change.now.meaning == recorded_of(job_of(folder=folder))
     assert f"From step 0 on other input, accepted 1 s ago: {SALT}" in render(
         describe(Store(url), now_unix_s=change.accepted_unix_s + 1)
     )
@@ -430,7 +437,7 @@ def test_an_older_run_goes_on_and_has_the_record_from_then_on(folder: str, tmp_p
     told: list[str] = []
     claims_of(open_run(url), told=told).acquire().release()
     assert "INPUT.json has it from now on" in told[0]
-    assert read_input(Store(url)).meaning == meaning_of(job_of(folder=folder))
+    assert read_input(Store(url)).meaning == recorded_of(job_of(folder=folder))
     edit(lambda job: with_column(job, "user", salt=7))
     with pytest.raises(InputChanged, match="salt=7"):
         open_run(url)
@@ -442,3 +449,22 @@ def test_a_record_of_another_version_is_compared_by_the_settings_that_both_know(
     fewer = {name: text for name, text in first.settings.items() if name != "salt"}
     before = replace(now, features=(replace(first, settings=fewer | {"gone": "1"}), *now.features[1:]))
     assert changes_of_run(before, now) == []
+
+
+def test_text_in_the_place_of_integers_is_told_of_all_sources_but_where_it_is_lines_of_a_vocabulary(
+    job: JobConfig, tmp_path: Path
+) -> None:
+    table = pq.read_table(job.data.paths[0])
+    for name in ("user", "word"):
+        table = table.set_column(table.column_names.index(name), name, table[name].cast(pa.string()))
+    pq.write_table(table, tmp_path / "text.parquet")
+    before = recorded_of(job)
+    text = recorded_of(with_data(job, paths=f"{tmp_path}/text.parquet"))
+    phrase = "feature 'user' (column 'user'): found holds=\"text\", expected \"integers\""
+    assert changes_of_run(before, text) == [phrase]
+    users = {"source": "table_0", "table": "table_0", "is_chosen": False, "with_slots": False}
+    assert changes_of_table(before, text, **users) == [phrase]
+    csv = CsvData("x.csv", label="click", dense=job.data.dense, features=job.data.features, strings=("word",))
+    was, now = (meaning_of(replace(job, data=replace(csv, strings=names))) for names in (("word",), ("word", "user")))
+    assert changes_of_scoring(was, now) == [phrase]
+    assert kinds_held(was, job.data.id_columns)["user"] == "integers"
