@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -122,6 +122,11 @@ class Optimizer(OptimizerVariables):
         if isinstance(var_list, Variable):
             # Not taken for a list of one, since the slots are made by subclasses, which iterate over `var_list`.
             raise TypeError(f"Found one Variable, '{var_list.name}'. Expected a list of them. Write build([variable]).")
+        if isinstance(var_list, Iterator):
+            raise TypeError(
+                f"Found a {type(var_list).__name__}, which gives its variables once. Expected a list of them, since "
+                "they are gone through more than once. Write build(list(...))."
+            )
         var_list = variables_of(var_list, where="build")
         if self._before_build is None:
             self._before_build = keras_functional.attributes_of(self)

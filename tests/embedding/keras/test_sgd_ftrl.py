@@ -398,6 +398,8 @@ def test_one_variable_stands_for_a_list_of_it():
     optimizer.finalize_variable_values(variable)
     with pytest.raises(TypeError, match=r"Expected a list of them. Write build\(\[variable\]\)"):
         SGD(1.0).build(variable)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"build\(list\("):
+        SGD(1.0).build(iter([variable]))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Found a list among the variables of compute_gradients"):
         optimizer.minimize(lambda: variable.value.sum(), [[variable]])  # type: ignore[arg-type]
 

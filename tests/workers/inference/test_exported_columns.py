@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -19,7 +20,8 @@ def column_of(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "values", [range(1, 3), deque([1, 2]), memoryview(np.array([1, 2])), [jnp.int32(1), jnp.int32(2)], [np.array(1), 2]]
+    "values",
+    [range(1, 3), deque([1, 2]), memoryview(array("q", [1, 2])), [jnp.int32(1), jnp.int32(2)], [np.array(1), 2]],
 )
 def test_sequences_and_arrays_without_axes_are_the_values_that_they_hold(values: Any) -> None:
     assert with_times(_values(values, "c"), column_of(), "c").tolist() == [1, 2]
