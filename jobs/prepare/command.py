@@ -100,6 +100,10 @@ def run(command: Prepare) -> int:
             )
     say(f"  written   {report['parts']:,} files, {format_bytes(report['part_bytes'])}, in {done.folder}")
     say(f"  report    {done.folder / PAGE_NAME}")
+    label = report["label"]
+    if label["missing"] == report["kept"]:
+        say(f"  next      podembed predict RUN --data '{command.out.rstrip('/')}/*.parquet' --out scores.parquet")
+        return 0
     flag = "--data" if command.like is None else f"--data '{command.like.rstrip('/')}/*.parquet' --eval-data"
     say(f"  next      podembed train --job criteo {flag} '{command.out.rstrip('/')}/*.parquet'")
     return 0
