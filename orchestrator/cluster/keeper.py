@@ -30,7 +30,8 @@ from typing import Any
 # Last: a program that is started in somebody's folder must not import what lies there.
 sys.path.append(sys.argv[2])
 
-from podembed.orchestrator.cluster.processes import end_cluster, free_agent_ports
+from podembed.orchestrator.cluster.agent_ports import free_agent_ports, tell_daemons
+from podembed.orchestrator.cluster.processes import end_cluster
 
 LOOK_S = 0.25
 NODE_TIMEOUT_S = 120.0
@@ -78,6 +79,7 @@ def start(settings: dict[str, Any]) -> Any:
     from ray._private.parameter import RayParams
     from ray._private.resource_isolation_config import ResourceIsolationConfig
 
+    tell_daemons()
     services.get_node = functools.partial(_patient, services.get_node)
     parameters = RayParams(
         # `ray.init` would replace it by the address of the machine, and Ray then listens on every interface.

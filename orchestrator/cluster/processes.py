@@ -14,12 +14,10 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from podembed.workers.processors import OWN_CLUSTER
 
@@ -52,21 +50,6 @@ def claim_folder(base: str, *, suffix: str = "") -> tuple[str, int]:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder, lock
-
-
-def free_agent_ports(address: str = "") -> dict[str, Any]:
-    """A free port for each agent of a node, by the names of Ray's parameters. Told them, Ray's daemon does not wait for
-    the agents to choose some. It has 15 s of patience for that, which on a busy machine is too little.
-
-    Args:
-      address: that the ports are free at; empty for all of this machine.
-    """
-    names = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in names]
-        for one in sockets:
-            one.bind((address, 0))
-        return {name: one.getsockname()[1] for name, one in zip(names, sockets, strict=True)}
 
 
 def processes_of(folder: str, session: int | None) -> list[int]:

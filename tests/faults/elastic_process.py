@@ -34,7 +34,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.cluster.processes import free_agent_ports
+from podembed.orchestrator.cluster.agent_ports import free_agent_ports, tell_daemons
 from podembed.orchestrator.decisions import host_watch
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.machines import HostsAwaited
@@ -119,6 +119,7 @@ class Scenario(SilentReporter):
 
 def main(form: str, data: str, storage: str, epochs: str) -> None:
     host_watch.LOOK_S = 0.2
+    tell_daemons()
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **free_agent_ports()}
     )

@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.cluster.processes import free_agent_ports
+from podembed.orchestrator.cluster.agent_ports import free_agent_ports, tell_daemons
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
@@ -69,6 +69,7 @@ def _used_nodes() -> set[str]:
 
 def main(data: str, storage: str) -> None:
     # Of the three machines the head's cannot be taken away; a second host is always on another one.
+    tell_daemons()
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **free_agent_ports()}
     )

@@ -21,7 +21,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from podembed.orchestrator.api.config import ScalingConfig
-from podembed.orchestrator.cluster.processes import free_agent_ports
+from podembed.orchestrator.cluster.agent_ports import free_agent_ports, tell_daemons
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.group.worker_group import HostHandles
 
@@ -87,6 +87,7 @@ class Machines:
 
 
 def main() -> None:
+    tell_daemons()
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **free_agent_ports()}
     )

@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from podembed.orchestrator.api.topology import Topology
-from podembed.orchestrator.cluster.processes import free_agent_ports
+from podembed.orchestrator.cluster.agent_ports import free_agent_ports, tell_daemons
 from tests.processes import actor_processes
 
 # As of a group of slices that is long gone: what the driver computes must come in its place.
@@ -26,6 +26,7 @@ class SliceMachines:
     """A cluster of a head without hosts, and machines of slices. Mutated: `nodes`, by slice and number."""
 
     def __init__(self) -> None:
+        tell_daemons()
         self.cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **free_agent_ports()}
         )
