@@ -18,6 +18,7 @@ KNOWS_RAY = {
     "workers/stepwise/actors.py",
     "orchestrator/cluster/ray_backend.py",
     "orchestrator/cluster/ray_calls.py",
+    "orchestrator/cluster/agent_ports.py",
     "orchestrator/cluster/keeper.py",
     "orchestrator/cluster/places.py",
     "orchestrator/cluster/connection.py",
