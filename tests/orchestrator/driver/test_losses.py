@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,9 @@ from tests.small_job import small_job
 
 def rates(step: int, rate: float) -> Callable[..., Any]:
     """An ordinary learning rate, and from that step on another one."""
+    if math.isnan(rate):
+        # A constant that is no number is refused before the first step.
+        return lambda count: jnp.where(count < step, 0.01, jnp.log(-1.0))
     return optax.join_schedules([optax.constant_schedule(0.01), optax.constant_schedule(rate)], [step])
 
 
