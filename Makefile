@@ -72,7 +72,7 @@ test: lint
 	@$(MAKE) --no-print-directory -j 3 types tests-with-ray tests-without-ray
 endif
 
-# Of large grids of cases it runs a third, drawn by the commit. `make long-tests` runs all, and so does `make test TESTS=...`.
+# Of large grids of cases it runs a sixth, drawn by the commit. `make long-tests` runs all, and so does `make test TESTS=...`.
 tests-without-ray: $(STAMP)
 	PODEMBED_DRAW_CASES=1 $(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist worksteal
 

@@ -15,10 +15,10 @@ import pytest
 # conftest.py skips what has this mark unless the variable is set.
 VARIABLE = "PODEMBED_LONG_TESTS"
 is_long = pytest.mark.long
-# `make test` sets it. Then a grid of so many cases runs a third of them. Each commit draws others.
+# `make test` sets it. Then a grid of so many cases runs a sixth of them. Each commit draws others.
 DRAWS = "PODEMBED_DRAW_CASES"
 LARGE_GRID = 8
-SHARE = 3
+SHARE = 6
 # Those that read the code, where each case is a file or a page, and those that `make long-tests` leaves out.
 WHOLE = ("tests/architecture/", "tests/faults/")
 
@@ -46,8 +46,8 @@ def skip_long(items: list[pytest.Item]) -> None:
 
 
 def draw_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the cases of large grids, for the long tests. Leaves out two thirds of them if the variable says so, for a
-    commit always the same.
+    """Marks the cases of large grids, for the long tests. Leaves out all but a sixth of them if the variable says so,
+    for a commit always the same.
     """
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
