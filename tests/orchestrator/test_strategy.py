@@ -600,6 +600,8 @@ def test_interrupted_at_random_moments_it_goes_on_from_a_step_that_counts_or_doe
 
     rng = random.Random(49)
     main = threading.main_thread().ident
+    # A shell ignores the signal for what it starts in the background, and Python leaves it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         in_run(pod, 0)
         for attempt in range(12):
@@ -614,5 +616,6 @@ def test_interrupted_at_random_moments_it_goes_on_from_a_step_that_counts_or_doe
                 do(pod, later)
             assert check() == step + 3
     finally:
+        signal.signal(signal.SIGINT, before)
         pod.close()
         alone.close()
