@@ -75,8 +75,13 @@ def plain_lines(block: bytes) -> bytes:
 
 
 def has_labels(block: bytes) -> bool:
-    """Whether most lines have a label; those of Criteo's test file have a field less."""
-    return 2 * block.count(b"\t") >= (2 * NUM_FIELDS - 3) * block.count(b"\n")
+    """Whether lines have a label; those of Criteo's test file have a field less. Lines of any other width do not count:
+    they are malformed.
+    """
+    if block.count(b"\t") == (NUM_FIELDS - 1) * block.count(b"\n"):
+        return True
+    tabs = [line.count(b"\t") for line in block.splitlines()]
+    return tabs.count(NUM_FIELDS - 2) <= tabs.count(NUM_FIELDS - 1)
 
 
 def read_line(line: bytes) -> list[int | None] | Fault:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from podembed.jobs.prepare.forms import CriteoForm, CsvForm, open_form
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
 from podembed.workers.data.columns import DenseColumn
-from podembed.workers.formats.criteo_lines import FIELD_NAMES, read_line
+from podembed.workers.formats.criteo_lines import FIELD_NAMES, has_labels, read_line
 from tests.click_logs import click_lines
 
 FORM = CsvForm(("click", "price", "city", "extra"), "click", ("price",), ("city",))
@@ -29,6 +29,13 @@ def test_criteo_columns_are_those_of_the_reader_of_lines() -> None:
     assert found == expected
     assert parsed.num_lines == 54
     assert [(at, fault.field, line) for at, fault, line in parsed.faults] == [(50, "line", b"broken")]
+
+
+def test_malformed_lines_do_not_tell_whether_there_are_labels() -> None:
+    whole, bare = click_lines(2)[0], click_lines(2)[1].split(b"\t", 1)[1]
+    assert has_labels(b"\n".join([*[b"broken"] * 9, whole]))
+    assert not has_labels(b"\n".join([*[b"broken"] * 9, bare]))
+    assert has_labels(b"\n".join([bare + b"\t", whole, bare]))
 
 
 def test_csv_is_read_with_quotes_and_missing_values() -> None:
