@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podembed.embedding.keras.array_operators import cast_to, described
+from podembed.embedding.keras.array_operators import cast_to
 from podembed.embedding.keras.gradients import dense_gradient
 from podembed.embedding.keras.optimizer import Optimizer
 from podembed.embedding.keras.row_slices import RowSlices
@@ -75,14 +75,7 @@ class Adagrad(Optimizer):
         accumulator.assign(accumulated)
 
     def get_config(self) -> dict[str, Any]:
-        return described(
-            {
-                **super().get_config(),
-                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-                "initial_accumulator_value": self.initial_accumulator_value,
-                "epsilon": self.epsilon,
-            }
-        )
+        return self._with_own(super().get_config(), "initial_accumulator_value", "epsilon")
 
 
 class Adadelta(Optimizer):
@@ -152,14 +145,7 @@ class Adadelta(Optimizer):
             slot.assign(new)
 
     def get_config(self) -> dict[str, Any]:
-        return described(
-            {
-                **super().get_config(),
-                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-                "rho": self.rho,
-                "epsilon": self.epsilon,
-            }
-        )
+        return self._with_own(super().get_config(), "rho", "epsilon")
 
 
 class RMSprop(Optimizer):
@@ -236,16 +222,7 @@ class RMSprop(Optimizer):
             variable.assign_sub(rate * _scaled(gradient, velocity.value, self.epsilon))
 
     def get_config(self) -> dict[str, Any]:
-        return described(
-            {
-                **super().get_config(),
-                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-                "rho": self.rho,
-                "momentum": self.momentum,
-                "epsilon": self.epsilon,
-                "centered": self.centered,
-            }
-        )
+        return self._with_own(super().get_config(), "rho", "momentum", "epsilon", "centered")
 
 
 def _adagrad(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podembed.embedding.keras.array_operators import cast_to, described
+from podembed.embedding.keras.array_operators import cast_to
 from podembed.embedding.keras.gradients import dense_gradient
 from podembed.embedding.keras.optimizer import Optimizer
 from podembed.embedding.keras.variable import Variable
@@ -92,16 +92,7 @@ class Adam(Optimizer):
             slot.assign(new)
 
     def get_config(self) -> dict[str, Any]:
-        return described(
-            {
-                **super().get_config(),
-                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-                "beta_1": self.beta_1,
-                "beta_2": self.beta_2,
-                "epsilon": self.epsilon,
-                "amsgrad": self.amsgrad,
-            }
-        )
+        return self._with_own(super().get_config(), "beta_1", "beta_2", "epsilon", "amsgrad")
 
 
 class AdamW(Adam):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podembed.embedding.keras.adam import step_number
-from podembed.embedding.keras.array_operators import cast_to, described
+from podembed.embedding.keras.array_operators import cast_to
 from podembed.embedding.keras.gradients import dense_gradient
 from podembed.embedding.keras.optimizer import Optimizer
 from podembed.embedding.keras.variable import Variable
@@ -82,15 +82,7 @@ class Adamax(Optimizer):
         largest.assign(new_largest)
 
     def get_config(self) -> dict[str, Any]:
-        return described(
-            {
-                **super().get_config(),
-                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-                "beta_1": self.beta_1,
-                "beta_2": self.beta_2,
-                "epsilon": self.epsilon,
-            }
-        )
+        return self._with_own(super().get_config(), "beta_1", "beta_2", "epsilon")
 
 
 class Nadam(Optimizer):
@@ -167,15 +159,7 @@ class Nadam(Optimizer):
         self._u_product_step.assign(step)
 
     def get_config(self) -> dict[str, Any]:
-        return described(
-            {
-                **super().get_config(),
-                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-                "beta_1": self.beta_1,
-                "beta_2": self.beta_2,
-                "epsilon": self.epsilon,
-            }
-        )
+        return self._with_own(super().get_config(), "beta_1", "beta_2", "epsilon")
 
 
 def _adamax(

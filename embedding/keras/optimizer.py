@@ -353,6 +353,11 @@ class Optimizer(OptimizerVariables):
         }
         return described(made)
 
+    def _with_own(self, config: dict[str, Any], *names: str) -> dict[str, Any]:
+        """`config` with the rate and the arguments `names` of a subclass."""
+        own = {name: getattr(self, name) for name in names}
+        return config | {"learning_rate": self._serialize_hyperparameter(self._learning_rate)} | described(own)
+
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, type[LearningRateSchedule]] | None = None

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from podembed.embedding.keras.adagrad import Adadelta, Adagrad, RMSprop
 from podembed.embedding.keras.adam import Adam, AdamW
 from podembed.embedding.keras.adamax_nadam import Adamax, Nadam
-from podembed.embedding.keras.array_operators import cast_to, described
+from podembed.embedding.keras.array_operators import cast_to
 from podembed.embedding.keras.gradients import dense_gradient
 from podembed.embedding.keras.optimizer import Optimizer
 from podembed.embedding.keras.row_slices import RowSlices
@@ -99,14 +99,7 @@ class SGD(Optimizer):
         slot.assign(momentum)
 
     def get_config(self) -> dict[str, Any]:
-        return described(
-            {
-                **super().get_config(),
-                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-                "momentum": self.momentum,
-                "nesterov": self.nesterov,
-            }
-        )
+        return self._with_own(super().get_config(), "momentum", "nesterov")
 
 
 class Ftrl(Optimizer):
@@ -203,17 +196,14 @@ class Ftrl(Optimizer):
         linear.assign(summed)
 
     def get_config(self) -> dict[str, Any]:
-        return described(
-            {
-                **super().get_config(),
-                "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-                "learning_rate_power": self.learning_rate_power,
-                "initial_accumulator_value": self.initial_accumulator_value,
-                "l1_regularization_strength": self.l1_regularization_strength,
-                "l2_regularization_strength": self.l2_regularization_strength,
-                "l2_shrinkage_regularization_strength": self.l2_shrinkage_regularization_strength,
-                "beta": self.beta,
-            }
+        return self._with_own(
+            super().get_config(),
+            "learning_rate_power",
+            "initial_accumulator_value",
+            "l1_regularization_strength",
+            "l2_regularization_strength",
+            "l2_shrinkage_regularization_strength",
+            "beta",
         )
 
 

@@ -11,7 +11,8 @@ from podembed.orchestrator.events.run import InputRecordDamaged
 from podembed.orchestrator.inference.committed_model import CommittedModel
 from podembed.orchestrator.run.input_record import read_input
 from podembed.orchestrator.run.meaning import kinds_held
-from podembed.workers.columns.decode import NULLS, kinds_of
+from podembed.workers.columns.decode import kinds_of
+from podembed.workers.columns.id_columns import NULLS
 from podembed.workers.data.config import InputData
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.extra_columns import VectorColumn

@@ -14,7 +14,8 @@ from itertools import groupby
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.run.meaning import MeaningRecord
-from podembed.workers.columns.decode import NULLS, kinds_of
+from podembed.workers.columns.decode import kinds_of
+from podembed.workers.columns.id_columns import NULLS
 from podembed.workers.columns.vocabulary import load_vocabulary
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.input.index import InputIndex

@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podembed.workers.columns.decode import NULLS, kinds_of
+from podembed.workers.columns.decode import kinds_of
+from podembed.workers.columns.id_columns import NULLS
 from podembed.workers.columns.vocabulary import load_vocabulary
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import InputData

@@ -19,7 +19,7 @@ from podembed.embedding.ragged import Ragged
 from podembed.workers.columns import id_columns as id_stage
 from podembed.workers.columns.extra_columns import accepts, expected, take_extra
 from podembed.workers.columns.gather import Block
-from podembed.workers.columns.id_columns import BagLayouts, IdStage
+from podembed.workers.columns.id_columns import NULLS, BagLayouts, IdStage
 from podembed.workers.columns.labels import take_labels
 from podembed.workers.columns.numbers import filled, numbers_of, refuse_nulls, required_numbers, take_dense
 from podembed.workers.columns.vocabulary import Vocabulary
@@ -34,10 +34,6 @@ from podembed.workers.data.unknown_values import UnknownColumn
 # In the record of what the columns of a file hold.
 _BETWEEN = ", "
 _KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|numbers|text|times|durations|nulls))(?:, |$)", re.DOTALL)
-
-
-NULLS = "nulls"
-"""The kind of a column without a value in a file; it fits all others."""
 
 
 class Columns(Protocol):

@@ -60,6 +60,9 @@ from podembed.workers.data.errors import InputError
 from podembed.workers.data.times import TimeScale, is_time, shown, words_of
 from podembed.workers.data.unknown_values import LEAST_VALUES, LOOKED_AT, UnknownColumn, likely_cause
 
+NULLS = "nulls"
+"""The kind of a column without a value in a file; it fits all others."""
+
 # Its functions are made when it is imported, so type checkers do not know them.
 pc: Any = pyarrow.compute
 
@@ -399,8 +402,7 @@ def kind_of(kind: pa.DataType, source: IdColumn) -> str:
         return words_of(kind)
     item = _item(kind)
     if is_null(item):
-        # Fits every kind.
-        return "nulls"
+        return NULLS
     words = "numbers" if source.boundaries else "integers" if pa.types.is_integer(item) else "text"
     return f"lists of {words}" if is_list(kind) else words
 

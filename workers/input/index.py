@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from podembed.workers.columns.decode import NULLS, kinds_of
+from podembed.workers.columns.decode import kinds_of
+from podembed.workers.columns.id_columns import NULLS
 from podembed.workers.columns.vocabulary import Vocabulary, load_vocabulary
 from podembed.workers.data.config import InputData
 from podembed.workers.data.errors import InputError

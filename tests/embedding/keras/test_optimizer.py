@@ -77,8 +77,9 @@ def test_averaging_arguments_are_checked_only_when_used(arguments):
 
 
 @pytest.mark.parametrize("arguments", [{"ema_momentum": 0}, {"ema_momentum": 1}, {"ema_overwrite_frequency": 0}])
-def test_averaging_arguments_at_the_edge(arguments):
-    Optimizer("x", use_ema=True, **arguments)
+def test_averaging_arguments_at_the_edge_are_kept(arguments):
+    config = Optimizer("x", use_ema=True, **arguments).get_config()
+    assert arguments.items() <= config.items()
 
 
 def test_arguments_of_older_versions_warn_and_others_are_errors(caplog):
