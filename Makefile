@@ -69,6 +69,7 @@ test: check
 	$(BIN)/python -m pytest $(TESTS)
 else
 test: lint
+	rm -rf $(VENV)/compiled
 	@$(MAKE) --no-print-directory -j 3 types tests-with-ray tests-without-ray
 endif
 

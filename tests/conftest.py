@@ -13,6 +13,8 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
+from podembed.workers.device.compile_cache import use_compile_cache
+from tests.compiled import FOLDER, compiled_in
 from tests.long_tests import VARIABLE, draw_cases, examples, skip_long
 from tests.object_store import BUCKET, object_store
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
@@ -38,6 +40,9 @@ if VARIABLE not in os.environ:
     # The imports above have loaded JAX, which reads the variable once. Without this, only processes that tests start
     # and those of pytest-xdist had such programs, and this process had numbers with other last bits than they.
     jax.config.update("jax_disable_most_optimizations", True)
+# Those that tests start read the variables, but for this process it is too late.
+use_compile_cache(str(FOLDER))
+os.environ.update(compiled_in(FOLDER))
 
 
 # Before pytest selects by marks.
@@ -45,24 +50,6 @@ if VARIABLE not in os.environ:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     draw_cases(config, items)
     skip_long(items)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of compiled programs for this process alone, since many tests compile the same ones. Processes that tests
-    start have none of it.
-    """
-    wanted = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="session")

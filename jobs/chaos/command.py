@@ -116,7 +116,7 @@ def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
     # Before the cluster starts, whose processes inherit it, and before JAX is imported, which reads it then.
-    os.environ.update(_inherited(mark, folder))
+    os.environ.update(inherited := _inherited(mark, folder))
     from podembed.jobs.chaos.campaign import make_campaign
     from podembed.jobs.chaos.rounds import run_rounds, undisturbed_run
     from podembed.orchestrator.cluster.connection import cluster_address, connected
@@ -146,8 +146,8 @@ def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
                 record=None if command.record is None or command.plan is not None else Path(command.record),
             )
     finally:
-        for name in _inherited(mark, folder):
-            os.environ.pop(name, None)
+        for name in inherited:
+            del os.environ[name]
         _tidy(folder, is_temporary=command.folder is None)
     return _tell(command, judgements, mark, seconds=time.monotonic() - started_s)
 
@@ -166,9 +166,11 @@ def _measure(command: Chaos, reference: str, campaign: Campaign, mark: str) -> M
 
 
 def _inherited(mark: str, folder: Path) -> dict[str, str]:
-    """Environment of the cluster and of every process of a round: the mark, and a cache, so that what is compiled is
-    compiled once.
+    """Environment of the cluster and of every process of a round: the mark, and a cache where there is none, so that
+    what is compiled is compiled once.
     """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return {MARK: mark}
     return {
         MARK: mark,
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),

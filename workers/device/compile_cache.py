@@ -5,32 +5,29 @@ What lies there is machine code that JAX runs, so the folder must be this user's
 program is kept for each member of a gang. What a member compiles carries its number, and JAX looks for it under a name
 of its own.
 
-A process that is killed while it writes a program leaves half of it. JAX then compiles anew, says so in a warning, and
-never writes a name again that is there. Such a file is therefore removed, and the next process writes it.
+Several processes read and write it at a time, and any of them may be killed. So a program gets its name when its file
+is whole. JAX by itself would leave half of one, compile anew at every start and never write that name again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
-import re
 import stat
-import warnings
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
-_UNREADABLE = r"Error reading persistent compilation cache entry for '([^'/]+)'"
-
 
 def use_compile_cache(folder: str) -> bool:
-    """Makes JAX keep its programs in a folder, which is created in one that exists. Returns whether it does.
+    """Makes JAX keep its programs in a folder, which is created in one that exists. Returns whether it keeps any.
 
-    A cache that the user has set up for JAX stays as it is.
+    A cache that the user has set up for JAX stays the one that is used.
     """
+    _write_whole_files()
     # JAX makes its settings attributes as it goes.
     settings: Any = jax.config
     if settings.jax_compilation_cache_dir is not None:
@@ -46,17 +43,15 @@ def use_compile_cache(folder: str) -> bool:
 
 
 @contextlib.contextmanager
-def every_member_writes(folder: str) -> Iterator[None]:
-    """Inside, what this member of a gang compiles is kept, if the cache is that folder. The backend must have been
+def every_member_writes() -> Iterator[None]:
+    """Inside, what this member of a gang compiles is kept, unless the cache is a remote one. The backend must have been
     started before.
 
-    Programs that could not be read are removed at the end.
-
-    JAX writes for the first member alone, to spare storage that all share, although the others never find what that one
-    wrote.
+    JAX writes for the first member alone, to spare remote storage many writers at a time, although the others never
+    find what that one wrote.
     """
     settings: Any = jax.config
-    if not folder or settings.jax_compilation_cache_dir != folder:
+    if "://" in (settings.jax_compilation_cache_dir or "://"):
         yield
         return
     # The compiler reads the number for this purpose only; there is no public name for it.
@@ -64,28 +59,34 @@ def every_member_writes(folder: str) -> Iterator[None]:
 
     number, global_state.process_id = global_state.process_id, 0
     try:
-        with _removing_unreadable(folder):
-            yield
+        yield
     finally:
         global_state.process_id = number
 
 
-@contextlib.contextmanager
-def _removing_unreadable(folder: str) -> Iterator[None]:
-    """JAX names the program, by which its files begin. Those of other members go with it; they are compiled once
-    more.
-    """
-    told: list[warnings.WarningMessage] = []
-    try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.filterwarnings("always", message="Error reading persistent compilation cache entry")
-            yield
-    finally:
-        for warning in told:
-            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
-            if found := re.match(_UNREADABLE, str(warning.message)):
-                for file in Path(folder).glob(f"{glob.escape(found.group(1))}-*"):
-                    file.unlink(missing_ok=True)
+def _write_whole_files() -> None:
+    """JAX has no setting for this."""
+    from jax._src.lru_cache import LRUCache
+
+    put = LRUCache.put
+    if put.__module__ == __name__:
+        return
+
+    def put_whole(cache: LRUCache, key: str, value: bytes) -> None:
+        # What a cache of limited size holds is counted under a lock. Remote storage has whole objects only.
+        if cache.eviction_enabled or "://" in str(cache.path):
+            return put(cache, key, value)
+        part = f"{key}-{os.getpid()}-{threading.get_ident()}"
+        # JAX ends the names of its files like this.
+        file = cache.path / f"{part}-cache"
+        try:
+            put(cache, part, value)
+            file.replace(cache.path / f"{key}-cache")
+        finally:
+            # It is still there if the disk is full.
+            file.unlink(missing_ok=True)
+
+    LRUCache.put = put_whole
 
 
 def _is_private(folder: str) -> bool:

@@ -54,7 +54,7 @@ class DeviceSpec:
       invitation: how to reach the host process.
       lease_timeout_s: without calls and heartbeats of the driver for so long, the process ends itself.
       fault_plan: faults to be injected.
-      compile_cache: folder of compiled programs on this machine; empty for none.
+      compile_cache: folder of compiled programs on this machine, unless JAX is told of one; empty for none.
       is_restored_later: `restore` of a commit follows, which gives all dense arrays their values.
       platform: of the devices, as JAX calls it; empty for any.
       threads: that copy results to the host. Those of a CPU device are the environment's business.
@@ -145,8 +145,7 @@ class DeviceProcess:
         self._tracker.point("start.begin")
         laps = Laps()
         job = spec.job.resolve() if isinstance(spec.job, JobReference) else spec.job
-        if spec.compile_cache:
-            use_compile_cache(spec.compile_cache)
+        use_compile_cache(spec.compile_cache)
         laps.end("job")
         make_cpu_devices(spec.devices)
         with self._tracker.phase(Phase.JOIN):
@@ -194,7 +193,7 @@ class DeviceProcess:
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
-        with self._tracker.phase(Phase.COMPILE), every_member_writes(self._spec.compile_cache):
+        with self._tracker.phase(Phase.COMPILE), every_member_writes():
             yield
 
     def restore(self, files: Sequence[DenseFile] | None) -> None:

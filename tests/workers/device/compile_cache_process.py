@@ -34,7 +34,7 @@ def main() -> None:
     for coordinator in coordinators:
         events.clear()
         join_gang(coordinator=coordinator, num_processes=NUM_PROCESSES, process=int(process), timeout_s=600)
-        with every_member_writes(cache):
+        with every_member_writes():
             DeviceWorker(job=job, num_samples=NUM_SAMPLES).build(is_restored_later=True)
         found = {"number": jax.process_index(), "asked": events["compile_requests_use_cache"]}
         print(json.dumps(found | {"known": events["cache_hits"]}), flush=True)

@@ -16,8 +16,11 @@ import jax
 import pytest
 
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
+from tests.compiled import FOLDER, compiled_in
 from tests.processes import free_port
 
+# That of all tests has what other processes compiled.
+WITHOUT_CACHE = {name: value for name, value in os.environ.items() if name not in compiled_in(FOLDER)}
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 900.0
 
@@ -88,7 +91,7 @@ def test_members_of_the_next_gang_find_what_those_of_the_last_one_compiled(tmp_p
     cache.mkdir(mode=0o700)
     arguments = [str(cache), small_data, f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment = {**WITHOUT_CACHE, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.workers.device.compile_cache_process"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     members = [
@@ -110,11 +113,11 @@ def test_members_of_the_next_gang_find_what_those_of_the_last_one_compiled(tmp_p
 
 
 TORN = """
-import sys
+import resource, sys
 from pathlib import Path
 import jax, jax.numpy as jnp
-from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
-assert use_compile_cache(sys.argv[1])
+from podembed.workers.device.compile_cache import use_compile_cache
+use_compile_cache(sys.argv[1])
 events = []
 jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rsplit("/", 1)[1]))
 def times_two(x):
@@ -122,43 +125,41 @@ def times_two(x):
 def compiled():
     jax.clear_caches()
     events.clear()
-    with every_member_writes(sys.argv[1]):
-        jax.jit(times_two)(jnp.ones(8))
-    return sorted((file.name.split("-")[0], file.stat().st_size) for file in Path(sys.argv[1]).iterdir())
-whole = compiled()
-(program,) = Path(sys.argv[1]).glob("jit_times_two-*")
-with open(program, "r+b") as file:
-    file.truncate(int(sys.argv[2]))
-names = [name for name, _ in compiled()]
-assert "jit_times_two" not in names and len(names) == len(whole) - 1, names
-assert [name for name, _ in compiled()] == [name for name, _ in whole]
+    jax.jit(times_two)(jnp.ones(8))
+    return [file.name for file in Path(sys.argv[1]).iterdir()]
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (700, most))
+assert compiled() == []
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+assert [name.split("-")[0] for name in compiled()].count("jit_times_two") == 1
 compiled()
 assert events.count("cache_hits") == events.count("compile_requests_use_cache") > 0, events
 """
 
 
-@pytest.mark.parametrize("size", [0, 700])
-def test_a_program_that_a_killed_process_left_half_written_is_written_anew(size: int, tmp_path: Path) -> None:
-    """JAX leaves it where it is and compiles at every start."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", TORN, str(tmp_path / "compiled"), str(size)]
+@pytest.mark.parametrize("is_users", [False, True])
+def test_a_program_is_there_whole_or_not_at_all(is_users: bool, tmp_path: Path) -> None:
+    """What JAX leaves of one that it could not write to the end would never be written again."""
+    folder = tmp_path / "compiled"
+    environment = {**WITHOUT_CACHE, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    if is_users:
+        environment |= compiled_in(folder)
+    command = [sys.executable, "-c", TORN, str(folder)]
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "Error reading persistent compilation cache entry" in done.stderr, "nobody is kept from knowing"
+    assert "Error writing persistent compilation cache entry" in done.stderr, "nobody is kept from knowing"
+    assert "Error reading" not in done.stderr
 
 
-def test_the_cache_of_a_user_is_written_as_jax_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It may lie on a storage that all share."""
+def test_a_remote_cache_is_written_as_jax_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All members would write to it at a time."""
     from jax._src.distributed import global_state
 
     monkeypatch.setattr(global_state, "process_id", 3)
-    jax.config.update("jax_compilation_cache_dir", "/somewhere")
-    try:
-        for folder, expected in (("/somewhere", 0), (str(tmp_path), 3), ("", 3)):
-            with every_member_writes(folder):
-                assert global_state.process_id == expected
-            assert global_state.process_id == 3
-    finally:
-        jax.config.update("jax_compilation_cache_dir", None)
+    for folder, expected in (("/somewhere", 0), ("gs://bucket/compiled", 3), (None, 3)):
+        jax.config.update("jax_compilation_cache_dir", folder)
+        with every_member_writes():
+            assert global_state.process_id == expected
+        assert global_state.process_id == 3
