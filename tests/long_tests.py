@@ -31,9 +31,7 @@ def long_case(*values: Any, id: str | None = None) -> Any:
 
 
 def examples(many: int) -> int:
-    """How many examples a property test draws: in long tests all that it names, in `make test` a third of them. Each
-    run draws others.
-    """
+    """How many examples a property test draws: in long tests all that it names, in `make test` a third of them."""
     return many if VARIABLE in os.environ else max(many // 3, min(many, 4))
 
 
