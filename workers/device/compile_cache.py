@@ -66,13 +66,14 @@ def every_member_writes() -> Iterator[None]:
 
 def _write_whole_files() -> None:
     """JAX has no setting for this."""
-    from jax._src.lru_cache import LRUCache
+    import jax._src.lru_cache
 
+    LRUCache: Any = jax._src.lru_cache.LRUCache
     put = LRUCache.put
     if put.__module__ == __name__:
         return
 
-    def put_whole(cache: LRUCache, key: str, value: bytes) -> None:
+    def put_whole(cache: Any, key: str, value: bytes) -> None:
         # What a cache of limited size holds is counted under a lock. Remote storage has whole objects only.
         if cache.eviction_enabled or "://" in str(cache.path):
             return put(cache, key, value)
