@@ -73,9 +73,8 @@ test: lint
 	@$(MAKE) --no-print-directory -j 3 types tests-with-ray tests-without-ray
 endif
 
-# Of large grids of cases it runs a sixth, drawn by the commit. `make long-tests` runs all, and so does `make test TESTS=...`.
 tests-without-ray: $(STAMP)
-	PODEMBED_DRAW_CASES=1 $(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist worksteal
 
 # tests/scheduling.py divides them. To read the other files would take either process as long as a test.
 WITH_RAY = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
@@ -93,7 +92,7 @@ ON_OTHER_PYTHON = tests/embedding/keras tests/orchestrator/sparsecore tests/orch
 
 test-other-python: $(STAMP)
 	@$(if $(OTHER_PYTHON),$(MAKE) --no-print-directory VENV=$(VENV)-other PYTHON=$(OTHER_PYTHON) env,echo "Found no Python among $(VERSIONS) that runs, beside that of $(VENV). So nothing is tested on another one.")
-	$(if $(OTHER_PYTHON),PODEMBED_DRAW_CASES=1 $(VENV)-other/bin/python -m pytest -n 2 --dist loadscope $(ON_OTHER_PYTHON))
+	$(if $(OTHER_PYTHON),$(VENV)-other/bin/python -m pytest -n 2 --dist loadscope $(ON_OTHER_PYTHON))
 
 # make simulate SEEDS=1000 [FIRST=1] [PROCESSES=2], or SEED=17 to see what happens in one of them.
 SEEDS ?= 1000
@@ -125,7 +124,7 @@ faults: $(STAMP)
 		tests/orchestrator/driver/test_staleness.py tests/orchestrator/driver/test_equality.py
 
 long-tests: $(STAMP)
-	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest -m "long or hypothesis or grid" --ignore=tests/faults
+	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest -m "long or hypothesis" --ignore=tests/faults
 
 elastic: $(STAMP)
 	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults/test_elastic.py tests/faults/network/test_placement.py tests/faults/network/test_node_loss.py tests/faults/slices

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from podembed.workers.device.compile_cache import use_compile_cache
 from tests.compiled import FOLDER, compiled_in
-from tests.long_tests import VARIABLE, draw_cases, examples, skip_long
+from tests.long_tests import VARIABLE, examples, skip_long
 from tests.object_store import BUCKET, object_store
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.small_job import write_small_data
@@ -50,10 +50,7 @@ use_compile_cache(str(FOLDER))
 os.environ.update(compiled_in(FOLDER))
 
 
-# Before pytest selects by marks.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    draw_cases(config, items)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip_long(items)
 
 
