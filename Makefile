@@ -88,7 +88,7 @@ PYENV_ROOT ?= $(HOME)/.pyenv
 NAME_OF_PYTHON = python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 OTHER_PYTHONS = $(call that_run,$(foreach name,$(filter-out $(NAME_OF_PYTHON),$(VERSIONS:%=python%)),$(name) $(wildcard $(PYENV_ROOT)/versions/$(name:python%=%).*/bin/$(name))))
 OTHER_PYTHON = $(eval OTHER_PYTHON := $(if $(filter python$(firstword $(VERSIONS)),$(NAME_OF_PYTHON)),$(lastword $(OTHER_PYTHONS)),$(firstword $(OTHER_PYTHONS))))$(OTHER_PYTHON)
-ON_OTHER_PYTHON = tests/embedding/keras tests/orchestrator/sparsecore tests/orchestrator/inference/test_export_model.py tests/workers/model/test_frameworks.py tests/faults/test_chaos.py
+ON_OTHER_PYTHON = tests/embedding/tf/keras tests/tools/sparsecore tests/serving/artifact/test_export_model.py tests/workers/model/test_frameworks.py tests/faults/test_chaos.py
 
 test-other-python: $(STAMP)
 	@$(if $(OTHER_PYTHON),$(MAKE) --no-print-directory VENV=$(VENV)-other PYTHON=$(OTHER_PYTHON) env,echo "Found no Python among $(VERSIONS) that runs, beside that of $(VENV). So nothing is tested on another one.")

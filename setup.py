@@ -6,7 +6,7 @@ archive has none, and a clone on a file system without links has text files in t
 
 from setuptools import find_packages, setup
 
-FLOORS = ("embedding", "workers", "orchestrator", "jobs")
+FLOORS = ("embedding", "workers", "orchestrator", "serving", "tools", "jobs")
 
 setup(
     packages=[

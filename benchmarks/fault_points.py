@@ -18,9 +18,9 @@ import time
 import timeit
 
 from podembed.jobs.chaos.jobs import tiny
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.plan import POINTS, Fault, FaultPlan
 from podembed.workers.liveness.progress import Tracker

@@ -45,8 +45,8 @@ from podembed import (
 )
 from podembed.jobs.papers.mmoe import TwoTasksSpec, write_two_tasks
 from podembed.orchestrator.cluster.connection import connected
-from podembed.orchestrator.inspect.diff import RunDifference, diff
 from podembed.orchestrator.run.reference import open_commit
+from podembed.tools.inspect.diff import RunDifference, diff
 from podembed.workers.job.reference import JobReference
 
 USERS, MOVIES, TASTES, LEAST, MOST = 120, 200, 5, 6, 20

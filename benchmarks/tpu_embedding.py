@@ -25,11 +25,11 @@ from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.replicas.strategies import LocalStrategy
 from podembed.embedding.table.key_index import DenseIndex
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tf.replicas.strategies import LocalStrategy
+from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 
 NUM_BATCHES = 4
 

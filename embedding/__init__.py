@@ -29,43 +29,43 @@ from podembed.embedding.ragged import Ragged
 if TYPE_CHECKING:
     from podembed.embedding.features.activations import Activations
     from podembed.embedding.features.inputs import Sparse
-    from podembed.embedding.keras import schedules
-    from podembed.embedding.keras import sgd_ftrl as keras_optimizers
-    from podembed.embedding.keras.reducer import GradientReducer, default_gradient_reducer
-    from podembed.embedding.keras.row_slices import RowSlices
-    from podembed.embedding.keras.tape import GradientTape
-    from podembed.embedding.keras.variable import Variable
-    from podembed.embedding.replicas.distributed_input import InputContext
-    from podembed.embedding.replicas.per_replica import PerReplica
-    from podembed.embedding.replicas.reduction import ReduceOp
-    from podembed.embedding.replicas.replica_context import get_replica_context
-    from podembed.embedding.replicas.strategies import LocalStrategy
-    from podembed.embedding.tpu_embedding.checkpoint import Checkpoint, latest_checkpoint
-    from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
-    from podembed.embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
-    from podembed.embedding.tpu_embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
+    from podembed.embedding.tf.keras import schedules
+    from podembed.embedding.tf.keras import sgd_ftrl as keras_optimizers
+    from podembed.embedding.tf.keras.reducer import GradientReducer, default_gradient_reducer
+    from podembed.embedding.tf.keras.row_slices import RowSlices
+    from podembed.embedding.tf.keras.tape import GradientTape
+    from podembed.embedding.tf.keras.variable import Variable
+    from podembed.embedding.tf.replicas.distributed_input import InputContext
+    from podembed.embedding.tf.replicas.per_replica import PerReplica
+    from podembed.embedding.tf.replicas.reduction import ReduceOp
+    from podembed.embedding.tf.replicas.replica_context import get_replica_context
+    from podembed.embedding.tf.replicas.strategies import LocalStrategy
+    from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint, latest_checkpoint
+    from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
+    from podembed.embedding.tf.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+    from podembed.embedding.tf.tpu_embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
 
 _LATE = {
     "Activations": "podembed.embedding.features.activations",
-    "Checkpoint": "podembed.embedding.tpu_embedding.checkpoint",
-    "GradientReducer": "podembed.embedding.keras.reducer",
-    "GradientTape": "podembed.embedding.keras.tape",
-    "InputContext": "podembed.embedding.replicas.distributed_input",
-    "LocalStrategy": "podembed.embedding.replicas.strategies",
-    "PerReplica": "podembed.embedding.replicas.per_replica",
-    "ReduceOp": "podembed.embedding.replicas.reduction",
-    "RowSlices": "podembed.embedding.keras.row_slices",
+    "Checkpoint": "podembed.embedding.tf.tpu_embedding.checkpoint",
+    "GradientReducer": "podembed.embedding.tf.keras.reducer",
+    "GradientTape": "podembed.embedding.tf.keras.tape",
+    "InputContext": "podembed.embedding.tf.replicas.distributed_input",
+    "LocalStrategy": "podembed.embedding.tf.replicas.strategies",
+    "PerReplica": "podembed.embedding.tf.replicas.per_replica",
+    "ReduceOp": "podembed.embedding.tf.replicas.reduction",
+    "RowSlices": "podembed.embedding.tf.keras.row_slices",
     "Sparse": "podembed.embedding.features.inputs",
-    "TPUEmbedding": "podembed.embedding.tpu_embedding.embedding",
-    "TPUEmbeddingForServing": "podembed.embedding.tpu_embedding.serving",
-    "Variable": "podembed.embedding.keras.variable",
-    "default_gradient_reducer": "podembed.embedding.keras.reducer",
-    "get_replica_context": "podembed.embedding.replicas.replica_context",
-    "send_tpu_embedding_gradients": "podembed.embedding.tpu_embedding.send_gradients",
-    "serving_embedding_lookup": "podembed.embedding.tpu_embedding.serving",
-    "latest_checkpoint": "podembed.embedding.tpu_embedding.checkpoint",
-    "keras_optimizers": "podembed.embedding.keras.sgd_ftrl",
-    "schedules": "podembed.embedding.keras.schedules",
+    "TPUEmbedding": "podembed.embedding.tf.tpu_embedding.embedding",
+    "TPUEmbeddingForServing": "podembed.embedding.tf.tpu_embedding.serving",
+    "Variable": "podembed.embedding.tf.keras.variable",
+    "default_gradient_reducer": "podembed.embedding.tf.keras.reducer",
+    "get_replica_context": "podembed.embedding.tf.replicas.replica_context",
+    "send_tpu_embedding_gradients": "podembed.embedding.tf.tpu_embedding.send_gradients",
+    "serving_embedding_lookup": "podembed.embedding.tf.tpu_embedding.serving",
+    "latest_checkpoint": "podembed.embedding.tf.tpu_embedding.checkpoint",
+    "keras_optimizers": "podembed.embedding.tf.keras.sgd_ftrl",
+    "schedules": "podembed.embedding.tf.keras.schedules",
 }
 
 # Modules that are public themselves.

@@ -5,8 +5,8 @@ Here is what a program says to the trainer. The mid-level API of embeddings, the
 names; everything else is private and may change.
 
 The parts lie in folders beside this one: `embedding` (values and math), `workers` (one host), `orchestrator` (the
-driver) and `jobs` (what people run and copy). Names are imported when they are first used, since Ray and JAX take
-seconds to load.
+driver), `serving` (how a model leaves a run), `tools` (what reads a run) and `jobs` (what people run and copy). Names
+are imported when they are first used, since Ray and JAX take seconds to load.
 """
 
 # Nothing is imported here that Python has not loaded already. `python -m podembed` runs this before the current folder
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from podembed.embedding.config import FeatureConfig, TableConfig
     from podembed.jobs.prepare.from_dataset import prepare_dataset
+    from podembed.jobs.trainer import Trainer
     from podembed.orchestrator.api.config import (
         CheckpointConfig,
         ConfigurationError,
@@ -44,16 +45,15 @@ if TYPE_CHECKING:
     from podembed.orchestrator.commit.run_record import RunMismatch
     from podembed.orchestrator.events.progress import WindowReport
     from podembed.orchestrator.events.reporter import Reporter, SilentReporter
-    from podembed.orchestrator.inference.evaluate import evaluate
-    from podembed.orchestrator.inference.export_model import export_model
-    from podembed.orchestrator.inference.predict import predict
-    from podembed.orchestrator.inference.rank import rank_all
-    from podembed.orchestrator.inference.recommend import recommend
     from podembed.orchestrator.metrics.point import Measurement, Point
-    from podembed.orchestrator.pod import PodLost
     from podembed.orchestrator.reporters.console import ConsoleReporter
-    from podembed.orchestrator.strategy import PodStrategy
-    from podembed.orchestrator.trainer import Trainer
+    from podembed.orchestrator.stepwise.pod import PodLost
+    from podembed.orchestrator.stepwise.strategy import PodStrategy
+    from podembed.serving.artifact.export_model import export_model
+    from podembed.serving.predict.evaluate import evaluate
+    from podembed.serving.predict.predict import predict
+    from podembed.serving.predict.rank import rank_all
+    from podembed.serving.predict.recommend import recommend
     from podembed.workers.columns.vocabulary import vocabulary_size
     from podembed.workers.control.callback import Callback
     from podembed.workers.control.stopping import EarlyStopping
@@ -132,8 +132,8 @@ _WHERE = {
     "NormalizedEntropy": "workers.job.figures",
     "NpyData": "workers.data.config",
     "ParquetData": "workers.data.config",
-    "PodLost": "orchestrator.pod",
-    "PodStrategy": "orchestrator.strategy",
+    "PodLost": "orchestrator.stepwise.pod",
+    "PodStrategy": "orchestrator.stepwise.strategy",
     "Prediction": "orchestrator.api.result",
     "RMSE": "workers.job.figures",
     "ReadOrder": "workers.data.config",
@@ -152,21 +152,21 @@ _WHERE = {
     "TableConfig": "embedding.config",
     "Task": "workers.job.tasks",
     "TooFewHosts": "orchestrator.api.errors",
-    "Trainer": "orchestrator.trainer",
+    "Trainer": "jobs.trainer",
     "UndisturbedSteps": "orchestrator.api.result",
     "VectorColumn": "workers.data.extra_columns",
     "WarmStart": "orchestrator.api.config",
     "WindowReport": "orchestrator.events.progress",
     "WithState": "workers.model.batch",
     "bpr": "workers.model.losses",
-    "evaluate": "orchestrator.inference.evaluate",
-    "export_model": "orchestrator.inference.export_model",
+    "evaluate": "serving.predict.evaluate",
+    "export_model": "serving.artifact.export_model",
     "in_batch_softmax": "workers.model.losses",
     "pointwise": "workers.model.losses",
-    "predict": "orchestrator.inference.predict",
+    "predict": "serving.predict.predict",
     "prepare_dataset": "jobs.prepare.from_dataset",
-    "rank_all": "orchestrator.inference.rank",
-    "recommend": "orchestrator.inference.recommend",
+    "rank_all": "serving.predict.rank",
+    "recommend": "serving.predict.recommend",
     "sampled_softmax": "workers.model.losses",
     "vocabulary_size": "workers.columns.vocabulary",
 }

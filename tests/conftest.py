@@ -22,7 +22,7 @@ from tests.small_job import write_small_data
 
 if TYPE_CHECKING:
     from podembed.orchestrator.api.result import Result
-    from podembed.orchestrator.strategy import PodStrategy
+    from podembed.orchestrator.stepwise.strategy import PodStrategy
     from tests.processes import Listeners
 
 # How long an example takes says nothing on a machine that others use, too. `make test` has the same examples each time,
@@ -76,7 +76,7 @@ def far_away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def pod_strategy(ray_cluster: None, far_away: str) -> Iterator[PodStrategy]:
     """Two hosts for tests of the step-by-step mode; each test closes its embedding."""
-    from podembed.orchestrator.strategy import PodStrategy
+    from podembed.orchestrator.stepwise.strategy import PodStrategy
 
     with PodStrategy(num_hosts=2, step_timeout_s=600.0, run_timeout_s=600.0) as strategy:
         yield strategy

@@ -14,10 +14,10 @@ from tests.pages import PAGES, ROOT, blocks
 # Pages with tests of their own, which run their blocks and look at what comes out.
 ELSEWHERE = {
     "docs/from-tpuembedding.md": "tests/conformance/test_from_tpuembedding.py",
-    "docs/inference.md": "tests/orchestrator/inference/test_export_model.py",
-    "docs/optimizers.md": "tests/embedding/keras/test_documented.py",
+    "docs/inference.md": "tests/serving/artifact/test_export_model.py",
+    "docs/optimizers.md": "tests/embedding/tf/keras/test_documented.py",
     "docs/port-a-model.md": "tests/jobs/test_port_a_model_page.py",
-    "docs/sparsecore.md": "tests/orchestrator/sparsecore/test_page.py",
+    "docs/sparsecore.md": "tests/tools/sparsecore/test_page.py",
     "docs/track.md": "tests/jobs/test_track_page.py",
     "docs/write-a-job.md": "tests/jobs/test_write_a_job_page.py",
 }

@@ -24,10 +24,10 @@ from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.driver.event_log import LoggedEvent
 from podembed.orchestrator.events.progress import WindowTrained
 from podembed.orchestrator.events.run import DriverBegan, DriverEnded, GenerationLost, Recovered
-from podembed.orchestrator.fsck.check import check_run
-from podembed.orchestrator.inspect.diff import diff
-from podembed.orchestrator.inspect.rows import row_batches
+from podembed.orchestrator.run.committed_rows import row_batches
 from podembed.orchestrator.run.reference import CommittedState, open_commit
+from podembed.tools.fsck.check import check_run
+from podembed.tools.inspect.diff import diff
 from podembed.workers.faults.inject import FaultRecord
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store

@@ -8,13 +8,13 @@ import sys
 from podembed.jobs.cli.tools import Diff, Export, Extract, Fsck, Import
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import format_bytes, printable
-from podembed.orchestrator.fsck import report, saved
-from podembed.orchestrator.fsck.check import check_run
-from podembed.orchestrator.inspect import describe
-from podembed.orchestrator.inspect import diff as compare
-from podembed.orchestrator.inspect import extract as rows
-from podembed.orchestrator.inspect.scan_values import scan_values
 from podembed.orchestrator.run.reference import is_run, open_commit
+from podembed.tools.fsck import report, saved
+from podembed.tools.fsck.check import check_run
+from podembed.tools.inspect import describe
+from podembed.tools.inspect import diff as compare
+from podembed.tools.inspect import extract as rows
+from podembed.tools.inspect.scan_values import scan_values
 from podembed.workers.stepwise.checkpoint import saved_paths
 from podembed.workers.storage.store import Store
 
@@ -94,7 +94,7 @@ def export(command: Export) -> int:
 
 
 def _export_sparsecore(command: Export) -> int:
-    from podembed.orchestrator.sparsecore import export as sparsecore
+    from podembed.tools.sparsecore import export as sparsecore
 
     if command.force or command.format != "npy":
         found = "--force" if command.force else f"--format {command.format}"
@@ -122,7 +122,7 @@ def _export_sparsecore(command: Export) -> int:
 
 def import_tables(command: Import) -> int:
     """Carries out `podembed import`. Returns the exit code."""
-    from podembed.orchestrator.sparsecore.imported import import_sparsecore
+    from podembed.tools.sparsecore.imported import import_sparsecore
 
     manifest = import_sparsecore(command.folder, command.out, single_writer=command.single_writer)
     for table in manifest.tables:

@@ -373,8 +373,8 @@ def _dispatch(command: Any) -> int:
         return prepare_command.run(command)
     if isinstance(command, Inspect):
         from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
-        from podembed.orchestrator.inspect.inspect_run import describe, render
         from podembed.orchestrator.run.reference import open_run_store
+        from podembed.tools.inspect.inspect_run import describe, render
 
         description = describe(open_run_store(command.run), now_unix_s=time.time())
         print(render(description))

@@ -8,10 +8,10 @@ from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationErro
 from podembed.orchestrator.api.intervals import epochs_of
 from podembed.orchestrator.api.text import format_bytes
 from podembed.orchestrator.commit.run_record import read_run
-from podembed.orchestrator.inspect import compact as compacting
-from podembed.orchestrator.inspect import prune as pruning
 from podembed.orchestrator.run.policy_record import PolicyRecord, read_policies
 from podembed.orchestrator.run.reference import open_run_store
+from podembed.tools.inspect import compact as compacting
+from podembed.tools.inspect import prune as pruning
 from podembed.workers.storage.strict_json import DocumentRefused
 
 

@@ -3,7 +3,7 @@ compact | prune`.
 
 None of them trains, and those here need no JAX. `jobs.inference` has the ones that score data, `jobs.watching` those
 that show a run. Here are their flags.
-`jobs.cli.looking` and `jobs.cli.tidying` call the tools of `orchestrator.inspect` and print what they answer.
+`jobs.cli.looking` and `jobs.cli.tidying` call the tools of `tools.inspect` and print what they answer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from podembed.jobs.inference import command as inference
-from podembed.jobs.watching import command as watching
+from podembed.jobs.cli import scoring as inference
+from podembed.jobs.cli import watching as watching
 
 EXIT_ALARM = 1
 
@@ -198,8 +198,8 @@ def run(command: Tool) -> int:
 def _health(command: Health) -> int:
     from podembed.orchestrator.api.clock import SYSTEM_CLOCK
     from podembed.orchestrator.api.text import printable
-    from podembed.orchestrator.health.check import check_health, render
     from podembed.orchestrator.run.reference import open_run_store
+    from podembed.tools.health.check import check_health, render
 
     found = check_health(open_run_store(command.run), now_unix_s=SYSTEM_CLOCK.wall_s())
     print(printable(render(found)))

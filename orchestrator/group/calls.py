@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, Share
-from podembed.embedding.replicas.kept import Kept
+from podembed.embedding.tf.engine.engine import EngineMetrics, EngineSpec, Share
+from podembed.embedding.tf.replicas.kept import Kept
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.errors import Failure
 from podembed.orchestrator.group.backend import Backend, Call, DirectHandle, Handle

@@ -2,7 +2,7 @@
 answering.
 
 It knows nothing of what is asked of them. Training (`orchestrator.group.worker_group`) and the step-by-step mode
-(`orchestrator.pod`) stand on it.
+(`orchestrator.stepwise.pod`) stand on it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from podembed.orchestrator.commit.lease_files import read_commit_names, read_lin
 from podembed.orchestrator.commit.manifest import Manifest, parse_commit_name
 from podembed.orchestrator.commit.run_record import RUN_FILE, read_run
 from podembed.workers.checkpoint.records import TableFiles
-from podembed.workers.stepwise.checkpoint import saved_paths
 from podembed.workers.storage.errors import NameNotFound, NotAFolder
 from podembed.workers.storage.store import Store, place
 from podembed.workers.storage.strict_json import DocumentRefused
@@ -76,16 +75,11 @@ def open_run_store(url: str) -> Store:
     """
     store = Store(url)
     if not is_run(store):
-        if saved_paths(store.location):
-            raise ConfigurationError(
-                f"Found checkpoints of the step-by-step mode in {store.location}. Expected a run. `podembed fsck` "
-                "checks them, and "
-                "Checkpoint.restore or TPUEmbedding.restore reads them."
-            )
         raise ConfigurationError(
             f"Found no run in {store.location}. Expected a folder with RUN.json, alone or with one commit's full name "
             "as RUN@COMMIT. "
-            f"`podembed train` prints the folder of its run, `podembed inspect` lists its commits."
+            "`podembed train` prints the folder of its run, `podembed inspect` lists its commits. What a "
+            "`TPUEmbedding` or `Checkpoint` saved is read by its `restore`, and `podembed fsck` checks it."
         )
     return store
 

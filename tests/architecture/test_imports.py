@@ -12,7 +12,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # A floor may import itself and those below it.
-FLOORS = ("embedding", "workers", "orchestrator", "jobs")
+FLOORS = ("embedding", "workers", "orchestrator", "serving", "tools", "jobs")
+# Rooms of the lower floors that the rest of the core imports nothing of. An annex may import the annexes below it.
+CORE = ("embedding", "workers", "orchestrator")
+ANNEXES = ("embedding/tf", "workers/stepwise", "orchestrator/stepwise")
+# The public face names what it imports when it is used.
+FACES = {"embedding/__init__.py"}
+# A port that looks its storage up by name, so that a program may import the lowest floor alone.
+KNOWS_ABOVE = {"embedding/tf/engine/table_storage.py"}
+# Still to be turned round.
+CORE_KNOWS_ANNEXES = {
+    "orchestrator/cluster/ray_calls.py",
+    "orchestrator/group/backend.py",
+    "orchestrator/group/calls.py",
+}
 KNOWS_RAY = {
     "workers/actors.py",
     "workers/stepwise/actors.py",
@@ -26,7 +39,7 @@ KNOWS_RAY = {
     "orchestrator/cluster/ray_nodes.py",
     "orchestrator/cluster/slices/backend.py",
     "orchestrator/cluster/slices/holding.py",
-    "orchestrator/strategy.py",
+    "orchestrator/stepwise/strategy.py",
     "orchestrator/metrics/ray_metrics.py",
     "orchestrator/cluster/worker_path.py",
     "orchestrator/cluster/job_modules.py",
@@ -200,6 +213,38 @@ def test_imports_go_down() -> None:
         return packages(path) & {*FLOORS[floor + 1 :], "tests", "benchmarks"}
 
     assert offenders(upward) == {}
+
+
+OURS = re.compile(rf"(?:podembed\.)?((?:{'|'.join(FLOORS)})(?:\.\w+)+)")
+
+
+def named(path: Path) -> set[str]:
+    """Modules of ours that a file imports, or names in a string of nothing else, as `importlib` takes them."""
+    texts = [node.value for node in nodes(path) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    found = [OURS.fullmatch(name) for name in {*imported(path), *texts}]
+    return {match.group(1).replace(".", "/") for match in found if match}
+
+
+def lies_in(name: str, rooms: tuple[str, ...]) -> bool:
+    return any(f"{name}/".startswith(f"{room}/") for room in rooms)
+
+
+def test_the_core_names_no_annex() -> None:
+    def annexes(path: Path) -> set[str]:
+        is_core = label(path).startswith(CORE) and not lies_in(label(path), ANNEXES) and label(path) not in FACES
+        return {name for name in named(path) if lies_in(name, (*ANNEXES, "serving", "tools")) and is_core}
+
+    assert set(offenders(annexes)) == CORE_KNOWS_ANNEXES
+
+
+def test_an_annex_knows_those_below_alone() -> None:
+    """`serving` and `tools` read what the step-by-step mode leaves, by `workers/stepwise`."""
+
+    def above(path: Path) -> set[str]:
+        own = next((annex for annex in ANNEXES if lies_in(label(path), (annex,))), "")
+        return {name for name in named(path) if own and lies_in(name, ANNEXES[ANNEXES.index(own) + 1 :])}
+
+    assert set(offenders(above)) == KNOWS_ABOVE
 
 
 def test_no_cycle_of_modules() -> None:

@@ -19,7 +19,7 @@ MOST_COLUMNS = 120
 FENCE = re.compile(r"^\s*(```|~~~)")
 # Such as the campaign in docs/faults.md, which a program writes.
 GENERATED = re.compile(r"^<!-- (\w+) -->$.*?^<!-- end of \1 -->$", re.DOTALL | re.MULTILINE)
-FILE = re.compile(r"`((?:embedding|workers|orchestrator|jobs|tests|benchmarks)/[\w/.-]+)`")
+FILE = re.compile(r"`((?:embedding|workers|orchestrator|serving|tools|jobs|tests|benchmarks)/[\w/.-]+)`")
 
 
 def prose_lines(text: str) -> Iterator[tuple[int, str]]:

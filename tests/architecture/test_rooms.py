@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -59,3 +60,11 @@ def test_every_room_says_what_lives_in_it_and_what_to_read_first() -> None:
     told = {label(folder): ast.get_docstring(parsed(folder / "__init__.py")) or "" for folder in rooms}
     silent = [name for name, text in told.items() if "first" not in text or not 2 <= len(text.splitlines()) <= 9]
     assert silent == []
+
+
+def test_the_map_names_every_room() -> None:
+    """docs/architecture.md has a row for each folder of a floor, and for those of `embedding/tf`."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `([\w/]+)` \|", text.partition("## Processes")[0], re.MULTILINE))
+    rooms = {label(path.parent) for path in MODULES}
+    assert told == {room for room in rooms if len(room.split("/")) == 2 or room.startswith("embedding/tf/")}

@@ -21,8 +21,8 @@ from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableCo
 from podembed.embedding.features.activations import Activations
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.replicas.strategies import LocalStrategy
-from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tf.replicas.strategies import LocalStrategy
+from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig
 

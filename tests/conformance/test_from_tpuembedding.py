@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tf.replicas.strategies import LocalStrategy
 from tests.long_tests import is_long
 from tests.pages import blocks
 

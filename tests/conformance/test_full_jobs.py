@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from tests.conformance.full_job import write_full_data

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.engine.order import OrderError
 from podembed.embedding.initializers import Constant
 from podembed.embedding.optimizers import SGD
-from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tf.engine.order import OrderError
+from podembed.embedding.tf.replicas.strategies import LocalStrategy
 from tests.conformance.tpu_embedding_suite import OPTIMIZERS, TPUEmbeddingConformance
 
 

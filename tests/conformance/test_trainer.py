@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.input.index import build_index
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.reference import JobReference

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from podembed.embedding.engine.order import OrderError
 from podembed.embedding.features.inputs import Sparse
 from podembed.embedding.initializers import Constant
 from podembed.embedding.optimizers import (
@@ -31,12 +30,13 @@ from podembed.embedding.optimizers import (
     RowWiseAdagrad,
 )
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.replicas.per_replica import PerReplica
-from podembed.embedding.replicas.reduction import ReduceOp
-from podembed.embedding.replicas.strategies import get_replica_context
-from podembed.embedding.tpu_embedding.checkpoint import Checkpoint
-from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
-from podembed.embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+from podembed.embedding.tf.engine.order import OrderError
+from podembed.embedding.tf.replicas.per_replica import PerReplica
+from podembed.embedding.tf.replicas.reduction import ReduceOp
+from podembed.embedding.tf.replicas.strategies import get_replica_context
+from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint
+from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tf.tpu_embedding.send_gradients import send_tpu_embedding_gradients
 from podembed.workers.storage.errors import StorageError
 from tests.conformance import training_runs as runs
 

@@ -18,7 +18,7 @@ from podembed.embedding.features.inputs import Sparse
 from podembed.embedding.features.structures import flatten_with_paths
 from podembed.embedding.optimizers import Optimizer
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from tests.conformance.embedding_oracle import Bag, Oracle, OracleFeature, OracleTable
 
 BATCH_SIZE = 6

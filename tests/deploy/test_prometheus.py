@@ -14,12 +14,12 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
 from podembed.orchestrator.events.progress import HostKeepsUp, HostSlow
 from podembed.orchestrator.events.run import GenerationStarted
-from podembed.orchestrator.health.alarms import ALARMS
-from podembed.orchestrator.health.prometheus_rules import text
-from podembed.orchestrator.health.watch import HealthWatch
 from podembed.orchestrator.metrics.measurer import Measurer
 from podembed.orchestrator.metrics.point import POINT, Line
 from podembed.orchestrator.metrics.prometheus import PrometheusSink
+from podembed.tools.health.alarms import ALARMS
+from podembed.tools.health.prometheus_rules import text
+from podembed.tools.health.watch import HealthWatch
 from podembed.workers.liveness.progress import Phase
 from tests.architecture.test_imports import ROOT
 from tests.clock import FakeClock
@@ -60,7 +60,7 @@ def served(*events: Event) -> dict[str, float]:
 
 def test_the_file_is_what_the_alarms_make() -> None:
     assert FILE.read_text("utf-8") == text(), (
-        "type: python -m podembed.orchestrator.health.prometheus_rules > deploy/prometheus/podembed.rules.yaml"
+        "type: python -m podembed.tools.health.prometheus_rules > deploy/prometheus/podembed.rules.yaml"
     )
 
 

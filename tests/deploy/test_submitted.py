@@ -17,7 +17,7 @@ import pytest
 import yaml
 from ray.job_submission import JobSubmissionClient
 
-from podembed.orchestrator.fsck.check import check_run
+from podembed.tools.fsck.check import check_run
 from podembed.workers.storage.store import Store
 from tests.architecture.test_imports import ROOT
 from tests.dashboard import WorkerNode, cluster_for_jobs, ray_job

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.keras import sgd_ftrl as keras_optimizers
-from podembed.embedding.keras.schedules import ExponentialDecay
-from podembed.embedding.keras.sgd_ftrl import SGD, Adam, AdamW
-from podembed.embedding.keras.tape import GradientTape
-from podembed.embedding.keras.variable import Variable
 from podembed.embedding.optimizers import SGD as RowSGD
-from podembed.embedding.replicas.strategies import LocalStrategy
-from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
-from podembed.embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
-from podembed.embedding.tpu_embedding.serving import TPUEmbeddingForServing
+from podembed.embedding.tf.keras import sgd_ftrl as keras_optimizers
+from podembed.embedding.tf.keras.schedules import ExponentialDecay
+from podembed.embedding.tf.keras.sgd_ftrl import SGD, Adam, AdamW
+from podembed.embedding.tf.keras.tape import GradientTape
+from podembed.embedding.tf.keras.variable import Variable
+from podembed.embedding.tf.replicas.strategies import LocalStrategy
+from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tf.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+from podembed.embedding.tf.tpu_embedding.serving import TPUEmbeddingForServing
 
 TRACED = "inside a function that JAX traces"
 

@@ -33,6 +33,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.cluster.agent_ports import free_agent_ports, tell_daemons
 from podembed.orchestrator.decisions import host_watch
@@ -41,7 +42,6 @@ from podembed.orchestrator.events.machines import HostsAwaited
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 
 COMMIT_EVERY = 20

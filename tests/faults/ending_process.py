@@ -13,11 +13,11 @@ import sys
 
 import psutil
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import JobFailed
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 
 

@@ -16,8 +16,8 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.hashing import combine, mix64
 from podembed.embedding.initializers import RowId
 from podembed.embedding.optimizers import SGD
-from podembed.embedding.replicas.strategies import LocalStrategy
-from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tf.replicas.strategies import LocalStrategy
+from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.jobs.criteo import criteo
 from podembed.jobs.prepare.ids import HashedIds
 from podembed.jobs.prepare.settings import field_plans

@@ -19,7 +19,7 @@ from tests.long_tests import long_case
 
 OWN = {"podembed", "tests", "benchmarks"}
 # A user's own modules may have the names of our folders.
-OURS_BEFORE = {"embedding", "workers", "orchestrator", "jobs"}
+OURS_BEFORE = {"embedding", "workers", "orchestrator", "serving", "tools", "jobs"}
 MY_JOB = """
 from dataclasses import replace
 

@@ -30,10 +30,10 @@ from podembed.orchestrator.decisions.host_watch import Cluster, HostWatch
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.publication import Answer
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.fsck.check import check_run
-from podembed.orchestrator.fsck.findings import Finding
 from podembed.orchestrator.planning.records import PLANNING_FILE, PlanningRecord
 from podembed.orchestrator.run.run import OpenRun
+from podembed.tools.fsck.check import check_run
+from podembed.tools.fsck.findings import Finding
 from podembed.workers.checkpoint.shard import read_dense
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.records import encode

@@ -4,7 +4,7 @@ one index.
 A checkpoint is a folder `ckpt-<number>` in the folder that the user names. Each array is a Zarr array of one chunk
 below `data/<attempt>/parts/`. Tables lie beside them as in a saved embedding (`workers.stepwise.saved_embedding`). A
 save creates `checkpoint.json` last and exclusively, with the name and checksum of every file. Nothing reads a folder
-without it, which an interrupted save left. Implements `embedding.table.table_storage.CheckpointStorage`.
+without it, which an interrupted save left. Implements `embedding.tf.engine.table_storage.CheckpointStorage`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from podembed.embedding.table.table_storage import SavedCheckpoint, WrittenTables
+from podembed.embedding.tf.engine.table_storage import SavedCheckpoint, WrittenTables
 from podembed.workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.stepwise.saved_embedding import new_attempt

@@ -13,10 +13,10 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
-from podembed.embedding.replicas.kept import Kept, forget_kept, keep
-from podembed.embedding.replicas.replica_context import ReplicaContext, in_replica
-from podembed.embedding.table.table_storage import WrittenTables
+from podembed.embedding.tf.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
+from podembed.embedding.tf.engine.table_storage import WrittenTables
+from podembed.embedding.tf.replicas.kept import Kept, forget_kept, keep
+from podembed.embedding.tf.replicas.replica_context import ReplicaContext, in_replica
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.stepwise.asking import Asked, AskingFunction

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, Share
-from podembed.embedding.engine.host_engine import HostEngine
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.steps import LookupPhase, LookupSteps
+from podembed.embedding.tf.engine.engine import EngineMetrics, EngineSpec, Share
+from podembed.embedding.tf.engine.host_engine import HostEngine
 from podembed.workers.crew import ThreadCrew
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.same_machine import share_pooled

@@ -4,7 +4,7 @@ number.
 Every array is a Zarr array below `data/<attempt>/tables/`, cut into buckets as in a run's checkpoint. A save creates
 `embedding.json` last and exclusively, with the checksum of each chunk. So a folder holds a whole embedding or none. The
 metadata of an array carries its key in TensorFlow's checkpoints: `<table>` for rows and `<table>.S<slot>` for a slot,
-each with `/.ATTRIBUTES/VARIABLE_VALUE`. Implements `embedding.table.table_storage.TableStorage`.
+each with `/.ATTRIBUTES/VARIABLE_VALUE`. Implements `embedding.tf.engine.table_storage.TableStorage`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from podembed.embedding.table.table import Table
-from podembed.embedding.table.table_storage import SavedTable, WrittenTables
 from podembed.embedding.table_spec import TableSpec
+from podembed.embedding.tf.engine.table_storage import SavedTable, WrittenTables
 from podembed.workers.checkpoint.files import (
     assemble_table,
     read_bucket,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.embedding.buckets import BucketLayout
-from podembed.embedding.table.table_storage import WrittenTables
+from podembed.embedding.tf.engine.table_storage import WrittenTables
 from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.chunks import chunk_name
 from podembed.workers.checkpoint.records import ROWS, ArrayFiles, ChunkFile, TableFiles

@@ -17,8 +17,8 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.activations import Activations
 from podembed.embedding.features.feature_order import FeatureOrder
 from podembed.embedding.optimizers import SGD
-from podembed.embedding.replicas.strategies import LocalStrategy
-from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tf.replicas.strategies import LocalStrategy
+from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 
 NAMES = ["user", "c10", "c2", "age"]
 

@@ -21,13 +21,13 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.cluster.agent_ports import free_agent_ports, tell_daemons
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 from tests.processes import actor_processes
 

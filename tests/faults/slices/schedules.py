@@ -29,6 +29,7 @@ import numpy as np
 import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.decisions import host_watch
@@ -36,7 +37,6 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 from tests.faults.elastic_process import drain
 from tests.faults.slices.machines import SliceMachines, groups_held, joined

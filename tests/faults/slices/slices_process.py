@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
 import ray
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.commit import checkpoint
@@ -30,7 +31,6 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from tests.faults.slices.machines import SliceMachines, device_variables, groups_held, joined

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from podembed.jobs.cli.fitting import introduce
+from podembed.jobs.fitting import fit
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.decisions.table_plan import summary
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.fitting import fit
 from podembed.orchestrator.group.generation_plan import plan_generation
 from podembed.orchestrator.planning.planner import planned
 from podembed.orchestrator.run.opening import create_run, open_run

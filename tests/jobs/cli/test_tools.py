@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.commit.claiming import acquire
 from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import commit_file, commit_name
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.storage.store import Store
 from tests.orchestrator.committed_tables import flip_byte
 from tests.run_state import assert_same_bytes, committed_state

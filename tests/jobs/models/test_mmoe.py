@@ -13,9 +13,9 @@ import pytest
 from podembed.jobs.models.mmoe import MMoE
 from podembed.jobs.models.ple import PLE
 from podembed.jobs.papers import mmoe as job_module
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.job import JobError
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec

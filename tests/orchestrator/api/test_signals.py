@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from podembed.orchestrator import trainer
+from podembed.jobs import trainer
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.events.reporter import SilentReporter

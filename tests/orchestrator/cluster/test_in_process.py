@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from podembed.jobs.fitting import fit
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import (
     CheckpointConfig,
     ConfigurationError,
@@ -33,13 +35,11 @@ from podembed.orchestrator.commit.lease_files import read_claims
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import Reporter, SilentReporter
-from podembed.orchestrator.fitting import fit
 from podembed.orchestrator.group.survivors import Groups
 from podembed.orchestrator.group.worker_group import HostHandles
 from podembed.orchestrator.run.finished import finished
 from podembed.orchestrator.run.history_record import read_history
 from podembed.orchestrator.run.opening import create_run, open_run
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.data.errors import InputError
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.errors import StoreUnavailable

@@ -15,8 +15,8 @@ from podembed.orchestrator.api.keep_policies import Committed
 from podembed.orchestrator.commit.deletions import FOLDER
 from podembed.orchestrator.commit.keep import keep_latest
 from podembed.orchestrator.commit.manifest import commit_file
-from podembed.orchestrator.fsck.check import check_run
-from podembed.orchestrator.fsck.report import render
+from podembed.tools.fsck.check import check_run
+from podembed.tools.fsck.report import render
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import take
 from tests.orchestrator.committed_tables import flip_byte, random_table, run_with

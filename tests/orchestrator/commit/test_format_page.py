@@ -22,12 +22,12 @@ import numpy as np
 import optax
 import pytest
 
-from podembed.embedding.keras.sgd_ftrl import Adam
+from podembed.embedding.tf.keras.sgd_ftrl import Adam
 from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.commit import checkpoint, holder, lease_files, manifest, run_record
-from podembed.orchestrator.inspect.describe import export
 from podembed.orchestrator.run import history, history_record, job_settings
 from podembed.orchestrator.run.reference import open_commit
+from podembed.tools.inspect.describe import export
 from podembed.workers.checkpoint import files as checkpoint_files
 from podembed.workers.device.model_step import DeviceWorker
 from podembed.workers.storage.store import Store

@@ -15,7 +15,7 @@ from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION, from_json, to_json
 from podembed.orchestrator.commit.run_record import read_run
-from podembed.orchestrator.inspect.compact import compact
+from podembed.tools.inspect.compact import compact
 from podembed.workers.checkpoint.files import read_bucket, read_dense
 from podembed.workers.checkpoint.records import TablePlan
 from podembed.workers.checkpoint.zarr_metadata import FLAT, NESTED

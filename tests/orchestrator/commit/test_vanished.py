@@ -18,8 +18,8 @@ from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.lease_files import read_claims, read_lineage
 from podembed.orchestrator.commit.vanished import RunVanished
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.outcomes import EXIT_CONFIGURATION, exit_code
+from podembed.tools.fsck.check import check_run
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.orchestrator.cluster.test_in_process import STEPS, train

@@ -15,12 +15,12 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
 from podembed.orchestrator.commit.writable_store import open_for_writing
-from podembed.orchestrator.inspect.compact import compact
-from podembed.orchestrator.inspect.prune import prune
 from podembed.orchestrator.run.opening import create_run, open_run
-from podembed.orchestrator.trainer import Trainer
+from podembed.tools.inspect.compact import compact
+from podembed.tools.inspect.prune import prune
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.errors import SingleWriterStore, StoreCannotCreateExclusively, SyncRefused
 from podembed.workers.storage.local import Unsynced

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
@@ -21,7 +22,6 @@ from podembed.orchestrator.events.progress import EvaluationCut, WindowReport, W
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.orchestrator.run.history_record import read_history
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.control.callback import Callback
 from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.job.reference import JobReference

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 from tests.long_tests import is_long
 from tests.run_state import assert_same_bytes, committed_state

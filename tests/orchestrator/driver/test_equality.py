@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from podembed.embedding.initializers import initial_rows
 from podembed.embedding.kernels import crew as crew_rules
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, MetricsConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.cluster import ray_calls
@@ -31,7 +32,6 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.tracing import TraceWritten
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 from podembed.workers.input.sources import job_plan

@@ -19,6 +19,7 @@ import optax
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import with_metric
 from podembed.orchestrator.api.result import Result
@@ -26,7 +27,6 @@ from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.policy_record import read_policies
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.files import locate
 from podembed.workers.host.spec import ScoredSamples

@@ -23,9 +23,9 @@ from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.commit.patience import SavesFailed
 from podembed.orchestrator.driver import background_commit, committing
 from podembed.orchestrator.driver.background_commit import BackgroundCommits
-from podembed.orchestrator.fsck.check import check_run
-from podembed.orchestrator.fsck.report import render
 from podembed.orchestrator.run.history_record import read_history
+from podembed.tools.fsck.check import check_run
+from podembed.tools.fsck.report import render
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock

@@ -11,6 +11,8 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import Adagrad
+from podembed.jobs.fitting import shares_row_groups
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import JobFailed, JobRefused
 from podembed.orchestrator.events.event import Event
@@ -18,8 +20,6 @@ from podembed.orchestrator.events.progress import ColumnUnknown
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.run import BatchNotFilled, RatesWithoutStep, RowGroupsShared
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.fitting import shares_row_groups
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.input.index import InputFile, InputIndex
 from podembed.workers.job.job import JobConfig

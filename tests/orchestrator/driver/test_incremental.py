@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from podembed.jobs.cli.main import main
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
 from podembed.orchestrator.api.errors import WorkerRefused
 from podembed.orchestrator.api.result import Result
@@ -20,17 +21,16 @@ from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, parse_commit_name, problems
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.fsck.check import check_run
-from podembed.orchestrator.fsck.report import render
-from podembed.orchestrator.inspect.compact import compact
-from podembed.orchestrator.inspect.describe import export
-from podembed.orchestrator.inspect.diff import diff
-from podembed.orchestrator.inspect.extract import extract
-from podembed.orchestrator.inspect.inspect_run import describe
-from podembed.orchestrator.inspect.inspect_run import render as render_run
-from podembed.orchestrator.inspect.prune import prune
 from podembed.orchestrator.run.reference import open_commit
-from podembed.orchestrator.trainer import Trainer
+from podembed.tools.fsck.check import check_run
+from podembed.tools.fsck.report import render
+from podembed.tools.inspect.compact import compact
+from podembed.tools.inspect.describe import export
+from podembed.tools.inspect.diff import diff
+from podembed.tools.inspect.extract import extract
+from podembed.tools.inspect.inspect_run import describe
+from podembed.tools.inspect.inspect_run import render as render_run
+from podembed.tools.inspect.prune import prune
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.files import read_dense
 from podembed.workers.job.reference import JobReference

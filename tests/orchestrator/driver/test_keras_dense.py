@@ -11,12 +11,12 @@ from typing import Any
 import optax
 import pytest
 
-from podembed.embedding.keras import schedules
-from podembed.embedding.keras import sgd_ftrl as keras_optimizers
+from podembed.embedding.tf.keras import schedules
+from podembed.embedding.tf.keras import sgd_ftrl as keras_optimizers
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job

@@ -15,11 +15,11 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import JobFailed
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import Store
 from tests.small_job import small_job

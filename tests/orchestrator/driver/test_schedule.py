@@ -12,9 +12,9 @@ import optax
 import pytest
 
 from podembed.embedding.optimizers import SGD
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.device.model_step import DeviceWorker
 from podembed.workers.input.reader import InputReader, build_index, training_plan

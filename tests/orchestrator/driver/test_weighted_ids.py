@@ -15,10 +15,10 @@ import pytest
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import RowId
 from podembed.embedding.optimizers import SGD
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.input.index import build_index

@@ -13,7 +13,7 @@ from podembed.workers.data.config import ParquetData
 from podembed.workers.data.extra_columns import VectorColumn
 from podembed.workers.input.data_sample import MOST_SAMPLES, NOTHING, Sampler, bins_of_numbers
 from podembed.workers.job.job import JobConfig
-from tests.orchestrator.health.changed_data import data_job
+from tests.tools.health.changed_data import data_job
 
 
 def batch_of(job: JobConfig, ids: list[list[int]]) -> Batch:

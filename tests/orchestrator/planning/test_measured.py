@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import TablesMeasured
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 
 

@@ -14,7 +14,6 @@ from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.plans import NotPlanned, TablesPlanned
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.fsck.records import record_findings
 from podembed.orchestrator.planning.best import Candidate, candidates
 from podembed.orchestrator.planning.planner import Planner
 from podembed.orchestrator.planning.records import (
@@ -28,6 +27,7 @@ from podembed.orchestrator.planning.records import (
 )
 from podembed.orchestrator.run.opening import create_run
 from podembed.orchestrator.run.run import OpenRun
+from podembed.tools.fsck.records import record_findings
 from podembed.workers.calibration.record import this_machine, write_calibration
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.strict_json import seal

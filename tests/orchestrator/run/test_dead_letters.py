@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, JobFailed
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.outcomes import exit_code
 from podembed.orchestrator.run.dead_letters import FOLDER, DeadLetters
-from podembed.orchestrator.trainer import Trainer
+from podembed.tools.fsck.check import check_run
 from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.data.errors import InputError
 from podembed.workers.job.job import JobConfig

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from podembed.orchestrator.api.result import Evaluation
-from podembed.orchestrator.fsck.check import check_run
-from podembed.orchestrator.inspect.inspect_run import describe, render
 from podembed.orchestrator.run import history_record
 from podembed.orchestrator.run.history import History
 from podembed.orchestrator.run.history_record import HistoryKeeper, HistoryRecord, RecordedEvaluation, read_history
+from podembed.tools.fsck.check import check_run
+from podembed.tools.inspect.inspect_run import describe, render
 from podembed.workers.liveness.undisturbed import StepTimes
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.orchestrator.commit.lease import Lease
-from podembed.orchestrator.inspect.inspect_run import describe, render
 from podembed.orchestrator.run.input_change import InputChanged
 from podembed.orchestrator.run.input_record import (
     check_order,
@@ -26,6 +25,7 @@ from podembed.orchestrator.run.input_record import (
 )
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.run.run import OpenRun
+from podembed.tools.inspect.inspect_run import describe, render
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.extra_columns import IntegerColumn

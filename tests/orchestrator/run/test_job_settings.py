@@ -14,16 +14,16 @@ import pytest
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from podembed.embedding.optimizers import Adagrad, Adam
 from podembed.jobs.chaos.jobs import TinyModel
+from podembed.jobs.fitting import fit
 from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import WorkerRefused
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit.run_record import RunMismatch
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.fitting import fit
-from podembed.orchestrator.fsck.check import check_run
-from podembed.orchestrator.inspect.inspect_run import describe, render
 from podembed.orchestrator.run.job_settings import changes, check_change, read_settings, record_settings
 from podembed.orchestrator.run.opening import create_run, open_run
+from podembed.tools.fsck.check import check_run
+from podembed.tools.inspect.inspect_run import describe, render
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store

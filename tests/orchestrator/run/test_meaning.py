@@ -19,7 +19,6 @@ from podembed.embedding.optimizers import Adagrad, Adam, Momentum, Optimizer
 from podembed.embedding.row_optimizers.base import SlotSpec
 from podembed.embedding.row_optimizers.custom import CustomRowOptimizer
 from podembed.jobs.chaos.jobs import TinyModel
-from podembed.orchestrator.inspect.inspect_run import describe, render
 from podembed.orchestrator.run.input_change import InputChanged
 from podembed.orchestrator.run.input_record import INPUT_FILE, read_changes, read_input
 from podembed.orchestrator.run.meaning import (
@@ -32,6 +31,7 @@ from podembed.orchestrator.run.meaning import (
     meaning_of,
 )
 from podembed.orchestrator.run.opening import create_run, open_run
+from podembed.tools.inspect.inspect_run import describe, render
 from podembed.workers.data.columns import DenseColumn, IdColumn, Label
 from podembed.workers.data.config import CsvData, ParquetData
 from podembed.workers.data.extra_columns import IntegerColumn

@@ -14,8 +14,8 @@ from podembed.jobs.cli import settings
 from podembed.jobs.cli.main import Resume, Train
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
 from podembed.orchestrator.api.save_policies import OnBest
-from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.run.policy_record import PolicyRecord, read_policies, record_policies
+from podembed.tools.fsck.check import check_run
 from podembed.workers.storage.records import encode
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, seal

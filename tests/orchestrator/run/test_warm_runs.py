@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from podembed.embedding.initializers import initial_rows
+from podembed.jobs.fitting import fit
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
 from podembed.orchestrator.api.errors import WorkerRefused
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.run_record import RunMismatch, WarmStartRecord, read_run
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.fitting import fit
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.run.warm_start import WarmStartRefused
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, table_specs
 from podembed.workers.storage.store import Store

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import (
     CheckpointConfig,
     ConfigurationError,
@@ -19,7 +20,6 @@ from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.tracing import TraceCut, TraceLost, TraceWritten
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.device.measures.jax_profile import JaxProfile
 from podembed.workers.job.reference import JobReference
 from podembed.workers.liveness.progress import Phase

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.orchestrator.inference.kept_columns import KeptColumns
+from podembed.serving.predict.kept_columns import KeptColumns
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
 from podembed.workers.data.config import CsvData, ParquetData
 from podembed.workers.data.errors import InputError

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.orchestrator.driver.journal import UnknownColumns
-from podembed.orchestrator.inference.batches import log_of
+from podembed.serving.predict.batches import log_of
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData

@@ -18,10 +18,10 @@ from jax.sharding import PartitionSpec as P
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Lion, Momentum, RowWiseAdagrad
+from podembed.jobs.fitting import fit
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.fitting import fit
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData

@@ -12,7 +12,7 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, CustomRowOptimizer, Optimizer
-from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
 from podembed.workers.job.job import JobConfig, JobError

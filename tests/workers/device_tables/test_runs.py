@@ -13,10 +13,10 @@ import pytest
 
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.inference.evaluate import evaluate
-from podembed.orchestrator.inference.export_model import export_model
-from podembed.orchestrator.inference.predict import predict
-from podembed.workers.inference.exported_model import load
+from podembed.serving.artifact.export_model import export_model
+from podembed.serving.artifact.exported_model import load
+from podembed.serving.predict.evaluate import evaluate
+from podembed.serving.predict.predict import predict
 from tests.long_tests import is_long, long_case
 from tests.processes import actor_processes
 from tests.run_state import committed_state

@@ -19,9 +19,9 @@ import pytest
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import Constant, TruncatedNormal
 from podembed.embedding.optimizers import Adagrad
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import Losses, ModelBatch

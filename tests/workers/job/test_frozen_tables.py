@@ -12,11 +12,11 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import Adagrad
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.inference.evaluate import evaluate
-from podembed.orchestrator.trainer import Trainer
+from podembed.serving.predict.evaluate import evaluate
 from podembed.workers.data.errors import InputError
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.job.job import JobConfig

@@ -12,7 +12,7 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, Adam
-from podembed.embedding.tpu_embedding.declared import DeclaredTables
+from podembed.embedding.tf.tpu_embedding.declared import DeclaredTables
 from podembed.workers.data.columns import DataConfigError, IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig, JobError

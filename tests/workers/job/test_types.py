@@ -12,8 +12,8 @@ import optax
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.keras.sgd_ftrl import Adagrad as KerasAdagrad
 from podembed.embedding.optimizers import SGD, Adagrad, Adam
+from podembed.embedding.tf.keras.sgd_ftrl import Adagrad as KerasAdagrad
 from podembed.jobs.models.dlrm import DLRM
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
 from podembed.workers.data.config import CsvData, InputData, ParquetData

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from podembed.embedding.engine.order import OrderError
+from podembed.embedding.tf.engine.order import OrderError
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.descriptors import DescriptorsExhausted
 from podembed.workers.liveness.carried_error import CarriedError, carried, original, trace_of, words_of

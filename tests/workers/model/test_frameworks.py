@@ -15,9 +15,9 @@ from flax import nnx
 from podembed.embedding.features.activations import Activations
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.jobs.models.dlrm import DLRM
+from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.job import JobError
 from podembed.workers.model.batch import ModelBatch
 from podembed.workers.model.context import StepContext

@@ -14,10 +14,10 @@ import pytest
 from flax import nnx
 
 from podembed.jobs.models.interaction import with_products
+from podembed.serving.predict.portable_forward import export_forward
 from podembed.workers.device.model_step import DeviceWorker
 from podembed.workers.device.programs import Inputs
 from podembed.workers.device.transfers.ways import HostArrays
-from podembed.workers.inference.portable_forward import export_forward
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.sequence_rooms import NO_LEVELS
 from podembed.workers.model.batch import ModelBatch, WithState

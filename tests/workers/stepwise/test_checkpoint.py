@@ -15,9 +15,9 @@ import zarr
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import Adagrad
-from podembed.embedding.replicas.strategies import LocalStrategy
-from podembed.embedding.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
-from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tf.replicas.strategies import LocalStrategy
+from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
+from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.workers.stepwise.checkpoint import CHECKPOINT_STORAGE
 from podembed.workers.stepwise.saved_index import AlreadySaved, NothingSaved
 from podembed.workers.storage.errors import StorageError
@@ -81,7 +81,7 @@ def test_a_killed_process_leaves_no_checkpoint(tmp_path):
     program = """
         import os, signal, sys
         import numpy as np
-        from podembed.embedding.tpu_embedding.checkpoint import Checkpoint
+        from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint
         from podembed.workers.storage.store import Store
         folder = sys.argv[1]
         checkpoint = Checkpoint(model=np.ones(3, np.float32))

@@ -11,9 +11,6 @@ import pytest
 
 from podembed.embedding.buckets import place
 from podembed.embedding.config import TableConfig
-from podembed.embedding.engine.engine import EngineSpec, Share
-from podembed.embedding.engine.host_engine import HostEngine, InProcessEngine
-from podembed.embedding.engine.order import OrderError
 from podembed.embedding.features.bags import split_bags
 from podembed.embedding.lookup.exchange import Alone
 from podembed.embedding.lookup.placement import place_tables
@@ -21,8 +18,11 @@ from podembed.embedding.lookup.steps import LookupSteps
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import Adagrad, Adam
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.replicas.strategies import get_replica_context
 from podembed.embedding.table_spec import TableSpec
+from podembed.embedding.tf.engine.engine import EngineSpec, Share
+from podembed.embedding.tf.engine.host_engine import HostEngine, InProcessEngine
+from podembed.embedding.tf.engine.order import OrderError
+from podembed.embedding.tf.replicas.strategies import get_replica_context
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.errors import MeshAborted, MeshError

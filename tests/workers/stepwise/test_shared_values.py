@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
-from podembed.embedding.tpu_embedding.batches import to_jax
+from podembed.embedding.tf.tpu_embedding.batches import to_jax
 from podembed.workers.stepwise.shared_values import DeviceValues, Placed, SharedValues
 
 LAYOUT = ActivationLayout(num_samples=4, widths=(3, 5), owners=(0, 1))

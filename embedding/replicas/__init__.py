@@ -1,7 +1,0 @@
-"""Values of several replicas, as `tf.distribute` has them: made from datasets and batches, reduced, and handed to one
-function each.
-
-Processes and sockets of a strategy on hosts are the business of `workers.stepwise` and `orchestrator.strategy`.
-
-Read `per_replica.py` first, then `strategies.py`.
-"""

@@ -1,0 +1,290 @@
+"""`HostEngine`: one host's part of an engine, the same in one process and on many hosts; `InProcessEngine` is a whole
+engine of one such part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+
+from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
+from podembed.embedding.lookup.exchange import Alone
+from podembed.embedding.lookup.recycled_buffers import RecycledBuffers
+from podembed.embedding.lookup.steps import LookupStep, LookupSteps
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.table import Table
+from podembed.embedding.tf.engine import table_storage
+from podembed.embedding.tf.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
+from podembed.embedding.tf.engine.order import OrderError, StepOrder
+
+
+class StepMemory(Protocol):
+    """Where the activations of a lookup lie, and their gradients."""
+
+    def is_free(self, number: int) -> bool:
+        """Whether the memory for the lookup of that number may be written to, by other hosts, too."""
+        ...
+
+    def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
+        """float32 of at least `layout.memory_floats` for the lookup of that number."""
+        ...
+
+    def gradients(self, number: int, given: Blocks) -> Blocks:
+        """The gradients of that lookup, where the owners of the rows look for them."""
+        ...
+
+
+class OwnMemory:
+    """Every lookup has memory of its own, for as long as anybody keeps it. Mutable."""
+
+    def __init__(self) -> None:
+        self._buffers = RecycledBuffers()
+
+    def is_free(self, number: int) -> bool:
+        return True
+
+    def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
+        return self._buffers.take((1, layout.memory_floats))[0]
+
+    def gradients(self, number: int, given: Blocks) -> Blocks:
+        return given
+
+
+@dataclass(slots=True, eq=False)
+class _Counters:
+    learning_rates: tuple[float, ...] = ()
+    altered_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class HostEngine:
+    """One host's part of an engine. Mutable.
+
+    Args:
+      steps: over the lookups of `spec`.
+      memory: where activations and gradients lie; None for `OwnMemory`.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        steps: LookupSteps,
+        memory: StepMemory | None = None,
+    ) -> None:
+        self.spec = spec
+        self._steps = steps
+        self._layout = steps.lookups.layout
+        self._memory = memory or OwnMemory()
+        self._num_lookups = 0
+        self._order: StepOrder[Sequence[Ragged], LookupStep] = StepOrder(
+            self._forward, self._backward, is_pipelined=spec.is_pipelined
+        )
+        self._counters = _Counters(altered_ids=np.zeros(len(spec.tables), np.int64))
+
+    def _forward(self, bags: Sequence[Ragged]) -> tuple[LookupStep, list[np.ndarray]]:
+        # Shares of a batch may differ by a sample, and parts of replicas by more.
+        self._layout = layout = self._layout.with_vectors([own.num_samples for own in bags])
+        number = self._num_lookups + 1
+        lookups = self._steps.lookups
+        step = self._steps.find(
+            lookups.by_name(bags),
+            buffer=number % lookups.pooled.num_buffers,
+            layout=layout,
+            is_in_place=self._memory.is_free(number),
+        )
+        self._num_lookups = number
+        self._steps.ask(step, number)
+        activations = Blocks.of(layout, self._memory.activations(number, layout))
+        self._steps.forward(step, activations)
+        return step, list(activations.arrays)
+
+    def _backward(self, step: LookupStep, gradients: Sequence[np.ndarray], learning_rates: Sequence[float]) -> None:
+        own = [np.ascontiguousarray(gradient, np.float32) for gradient in gradients]
+        self._steps.backward(step, self._memory.gradients(step.number, Blocks(step.layout, own)), learning_rates)
+
+    @property
+    def next_lookup_to_update(self) -> int | None:
+        """The number of the lookup whose gradients are to come next, as far as that is known now."""
+        step = self._order.next_unapplied
+        return None if step is None else step.number
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch would be accepted now."""
+        return self._order.has_room
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        return self._steps.lookups.tables
+
+    @property
+    def num_steps(self) -> int:
+        return self._order.num_applied
+
+    @num_steps.setter
+    def num_steps(self, count: int) -> None:
+        self._order.num_applied = count
+
+    def next_step(self, name: str | None) -> int:
+        """The number of the step that gradients under this name would be, from 0. Raises OrderError as
+        `apply_gradients`.
+        """
+        self._order.require_unapplied(name)
+        return self._order.num_applied
+
+    def initialize(self) -> None:
+        """Gives all rows and slots of this host their first values."""
+        for table in self.tables:
+            table.initialize()
+
+    def enqueue(self, share: Share) -> None:
+        self._order.enqueue(share.features, is_training=share.is_training, name=share.name)
+        if share.altered_ids:
+            self._counters.altered_ids += np.asarray(share.altered_ids, np.int64)
+
+    def dequeue(self, name: str | None) -> list[np.ndarray]:
+        return self._order.dequeue(name)
+
+    def apply_gradients(self, gradients: Sequence[np.ndarray], learning_rates: LearningRates, name: str | None) -> None:
+        def rates(step: int) -> Sequence[float]:
+            return rates_at(learning_rates, lambda: step)
+
+        self._counters.learning_rates = tuple(self._order.apply(gradients, rates, name))
+
+    def sizes_to_update(self, name: str | None) -> list[int]:
+        """As `StepOrder.sizes_to_update`."""
+        return self._order.sizes_to_update(name)
+
+    def require_none_in_flight(self, method: str) -> None:
+        """Raises OrderError if a batch still waits for its dequeue or its gradients."""
+        self._order.require_none_in_flight(method)
+
+    def discard(self) -> None:
+        self._order.discard()
+
+    def drain(self) -> None:
+        self._order.drain()
+
+    def metrics(self) -> EngineMetrics:
+        return EngineMetrics(
+            num_steps=self.num_steps,
+            learning_rates=self._counters.learning_rates,
+            altered_ids=tuple(int(count) for count in self._counters.altered_ids),
+        )
+
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+def _alone(
+    method: Callable[Concatenate[InProcessEngine, Arguments], Answer],
+) -> Callable[Concatenate[InProcessEngine, Arguments], Answer]:
+    """A method that is refused while another one runs: two at once could lose an update without a word."""
+
+    @wraps(method)
+    def called(self: InProcessEngine, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
+        own = object()
+        try:
+            # Inside, so that an interrupt leaves nothing behind. It is one step for the interpreter.
+            self._calls.append(own)
+            if self._calls[0] is not own:
+                raise OrderError(
+                    f"{method.__name__} was called while another call to the same tables runs, from another thread or "
+                    "from a learning rate. Expected one call at a time. Let one thread make the calls of a "
+                    "LocalStrategy, put a lock around them, or use PodStrategy, where threads wait for each other."
+                )
+            return method(self, *arguments, **named)
+        finally:
+            if own in self._calls:
+                self._calls.remove(own)
+
+    return called
+
+
+class InProcessEngine:
+    """A whole engine inside this process, without Ray. For one thread; a step's calls raise OrderError when they come
+    at once.
+    """
+
+    num_shares = 1
+
+    def __init__(self, spec: EngineSpec, *, restore_from: str | None = None) -> None:
+        self.spec = spec
+        # Under way. The first one goes on.
+        self._calls: list[object] = []
+        placement = [np.zeros(table.layout.num_buckets, np.int32) for table in spec.tables]
+        lookups = spec.lookups(placement, host=0, num_hosts=1)
+        self._engine: HostEngine | None = HostEngine(spec, LookupSteps(lookups, Alone()))
+        if restore_from is None:
+            self._host.initialize()
+        else:
+            self.restore(restore_from)
+
+    @_alone
+    def enqueue(self, shares: Sequence[Share]) -> None:
+        (share,) = shares
+        self._host.enqueue(share)
+
+    @_alone
+    def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
+        return [self._host.dequeue(name)]
+
+    @_alone
+    def apply_gradients(
+        self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
+    ) -> None:
+        (own,) = gradients
+        self._host.apply_gradients(own, learning_rates, name)
+
+    def sizes_to_update(self, name: str | None) -> list[list[int]]:
+        return [self._host.sizes_to_update(name)]
+
+    @_alone
+    def discard(self) -> None:
+        self._host.discard()
+
+    @_alone
+    def drain(self) -> None:
+        self._host.drain()
+
+    def metrics(self) -> EngineMetrics:
+        return self._host.metrics()
+
+    def read_tables(self) -> list[dict[str, np.ndarray]]:
+        self._host.drain()
+        return [whole_table(table) for table in self._host.tables]
+
+    def save(self, path: str) -> None:
+        self._host.drain()
+        table_storage.storage().save(path, self._host.tables, num_steps=self._host.num_steps)
+
+    def write(self, path: str) -> table_storage.WrittenTables:
+        self._host.drain()
+        return table_storage.storage().write(path, self._host.tables, num_steps=self._host.num_steps)
+
+    @_alone
+    def restore(self, path: str) -> None:
+        self._host.require_none_in_flight("restore")
+        self._host.drain()
+        self._host.num_steps = table_storage.storage().restore(path, self._host.tables)
+
+    def close(self) -> None:
+        self._engine = None
+
+    @property
+    def _host(self) -> HostEngine:
+        if self._engine is None:
+            raise RuntimeError(
+                "The tables of this TPUEmbedding are freed. Expected a strategy that is not closed. Make a new "
+                "TPUEmbedding and restore what was saved."
+            )
+        return self._engine
+
+
+def whole_table(table: Table) -> dict[str, np.ndarray]:
+    """Rows and slots of a table that is held here whole, in the order of the ids, without padding; copies."""
+    return table.store.read(table.index.rows_of(np.arange(table.spec.num_rows)))

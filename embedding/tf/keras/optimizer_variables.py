@@ -1,0 +1,223 @@
+"""`OptimizerVariables`: what a Keras-style optimizer remembers between steps, and how it is read and set.
+
+The step count, the rate and the variables that a subclass makes. What is done with them in a step is in `optimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from podembed.embedding.row_optimizers.base import check_number, is_number, needs_step
+from podembed.embedding.tf.keras import functional as keras_functional
+from podembed.embedding.tf.keras.module_members import ModuleMembers
+from podembed.embedding.tf.keras.named_initializers import initial_value_of
+from podembed.embedding.tf.keras.schedules import FunctionSchedule, LearningRateSchedule
+from podembed.embedding.tf.keras.variable import Variable
+from podembed.embedding.tracing import current_trace, require_own_trace
+
+_FUNCTIONAL = (
+    "Inside use the pure form: `transformation = optimizer.as_optax()`, then `transformation.update(gradients, state, "
+    "parameters)`."
+)
+
+
+class OptimizerVariables(ModuleMembers):
+    """The variables of one optimizer, not the model's. Mutable by every step, outside of functions that JAX traces.
+
+    Args:
+      name: prefix of the names of the variables made during `apply_gradients`.
+    """
+
+    _learning_rate: Any = None  # a Variable or a schedule; a subclass may keep a plain number
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._trace = current_trace()
+        # Its variables are listed in the order in which these attributes are set: see `functional.own_variables`.
+        self._iterations = Variable(0, trainable=False, name="iteration", dtype=np.int64)
+        self._built = False
+        self._scope = ""
+        self._index_dict: dict[int, int] = {}
+        self._model_variables: dict[int, Variable] = {}
+        self._averages: dict[int, Variable] = {}
+        self._created: list[Variable] = []
+        self._before_build: dict[str, Any] | None = None
+
+    def _require_own_trace(self, method: str) -> None:
+        require_own_trace(self._trace, f"a call of {method} of optimizer '{self._name}'", _FUNCTIONAL)
+
+    @property
+    def name(self) -> str:
+        """As given to the constructor."""
+        return self._name
+
+    @property
+    def iterations(self) -> Variable:
+        """Steps applied so far, int64. A new value may be set before the first build only.
+
+        Raises:
+          RuntimeError: on setting after the first build, or inside a function that JAX traces.
+        """
+        return self._iterations
+
+    @iterations.setter
+    def iterations(self, value: Variable | int) -> None:
+        self._require_own_trace("iterations = ...")
+        if self._built:
+            raise RuntimeError(
+                f"Found a new `iterations` ({value}) for an optimizer that is built. Expected it before the first "
+                "apply_gradients. "
+                "Set it right after construction, or change its value with `iterations.assign`."
+            )
+        self._iterations = (
+            value if isinstance(value, Variable) else Variable(value, trainable=False, name="iteration", dtype=np.int64)
+        )
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate, a float32 variable. With a schedule it holds the rate of the last step, before the first one that
+        of step 0.
+
+        Raises:
+          ValueError: no rate was ever given, or the one to set is a schedule.
+          TypeError: on setting when the rate is a schedule.
+        """
+        rate = self._required_rate()
+        return self._current_learning_rate if isinstance(rate, LearningRateSchedule) else rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        rate = self._required_rate()
+        if isinstance(rate, LearningRateSchedule):
+            raise TypeError(
+                f"Found a rate to set on optimizer '{self._name}', whose rate follows {type(rate).__name__}. "
+                "Expected a fixed rate. Construct the optimizer with a number to be able to set it."
+            )
+        if isinstance(value, LearningRateSchedule):
+            raise ValueError(
+                f"Found {type(value).__name__} to set as the rate of optimizer '{self._name}'. Expected a number. "
+                "Pass a schedule to the constructor."
+            )
+        _check_rate(value)
+        if isinstance(rate, Variable):
+            rate.assign(value)
+        else:
+            self._require_own_trace("learning_rate = ...")
+            self._learning_rate = value
+
+    def _required_rate(self) -> Any:
+        if self._learning_rate is None:
+            raise ValueError(
+                f"Found no learning rate in optimizer '{self._name}'. Expected one from the constructor. "
+                "Set `self._learning_rate = self._build_learning_rate(learning_rate)` in the subclass."
+            )
+        return self._learning_rate
+
+    @property
+    def lr(self) -> Any:
+        """The same as `learning_rate`."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
+    @property
+    def variables(self) -> list[Variable]:  # pyright: ignore[reportIncompatibleMethodOverride]  # as in 2.9
+        """All variables of the optimizer: iterations, rate, averages, slots. Not the model's, and none is trainable."""
+        return keras_functional.own_variables(self)
+
+    def _build_learning_rate(self, learning_rate: Any) -> Variable | LearningRateSchedule:
+        """Returns what to keep as `self._learning_rate`: a schedule as it is, a function of the step, as those of
+        optax, as a schedule, and a number or what a callable without arguments returns as a variable.
+        """
+        if callable(learning_rate) and not isinstance(learning_rate, LearningRateSchedule | Variable):
+            learning_rate = FunctionSchedule(learning_rate) if needs_step(learning_rate) else learning_rate
+        if isinstance(learning_rate, LearningRateSchedule):
+            self._current_learning_rate = Variable(
+                learning_rate(self.iterations), trainable=False, name="learning_rate", dtype=np.float32
+            )
+            return learning_rate
+        if isinstance(learning_rate, str | bytes):
+            raise TypeError(
+                f"Found learning_rate={learning_rate!r}. Expected a number, a schedule or a callable without "
+                "arguments. Pass float(...)."
+            )
+        _check_rate(learning_rate)
+        return Variable(learning_rate, trainable=False, name="learning_rate", dtype=np.float32)
+
+    def add_variable(
+        self, shape: Any, dtype: Any = None, initializer: str | Callable[..., Any] = "zeros", name: str | None = None
+    ) -> Variable:
+        """Makes a variable that belongs to no model variable.
+
+        Args:
+          shape: None for a scalar.
+          dtype: None for float32.
+          initializer: as of `named_initializers.initial_value_of`. Random ones begin from `name`, the same in every
+            process.
+          name: prefixed with the optimizer's name when called during `apply_gradients`.
+
+        Raises:
+          ValueError: an initializer of another name, or one that makes another shape.
+        """
+        self._require_own_trace("add_variable")
+        own_shape = () if shape is None else tuple(np.atleast_1d(shape).tolist())
+        name = f"{self._scope}{name or 'Variable'}"
+        value = initial_value_of(initializer, own_shape, np.dtype(dtype or np.float32), name)
+        return self._tracked(Variable(value, trainable=False, name=name, dtype=dtype, shape=own_shape))
+
+    def add_variable_from_reference(
+        self,
+        model_variable: Variable,
+        variable_name: str,
+        shape: Any = None,
+        initial_value: Any = None,
+        initializer: str | Callable[..., Any] = "zeros",
+    ) -> Variable:
+        """Makes a slot of a model variable: its dtype, its shape unless given, not trainable. It begins with
+        `initial_value`, else with what the initializer makes.
+
+        It is called "<variable_name>/<model variable's name>", during `apply_gradients` "<optimizer name>/" before it.
+
+        Args:
+          initializer: as of `add_variable`.
+
+        Raises:
+          ValueError: as `add_variable`.
+        """
+        self._require_own_trace("add_variable_from_reference")
+        name = f"{self._scope}{variable_name}/{model_variable.name}"
+        if initial_value is None:
+            own_shape = model_variable.shape if shape is None else tuple(shape)
+            initial_value = initial_value_of(initializer, own_shape, model_variable.dtype, name)
+        return self._tracked(Variable(initial_value, trainable=False, name=name, dtype=model_variable.dtype))
+
+    def _held_variables(self) -> tuple[Variable, ...]:
+        return tuple(self.variables)
+
+    def _tracked(self, variable: Variable) -> Variable:
+        self._created.append(variable)
+        return variable
+
+    def _var_key(self, variable: Variable) -> int:
+        # Known variables are kept alive in _model_variables, so an id is never given to another one.
+        return id(variable)
+
+    @contextmanager
+    def _named_scope(self) -> Iterator[None]:
+        self._scope = f"{self._name or 'optimizer'}/"
+        try:
+            yield
+        finally:
+            self._scope = ""
+
+
+def _check_rate(rate: Any) -> None:
+    """Refuses what is no number of at least 0. Arrays that are traced, variables and callables have none yet."""
+    if not callable(rate) and not isinstance(rate, Variable) and is_number(rate):
+        check_number("learning_rate", rate, least=0.0)

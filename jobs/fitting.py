@@ -1,0 +1,127 @@
+"""`fit`: drives an opened run to its end. Opens its measurements, its cluster and its driver, and closes them in every
+case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from functools import partial
+
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig
+from podembed.orchestrator.api.policy_checks import check_hosts, check_policies, check_storage, with_metric
+from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.api.signals import StoppedAtStart
+from podembed.orchestrator.cluster.connection import joins_others
+from podembed.orchestrator.cluster.joining import joined
+from podembed.orchestrator.driver.driver import Driver
+from podembed.orchestrator.driver.event_log import injecting
+from podembed.orchestrator.events.reporter import Reporter, tell
+from podembed.orchestrator.events.run import (
+    BatchNotFilled,
+    FilesInOrder,
+    NothingLeft,
+    RatesWithoutStep,
+    RowGroupsShared,
+    RunOpened,
+)
+from podembed.orchestrator.metrics.sinks import measuring
+from podembed.orchestrator.planning.of_run import with_prediction
+from podembed.orchestrator.run.finished import finished, untrained
+from podembed.orchestrator.run.run import OpenRun
+from podembed.tools.health.watch import HealthWatch
+from podembed.workers.input.index import InputIndex
+from podembed.workers.input.sources import ReaderSource
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import tables_with_counting_rates
+
+MANY_VALUES = 100_000_000
+"""Values that lanes decode at the same time, from which on that takes a processor several seconds."""
+
+
+def shares_row_groups(job: JobConfig, index: InputIndex) -> bool:
+    """Whether lanes share row groups, and decode so much of the data again and again that reading takes long."""
+    groups = [rows for rows in index.row_group_rows if rows]
+    # In the order of files all lanes read the same window.
+    if isinstance(job.data, ReaderSource) or job.data.order != "shuffled" or len(groups) >= job.num_lanes:
+        return False
+    return job.num_lanes * max(groups, default=0) * len(job.data.columns) >= MANY_VALUES
+
+
+def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Reporter) -> Result:
+    """Drives an opened run to its end, on a cluster that is joined or started for it.
+
+    Raises:
+      As `Trainer.fit`.
+    """
+    check_hosts(run.job, scaling)
+    check_policies(run.job, config)
+    config = config.in_steps(run.input_plan.steps_per_epoch)
+    config = replace(config, checkpoint_config=with_metric(run.job, config.checkpoint_config))
+    check_storage(run.url, scaling)
+    emit = partial(tell, reporter)
+    head = run.newest_commit()
+    if (result := finished(run, config, head)) is not None:
+        emit(NothingLeft(url=run.url, step=result.step, commit=result.commit))
+        return result
+    emit(RunOpened(url=run.url))
+    if run.job.data.order == "files":
+        emit(FilesInOrder(description=run.train_index.order_of_files))
+
+    if run.job.batch_size > run.train_index.num_rows:
+        emit(BatchNotFilled(batch_size=run.job.batch_size, num_samples=run.train_index.num_rows))
+
+    if shares_row_groups(run.job, run.train_index):
+        emit(
+            RowGroupsShared(
+                num_row_groups=sum(rows > 0 for rows in run.train_index.row_group_rows),
+                num_lanes=run.job.num_lanes,
+                num_rows=run.train_index.num_rows,
+                num_columns=len(run.job.data.columns),
+            )
+        )
+
+    if counting := tables_with_counting_rates(run.job):
+        emit(RatesWithoutStep(tables=counting))
+
+    def patience_s() -> float:
+        # A run that has begun has lost its cluster; for a new one, the address is wrong.
+        return config.failure_config.wait_for_hosts_s if run.has_begun else 0.0
+
+    is_in_cluster = not scaling.in_process and joins_others()
+    with contextlib.ExitStack() as stack:
+        # Faults of a plan that count calls of the storage do not count those of a sink.
+        emit = stack.enter_context(
+            measuring(config.metrics_config, run.store, emit, watch=HealthWatch(), is_in_cluster=is_in_cluster)
+        )
+        if config.fault_plan is not None:
+            run, emit = stack.enter_context(injecting(config.fault_plan, run, emit))
+        try:
+            place = stack.enter_context(
+                joined(
+                    scaling,
+                    patience_s=patience_s,
+                    activity=reporter.activity,
+                    emit=emit,
+                    run=run.store.location.rstrip("/").rsplit("/", 1)[-1],
+                    job=run.job_for_workers,
+                )
+            )
+            stack.callback(reporter.close)
+            driver = Driver(
+                run,
+                scaling=scaling,
+                config=config,
+                backend=place.backend,
+                cluster=place.cluster,
+                reporter=reporter,
+                emit=emit,
+                stop=place.stop,
+            )
+            result = driver.run()
+        except StoppedAtStart as stopped:
+            # Before there was a cluster, or a lease: no other process has to hear of it.
+            reporter.close()
+            return untrained(run, config, head, stopped_by=stopped.reason)
+    # The hosts are gone by now, so what has to be measured for it has the machine for itself.
+    return with_prediction(run, result, scaling, emit=emit)
