@@ -18,8 +18,6 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from podembed.workers.host.host import HostWorker
-from podembed.workers.host.spec import HostSpec
 from podembed.workers.job.reference import AnyJob
 from podembed.workers.liveness.carried_error import carried
 from podembed.workers.liveness.lease_watch import LeaseTerms, LeaseWatch, StoredLease
@@ -33,6 +31,13 @@ def _leave_signals_to_the_driver() -> None:
     """Ctrl-C reaches every process of a terminal; only the driver decides what it means."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+# What only one of the two processes needs is imported there: the other one starts a tenth earlier without it.
+def _host_worker() -> Any:
+    from podembed.workers.host.host import HostWorker
+
+    return HostWorker()
 
 
 def _prepare_host(job: AnyJob, table_buckets: tuple[int, ...]) -> None:
@@ -213,10 +218,12 @@ class _HostActor(Actor):
     """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
 
     def __init__(self, lease: LeaseTerms | None = None, **named: Any) -> None:
-        super().__init__(HostWorker, _prepare_host, lease, **named)
+        super().__init__(_host_worker, _prepare_host, lease, **named)
 
     def _arrived(self, argument: Any) -> Any:
         """A spec gets the address by which the cluster knows this machine."""
+        from podembed.workers.host.spec import HostSpec
+
         if not isinstance(argument, HostSpec):
             return argument
         self._watch_over(argument.storage_url, argument.generation, argument.lease_timeout_s)
