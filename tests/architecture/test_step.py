@@ -1,0 +1,20 @@
+"""A steady step of training passes few files: whoever reads how a batch is trained reads these."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.architecture.test_imports import ROOT
+
+MOST_FILES = 60
+
+
+def test_a_steady_step_of_one_host_passes_few_files() -> None:
+    # In a process of its own: threads that other tests started would not be traced.
+    program = [sys.executable, str(ROOT / "benchmarks" / "step_trace.py")]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    files = json.loads(done.stdout.splitlines()[-1])["files"]
+    assert len(files) <= MOST_FILES, "\n".join(["In the order of the first step:", *files])
