@@ -40,8 +40,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import papers
 from podembed import (
@@ -60,8 +59,9 @@ from podembed import (
 from tests.processes import actor_processes
 from tests.run_state import committed_state
 
-NUM_STEPS, COMMIT_EVERY, KILL_AT_STEP = 30, 10, 10
-KILL_DELAY_S = 0.3  # so that a step is under way
+ROOT = Path(__file__).resolve().parents[1]
+NUM_STEPS, COMMIT_EVERY, KILL_AT_STEP = 60, 20, 20
+KILL_DELAY_S = 0.05  # so that a step is under way
 ON_DEVICES_BELOW = 5_000
 MOST_SLOWER = 0.03
 FLOORS = ("embedding", "workers", "orchestrator", "jobs", "serving", "tools")
