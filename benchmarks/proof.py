@@ -56,6 +56,7 @@ from podembed import (
     Trainer,
     WindowReport,
 )
+from podembed.orchestrator.cluster.connection import connected
 from tests.processes import actor_processes
 from tests.run_state import committed_state
 
@@ -162,7 +163,7 @@ def digests_of(result: Result) -> dict[str, str]:
 def digests(given: argparse.Namespace) -> Found:
     """Per run, a digest of each kind."""
     found = {}
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, connected(num_hosts=3):
         folder = Path(name)
         papers.write_data(folder / "data")
         for at, (run, (job, hosts, is_killed)) in enumerate(RUNS.items()):
@@ -362,6 +363,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # Each process would compile all of our modules if none kept what it compiled.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Before JAX makes its devices. Hosts set the same for themselves.
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
     main()
