@@ -99,26 +99,21 @@ def count_in_this_process(folder: str) -> Counted:
     from podembed.workers.device.measures.window import WindowMeasures
     from podembed.workers.device.tables.held import HeldTables
     from podembed.workers.host import windows as host
-    from podembed.workers.host.device_tables.looks import NamedRows
-    from podembed.workers.host.table_looks.look import TableLooks, _Changes, _Sample
+    from podembed.workers.host.row_norms import RowNorms
     from podembed.workers.input.data_sample import Sampler
 
     counted = Counted(folder)
     for owner, name in (
         (driver, "figures_of"),
-        (driver, "table_figures"),
+        (driver, "table_norms"),
         (driver, "_measures"),
         (hub.MetricsHub, "_put"),
         (hub.MetricsHub, "_judged"),
         (hub.MetricsHub, "_say"),
         (Sampler, "take"),
         (Sampler, "finish"),
-        (TableLooks, "is_due"),
-        (NamedRows, "here"),
-        (_Changes, "__init__"),
-        (_Changes, "take"),
-        (_Sample, "of"),
-        (_Sample, "look"),
+        (RowNorms, "is_due"),
+        (RowNorms, "take"),
         (HeldTables, "_write_rows"),
         (WindowMeasures, "add"),
     ):

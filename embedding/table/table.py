@@ -73,7 +73,6 @@ class Table:
       index: which local row an id has.
       before_change: called with the local rows (int64, may repeat) that an update is about to change, if set. What it
         raises leaves the table unchanged.
-      on_change: called with the same rows after that, still before they change, for who only looks.
       updates_alone: whether its updates, and those of all tables beside it, go by `update_grouped`, one after another.
 
     Raises:
@@ -93,7 +92,6 @@ class Table:
         self._marks = np.zeros(self.num_rows, np.int32)
         self._room = _Room(0)
         self.before_change: Callable[[np.ndarray], None] | None = None
-        self.on_change: Callable[[np.ndarray], None] | None = None
         self.updates_alone = False
 
     @property
@@ -307,14 +305,6 @@ class Table:
         before_change = self.before_change
         if before_change is not None:
             before_change(local_rows)
-        on_change = self.on_change
-        if on_change is not None:
-            on_change(local_rows)
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether somebody must hear of rows that are about to change."""
-        return self.before_change is not None or self.on_change is not None
 
     @property
     def can_be_cut(self) -> bool:

@@ -265,24 +265,16 @@ class TableUpdates:
     def _announce(self, grouped: GroupedTables) -> None:
         """As `Table.announce` for all tables that are not alone. Those that are kept together hear of it at once."""
         together: dict[Callable[..., None], list[tuple[int, int]]] = {}
-        looked_at = []
         for number, at in enumerate(self.held):
-            table = self._tables[at]
-            if at in self._alone or not table.is_watched:
-                continue
-            keeper = table.before_change
+            keeper = None if at in self._alone else self._tables[at].before_change
             if isinstance(keeper, Keeper):
                 together.setdefault(keeper.keep, []).append((keeper.number, number))
             elif keeper is not None:
                 keeper(grouped[at].rows)
-            if table.on_change is not None:
-                looked_at.append((table.on_change, at))
         for keep, pairs in together.items():
             # In the order of the tables, whatever order they were grouped in.
             numbers, lines = zip(*sorted(pairs), strict=True)
             keep(numbers, grouped.lines[list(lines)][:, [ROWS, NUM_ROWS]])
-        for look, at in looked_at:
-            look(grouped[at].rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,8 +29,8 @@ from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.orchestrator.planning.measured import measured_tables, profiles_of_hosts
 from podembed.orchestrator.prediction.forecast import setting_of
 from podembed.workers.device.process import DeviceWindow
+from podembed.workers.host.row_norms import table_norms
 from podembed.workers.host.spec import HostWindow, ScoredSamples
-from podembed.workers.host.table_looks.figures import table_figures
 from podembed.workers.job.learning.window_figures import figures_of
 
 LOOK_EVERY_S, LOOK_SHARE, LOOK_AT_LEAST_EVERY_S = 1.0, 0.04, 30.0
@@ -141,7 +141,7 @@ class Windows:
                 seconds=done.seconds,
                 figures=figures_of([device.quality for device in devices]),
                 norms=devices[0].norms,
-                tables=table_figures([host.tables for host in hosts], began_anew=shared.run.record.warm_start is None),
+                tables=table_norms([host.row_norms for host in hosts], began_anew=shared.run.record.warm_start is None),
                 rates={table: rate for table, rate in zip(names, hosts[0].rates, strict=False) if rate},
                 hosts=_measures(hosts, devices, names),
             )

@@ -10,7 +10,7 @@ from podembed.orchestrator.api.result import Evaluation, MeasuredTable
 from podembed.orchestrator.api.save_policies import Order
 from podembed.orchestrator.events.event import Event, Level
 from podembed.workers.data.unknown_values import UnknownColumn
-from podembed.workers.host.table_looks.figures import TableFigures
+from podembed.workers.host.row_norms import TableNorms
 from podembed.workers.input.data_sample import DataSample
 from podembed.workers.job.learning.window_figures import DenseNorms, LabelFigures
 from podembed.workers.job.ranking import Baseline
@@ -83,7 +83,7 @@ class WindowTrained(Event):
       figures: of each label whose scores are log odds, before its samples were trained on.
       norms: of the dense half; None where they are not known.
       rates: learning rate of each trained table in the last step.
-      tables: of samples of the largest tables' rows, where hosts looked.
+      tables: norms of samples of the largest tables' rows, where hosts looked.
     """
 
     kind: ClassVar[str] = "window"
@@ -96,7 +96,7 @@ class WindowTrained(Event):
     figures: tuple[LabelFigures, ...] = ()
     norms: DenseNorms | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
-    tables: tuple[TableFigures, ...] = ()
+    tables: tuple[TableNorms, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,20 +122,6 @@ CATALOG: dict[str, Metric] = {
             "table",
             "quantile",
         ),
-        _gauge(
-            "table_update_ratio",
-            "ratio",
-            "Quantile of the change of a row by one step, not its first, over its norm.",
-            "table",
-            "quantile",
-        ),
-        _gauge("table_updated_rows", "rows", "Different rows that one step updated.", "table"),
-        _gauge(
-            "table_effective_rank",
-            "",
-            "Effective rank of such rows of 8 or more columns: 1 where all point the same way, at most their width.",
-            "table",
-        ),
         _gauge("requested_rows", "rows", "Rows a step that hosts requested of other tables than whole ones.", "table"),
         # Commits.
         _counter("commits", "", "Commits that were acknowledged."),

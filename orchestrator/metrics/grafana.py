@@ -68,8 +68,6 @@ ROWS: dict[str, tuple[Shown, ...]] = {
         Shown("Hosts", ("hosts",)),
     ),
     "Tables": (
-        Shown("Effective rank of rows", ("table_effective_rank",)),
-        Shown("Change of a row by a step over its norm", ("table_update_ratio",)),
         Shown("Norms of rows", ("table_row_norm",)),
         Shown("Norms of rows over those of their first values", ("table_row_growth",)),
         Shown("Rows that were ever updated", ("table_trained_ratio",)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from podembed.orchestrator.events.commits import CommitDelayed, Committed, SaveFailed
 from podembed.orchestrator.events.event import Event
@@ -20,7 +20,7 @@ from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, 
 from podembed.orchestrator.metrics.data import DataSeries
 from podembed.orchestrator.metrics.learning import learning, rates_changed
 from podembed.orchestrator.metrics.point import Measurement, Point
-from podembed.orchestrator.metrics.tables import table_measurements
+from podembed.workers.host.row_norms import QUANTILES, TableNorms
 from podembed.workers.liveness.progress import Phase
 
 CAUSES = ("host", "preemption", "host_memory", "device_memory", "user")
@@ -182,7 +182,7 @@ class Measurer:
             Measurement("owner_imbalance_ratio", report.imbalance),
             *learning(event),
             *self._learning_rates(event),
-            *table_measurements(event.tables, event.rates),
+            *_tables(event.tables),
             *self._processor_time(event),
         ]
         for host in event.hosts:
@@ -253,6 +253,17 @@ def _rows(event: WindowTrained) -> list[Measurement]:
     for host in event.hosts:
         totals.update(host.rows_asked)
     return [Measurement("requested_rows", rows / num_steps, {"table": table}) for table, rows in totals.items()]
+
+
+def _tables(tables: Sequence[TableNorms]) -> Iterator[Measurement]:
+    for found in tables:
+        by_table = {"table": found.table}
+        if found.num_rows and found.num_trained is not None:
+            yield Measurement("table_trained_ratio", found.num_trained / found.num_rows, by_table)
+        for name, values in (("table_row_norm", found.norms), ("table_row_growth", found.growth)):
+            # Where no row has a value, none of the quantiles has.
+            for quantile, value in zip(QUANTILES, values, strict=False):
+                yield Measurement(name, value, {**by_table, "quantile": f"{quantile:g}"})
 
 
 def _waited(host: HostMeasures) -> dict[str, float]:

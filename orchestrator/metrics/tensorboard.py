@@ -44,8 +44,7 @@ SUMMARY: Mapping[str, tuple[str, _Fold]] = {
     "lost_steps": ("", sum),
     "recovery_seconds": ("", max),
     # Tables, data and machines.
-    "table_effective_rank": ("", min),
-    "table_update_ratio": ("quantile", max),
+    "table_row_growth": ("quantile", max),
     "feature_distance_ratio": ("", max),
     "malformed_rows": ("", max),
     "memory_bytes": ("", max),

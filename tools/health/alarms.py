@@ -122,23 +122,10 @@ ALARMS: dict[str, Alarm] = {
             remedy="Lower the learning rate of the dense optimizer, or warm it up.",
         ),
         Alarm(
-            name="table_collapses",
-            begins="rows of a table point nearly the same way: their effective rank is below 1.5 in three looks",
-            remedy="Lower the table's learning rate, and look for a loss that pulls all rows together, such as one "
-            "without negatives. Then go back to a commit from before.",
-        ),
-        Alarm(
             name="table_rate_too_high",
-            begins="a step changes half of the rows that it updates by half of their norm, and a tenth of them by "
-            "twice their norm, in three looks; or a tenth of its rows have grown to 8 times their first norm",
+            begins="a tenth of a table's rows have grown to 8 times their first norm, in three looks",
             remedy="Lower the learning rate of the table's optimizer, warm it up, or clip its gradients (clipvalue). "
             "Rows that have grown shrink slowly, so begin again, or from a commit from before.",
-        ),
-        Alarm(
-            name="table_not_training",
-            begins="no row of a trained table changes, in three looks",
-            remedy="Look whether its features have ids and reach the model's output, and whether its learning rate is "
-            "near zero. Declare a table that shall not change as not trainable.",
         ),
         Alarm(
             name="rows_never_train",

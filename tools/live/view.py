@@ -179,15 +179,12 @@ def _alarms(seen: Snapshot) -> Text:
 
 def _tables(seen: Snapshot) -> list[Text]:
     """The table that is worst in each respect, where hosts have looked at their rows."""
-    ranks, trained = seen.newest_of("table_effective_rank", "table"), seen.newest_of("table_trained_ratio", "table")
-    changes = seen.newest_of("table_update_ratio", "table", quantile="0.5")
+    trained = seen.newest_of("table_trained_ratio", "table")
+    growth = seen.newest_of("table_row_growth", "table", quantile="0.9")
     parts = []
-    if ranks:
-        table = min(ranks, key=lambda name: ranks[name])
-        parts.append(f"rank from {ranks[table]:.1f} ({printable(table)})")
-    if changes:
-        table = max(changes, key=lambda name: changes[name])
-        parts.append(f"steps to {100 * changes[table]:.2g}% ({printable(table)})")
+    if growth:
+        table = max(growth, key=lambda name: growth[name])
+        parts.append(f"rows grown to {growth[table]:.2g} times ({printable(table)})")
     if trained:
         table = min(trained, key=lambda name: trained[name])
         parts.append(f"trained from {trained[table]:.0%} ({printable(table)})")

@@ -276,11 +276,10 @@ def tables_table(material: Material) -> Html:
         )
     head_row = ["table", "rows", "dim", "slots", "bytes", "ids a sample", "distinct", "hottest 256 rows"]
     notes = ["Ids, distinct ids and the share of the hottest rows are those of a first step."] if measured else []
-    if any(name.startswith("effective_rank") for name in newest):
+    if "median_row_norm" in newest:
         notes.append(
-            "Row norms, the change of a row by a step over its norm, the share of rows that were ever trained and the "
-            "effective rank are those of samples of rows, when hosts looked last. A rank near 1 says that all rows "
-            "point the same way."
+            "Row norms, their growth since the first values, and the share of rows that were ever trained are those of "
+            "samples of rows, when hosts looked last."
         )
     return join(
         [table("Tables", [*head_row, *map(within, newest)], rows), element("p", " ".join(notes), class_="note")]

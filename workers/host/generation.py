@@ -152,13 +152,6 @@ class Generation:
             route=self.spec.exchange,
             leaves_out_unlabelled=self._job.leaves_out_unlabelled,
             ids=self._on_devices.ids(end),
-            looks=self._on_devices.looks(
-                rows,
-                self.mesh,
-                owners=self.spec.placement,
-                timeout_s=self.spec.step_timeout_s,
-                tracker=self._tracker,
-            ),
         )
         # Not by way of `self`, which would be a cycle that keeps a generation's memory when it is left.
         frozen = self.shard.save.rows
@@ -170,6 +163,7 @@ class Generation:
             tracker=self._tracker,
             host=self.spec.host,
             give_rows=rows.give,
+            norms=self._on_devices.norms(rows),
             is_saving=lambda: frozen.is_running,
         )
         return tuple(f"host {self.spec.host} refused {refused}" for refused in self.mesh.describe_refusals())

@@ -14,7 +14,7 @@ from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.data.unknown_values import UnknownColumn
 from podembed.workers.device.shared_memory import Invitation
 from podembed.workers.faults.plan import FaultPlan
-from podembed.workers.host.table_looks.figures import TableLook
+from podembed.workers.host.row_norms import HostNorms
 from podembed.workers.input.data_sample import DataSample
 from podembed.workers.input.index import InputIndex
 from podembed.workers.job.candidates import Ranks
@@ -123,7 +123,7 @@ class HostWindow:
       usage: of the process, at its end.
       data: histograms of some of the samples, where the driver wants them.
       rates: per table, its learning rate in the last step.
-      tables: samples of the largest tables' rows, where it looked.
+      row_norms: of samples of the largest tables' rows, where the driver wants them.
     """
 
     num_samples: int
@@ -141,7 +141,7 @@ class HostWindow:
     usage: ProcessUsage | None = None
     data: DataSample | None = None
     rates: tuple[float, ...] = ()
-    tables: tuple[TableLook, ...] = ()
+    row_norms: tuple[HostNorms, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

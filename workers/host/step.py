@@ -7,7 +7,6 @@ window of steps, is `workers.host.windows`' business.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,6 @@ from podembed.workers.host.device_tables.ids import DeviceIds
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.lookups import HostLookups, HostSequences, Lengths
 from podembed.workers.host.prefetch_choice import PrefetchChoice
-from podembed.workers.host.table_looks.look import TableLooks
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.job.sequence_rooms import NO_LEVELS
 from podembed.workers.job.tables import learning_rates
@@ -64,7 +62,6 @@ class Steps:
       route: of all exchanges.
       check: called while this host waits for its device; raises to end the wait.
       ids: of tables on devices.
-      looks: at samples of rows.
       leaves_out_unlabelled: as `JobConfig.leaves_out_unlabelled`.
     """
 
@@ -83,10 +80,9 @@ class Steps:
         schedule: Callable[[int], float] | None = None,
         route: Route = Route.AUTO,
         ids: DeviceIds,
-        looks: TableLooks,
         leaves_out_unlabelled: bool = False,
     ) -> None:
-        self._lookups, self._ids, self.looks = lookups, ids, looks
+        self._lookups, self._ids = lookups, ids
         self._device, self._tracker, self._check, self._timeout_s = device, tracker, check, timeout_s
         self._schedule, self._leaves_out_unlabelled = schedule, leaves_out_unlabelled
         exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s, route=route)
@@ -174,14 +170,8 @@ class Steps:
         self._sequences.write(arrays, step.lengths)
         self._ids.write(step.buffer, step.lookup.prepared.features, step.lookup.levels)
 
-    def announce(self, step: Step, kind: RecordKind, *, is_looked_at: bool = False) -> None:
-        """Tells the device that its input is complete.
-
-        Args:
-          is_looked_at: whether hosts look at the tables at the end of this step, as for `backward`.
-        """
-        if is_looked_at:
-            self.looks.begin(step.number, step.lookup.prepared.features)
+    def announce(self, step: Step, kind: RecordKind) -> None:
+        """Tells the device that its input is complete."""
         if kind is RecordKind.TRAIN:
             self._ids.say_rates(step.buffer, self.rates(step))
         self._device.send(
@@ -225,10 +215,9 @@ class Steps:
             self._choice.saw_step(now_s - before[0], is_prefetching=before[1])
         self._answered = None if is_prefetching is None else (now_s, is_prefetching)
 
-    def backward(self, step: Step, *, is_looked_at: bool = False) -> None:
+    def backward(self, step: Step) -> None:
         """Gradients of this host's samples to the owners of the rows, then one update of each touched row."""
-        with self.looks.around_update() if is_looked_at else nullcontext():
-            self._steps.backward(step.lookup, self._gradients[step.buffer], self.rates(step))
+        self._steps.backward(step.lookup, self._gradients[step.buffer], self.rates(step))
 
     def rates(self, step: Step) -> tuple[float, ...]:
         """Learning rates of all tables in a step; 0 where one is not trained."""

@@ -14,6 +14,7 @@ import numpy as np
 from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import RecordKind
 from podembed.workers.host.input import HostInput
+from podembed.workers.host.row_norms import RowNorms
 from podembed.workers.host.spec import HostWindow, ScoredSamples
 from podembed.workers.host.step import Step, Steps
 from podembed.workers.input.profile import profiles_of
@@ -37,6 +38,7 @@ class Windows:
 
     Args:
       give_rows: brings the rows of tables on devices there, the first time that it is called.
+      norms: of samples of rows.
       is_saving: whether a save, or what else reads all rows, is under way.
     """
 
@@ -50,9 +52,10 @@ class Windows:
         tracker: Tracker,
         host: int,
         give_rows: Callable[[], None],
+        norms: RowNorms,
         is_saving: Callable[[], bool],
     ) -> None:
-        self._give_rows, self._is_saving = give_rows, is_saving
+        self._give_rows, self._norms, self._is_saving = give_rows, norms, is_saving
         self._job, self._input, self.steps, self._mesh, self._tracker = job, batches, steps, mesh, tracker
         self._host = host
         self._looked_up: Step | None = None
@@ -67,19 +70,15 @@ class Windows:
         sent_before = self._mesh.statistics.bytes_sent
         num_samples = 0
         sampler = self._input.sampler if is_sampled else None
-        is_looked_at = is_sampled and steps.looks.is_due()
+        has_norms = is_sampled and self._norms.is_due()
         steps.take_rows_asked()
         self._tracker.take_phase_s()
         self._tracker.take_phase_cpu_s()
         timer = UndisturbedTimer(self._tracker, is_saving=self._is_saving)
         looks_ahead = is_followed and staleness > 0
-
-        def announce(step: Step) -> None:
-            steps.announce(step, RecordKind.TRAIN, is_looked_at=is_looked_at and step.number + 1 == last_step)
-
         self._give_rows()
         upcoming = self._first_lookup(reader, first_step)
-        announce(upcoming)
+        steps.announce(upcoming, RecordKind.TRAIN)
         for number in range(first_step, last_step):
             step, is_last = upcoming, number + 1 == last_step
             self._tracker.begin_step(number)
@@ -89,17 +88,19 @@ class Windows:
                 upcoming = steps.prepare(reader, number + 1)
                 self._look_up_ahead(upcoming, step)
                 if staleness and not is_last:
-                    announce(upcoming)
+                    steps.announce(upcoming, RecordKind.TRAIN)
             steps.await_device(step)
-            steps.backward(step, is_looked_at=is_last and is_looked_at)
+            steps.backward(step)
             if not staleness and not is_last:
                 steps.forward(upcoming)
-                announce(upcoming)
+                steps.announce(upcoming, RecordKind.TRAIN)
             num_samples += int(np.count_nonzero(~step.batch.is_padding))
             if sampler is not None:
                 sampler.take(step.batch)
             self._tracker.finish_step()
         self._looked_up = upcoming if looks_ahead else None
+        # Before the device hears that the window ends: it answers for rows until then.
+        norms = self._norms.take() if has_norms else ()
         steps.end_window(last_step)
         self._tracker.point("step.end_of_window")
         is_profiled = is_profiled and self._host < MOST_PROFILED
@@ -119,7 +120,7 @@ class Windows:
             usage=own_usage(),
             data=None if sampler is None else sampler.finish(),
             rates=steps.rates(step),
-            tables=steps.looks.take(),
+            row_norms=norms,
         )
 
     def _first_lookup(self, reader: ReadAhead, number: int) -> Step:

@@ -43,7 +43,6 @@ class Tag(enum.IntEnum):
     GRADIENTS = 3
     CONTROL = 4
     BUCKETS = 5
-    NAMED_ROWS = 6
     GOODBYE = 0xFFFFFFFF
     """Sent by the mesh itself when it closes; callers cannot use it."""
 

@@ -13,7 +13,7 @@ from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, 
 from podembed.orchestrator.metrics.learning import MOST_RATES
 from podembed.orchestrator.metrics.measurer import Measurer
 from podembed.orchestrator.metrics.point import Point
-from podembed.workers.host.table_looks.figures import TableFigures
+from podembed.workers.host.row_norms import TableNorms
 from podembed.workers.job.learning.window_figures import DenseNorms, figures_of
 from tests.clock import FakeClock
 from tests.orchestrator.metrics.windows import recovery, window
@@ -49,24 +49,13 @@ def test_a_window_gives_its_rates_and_what_each_host_waited_for(measurer: Measur
 
 
 def test_tables_that_hosts_looked_at(measurer: Measurer) -> None:
-    seen = TableFigures(
-        table="clicks",
-        num_rows=8,
-        num_trained=6,
-        num_updated=3,
-        norms=(1.0, 2.0, 3.0),
-        changes=(0.1, 0.2, 0.3),
-        effective_rank=5.5,
-    )
-    untold = replace(seen, table="untold", num_trained=None, num_updated=None, norms=(), effective_rank=None)
-    point = told(measurer, window(0, 10, tables=(seen, untold), rates={"clicks": 0.1}))
+    seen = TableNorms(table="clicks", num_rows=8, num_trained=6, norms=(1.0, 2.0, 3.0), growth=(0.1, 0.2, 0.3))
+    untold = TableNorms(table="untold", num_rows=8, num_trained=None, norms=())
+    point = told(measurer, window(0, 10, tables=(seen, untold)))
     assert point.value("table_trained_ratio", table="clicks") == 0.75
     assert point.value("table_row_norm", table="clicks", quantile="0.9") == 3.0
-    assert point.value("table_update_ratio", table="clicks", quantile="0.5") == 0.2
-    assert point.by_label("table_updated_rows", "table") == {"clicks": 3}
-    assert point.by_label("table_effective_rank", "table") == {"clicks": 5.5}
-    # Of a table whose rate is zero, an update says nothing.
-    assert point.value("table_update_ratio", table="untold", quantile="0.5") is None
+    assert point.value("table_row_growth", table="clicks", quantile="0.5") == 0.2
+    assert point.value("table_row_norm", table="untold", quantile="0.5") is None
     assert point.by_label("table_trained_ratio", "table") == {"clicks": 0.75}
 
 

@@ -96,7 +96,7 @@ def test_prometheus_has_what_the_run_has(tmp_path: Path) -> None:
         for what, query in (
             ("commit", "podembed_committed_step > 0"),
             ("figure of the data", "podembed_feature_distance_ratio"),
-            ("figure of the tables", "podembed_table_update_ratio"),
+            ("figure of the tables", "podembed_table_row_norm"),
         ):
             wait_for(what, lambda query=query: server.has(query), seconds=WAIT_S)
         (target,) = server.get("targets")["activeTargets"]

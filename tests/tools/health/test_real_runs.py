@@ -22,17 +22,15 @@ from podembed.orchestrator.run.reference import open_commit
 from podembed.tools.health import machines, speed
 from podembed.tools.inspect.extract import extract
 from podembed.workers.faults.plan import Fault, FaultPlan
-from podembed.workers.host.table_looks import look
-from podembed.workers.host.table_looks.figures import LEAST_ROWS, QUANTILES, effective_rank
-from podembed.workers.host.table_looks.look import sampled_ids
+from podembed.workers.host import row_norms
+from podembed.workers.host.row_norms import QUANTILES, sampled_ids
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long, long_case
 from tests.small_job import small_job
 
 SMALL_JOB = "tests.small_job:small_job"
-SPOILT_JOB = "tests.tools.health.spoilt_tables:spoilt_job"
-HASTY_JOB = "tests.tools.health.spoilt_tables:hasty_job"
+HASTY_JOB = "tests.tools.health.hasty_job:hasty_job"
 
 
 class Heard(SilentReporter):
@@ -60,8 +58,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks at every window."""
     monkeypatch.setattr(windows, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(windows, "LOOK_SHARE", 0.0)
-    monkeypatch.setattr(look, "FIRST_LOOK", 0)
-    monkeypatch.setattr(look, "LOOK_EVERY", 1)
+    monkeypatch.setattr(row_norms, "FIRST_LOOK", 0)
+    monkeypatch.setattr(row_norms, "LOOK_EVERY", 1)
 
 
 def trained(
@@ -122,33 +120,14 @@ def test_a_run_on_a_slow_disk(small_data: str, tmp_path: Path, capsys: pytest.Ca
     assert "ALARM slow_storage" in out
 
 
-@is_long
-@pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("place", ["host", "device"])
-def test_a_run_with_spoilt_tables(
-    small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
-) -> None:
-    heard = trained(small_data, tmp_path, epochs=25, every=20, job=SPOILT_JOB, place=place)
-    begun = {(one.alarm, one.subject) for one in heard.alarms}
-    assert {
-        ("table_collapses", "table alike"),
-        ("table_rate_too_high", "table jumps"),
-        ("table_not_training", "table still"),
-    } <= begun
-    assert not [alarm for alarm, subject in begun if subject == "table sound"]
-    code, out, _ = asked(tmp_path / "run", capsys)
-    assert code == 1
-    assert "ALARM table_collapses" in out
-
-
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
-    ("rule", "place"), [("adam", "host"), long_case("adagrad", "host"), long_case("adagrad", "device")]
+    ("rule", "place"),
+    [("adam", "host"), long_case("sgd", "host"), long_case("adagrad", "host"), long_case("adagrad", "device")],
 )
-def test_rates_a_hundred_times_too_high_of_adaptive_rules(
+def test_rates_a_hundred_times_too_high(
     small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str, place: str
 ) -> None:
-    """Rows grow with the steps, so that a step changes them by hundredths as in a sound run."""
     heard = trained(small_data, tmp_path, epochs=14, every=20, job=HASTY_JOB, rule=rule, factor=100.0, place=place)
     assert {one.subject for one in heard.alarms if one.alarm == "table_rate_too_high"} == {
         *("table a", "table b", "table bags")
@@ -201,9 +180,6 @@ def check_table_figures(run: Path, folder: str) -> None:
         for quantile in QUANTILES:
             told = point.value("table_row_norm", table=spec.name, quantile=f"{quantile:g}")
             assert told == pytest.approx(np.quantile(norms, quantile), rel=1e-5)
-        rank = point.value("table_effective_rank", table=spec.name)
-        assert (rank is None) == (is_trained.sum() < LEAST_ROWS)
-        assert rank is None or rank == pytest.approx(effective_rank(rows[is_trained]), rel=1e-4)
 
 
 def test_bad_input_is_said(small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

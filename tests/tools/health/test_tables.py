@@ -9,18 +9,15 @@ import pytest
 from podembed.orchestrator.events.commits import Committed
 from podembed.orchestrator.metrics.reading import without_lost
 from podembed.tools.health.check import replayed
-from podembed.workers.host.table_looks.figures import TableFigures
+from podembed.workers.host.row_norms import TableNorms
 from tests.orchestrator.metrics.windows import recovery
 from tests.tools.health.points import Driver
 
-SOUND = TableFigures(
+SOUND = TableNorms(
     table="clicks",
     num_rows=1000,
     num_trained=950,
-    num_updated=100,
     norms=(0.2, 0.3, 0.5),
-    changes=(0.001, 0.01, 0.1),
-    effective_rank=12.0,
     growth=(0.3, 0.6, 1.8),
 )
 
@@ -30,54 +27,40 @@ def driver() -> Driver:
     return Driver()
 
 
-def looks(driver: Driver, *tables: TableFigures, count: int = 4, generation: int = 1) -> None:
+def looks(driver: Driver, *tables: TableNorms, count: int = 4, generation: int = 1) -> None:
     """Looks at the last of some windows each, as hosts do it."""
     for _ in range(count):
         driver.windows(5, generation=generation)
         driver.windows(1, tables=tables, rates={table.table: 0.05 for table in tables}, generation=generation)
 
 
-@pytest.mark.parametrize(
-    ("alarm", "fault"),
-    [
-        ("table_collapses", {"effective_rank": 1.2}),
-        ("table_rate_too_high", {"changes": (0.1, 0.9, 3.0)}),
-        ("table_rate_too_high", {"growth": (0.9, 4.0, 11.0)}),
-        ("table_not_training", {"changes": (0.0, 0.0, 0.0)}),
-        (
-            "table_not_training",
-            {"num_updated": 0, "num_trained": 0, "changes": (), "norms": (), "effective_rank": None},
-        ),
-    ],
-)
-def test_a_fault_begins_and_ends_an_alarm(driver: Driver, alarm: str, fault: dict[str, object]) -> None:
+GROWN = replace(SOUND, growth=(0.9, 4.0, 11.0))
+ALARM = "table_rate_too_high", "table clicks"
+
+
+def test_a_fault_begins_and_ends_an_alarm(driver: Driver) -> None:
     other = replace(SOUND, table="other")
     looks(driver, SOUND, other, count=8)
     assert driver.begun == []
-    looks(driver, replace(SOUND, **fault), other, count=2)  # type: ignore[arg-type]
+    looks(driver, GROWN, other, count=2)
     assert driver.begun == [], "two looks may be chance"
-    looks(driver, replace(SOUND, **fault), other, count=1)  # type: ignore[arg-type]
-    assert driver.begun == [(alarm, "table clicks")]
-    assert str(driver.step) in driver.watch.standing[alarm, "table clicks"].text
+    looks(driver, GROWN, other, count=1)
+    assert driver.begun == [ALARM]
+    assert str(driver.step) in driver.watch.standing[ALARM].text
     looks(driver, SOUND, other)
-    assert driver.ended == [(alarm, "table clicks")]
+    assert driver.ended == [ALARM]
     assert driver.standing == []
 
 
 @pytest.mark.parametrize(
     "figures",
     [
-        # New rows of a table that begins at zero.
-        {"changes": (0.3, 0.9, 3.0), "num_trained": 300},
-        # Each step updates all rows, and most have no gradient for long.
-        {"changes": (0.0, 0.0, 0.0), "num_updated": None},
-        # Nothing tells which rows were trained, and the others have narrow rows.
-        {"num_trained": None, "effective_rank": None},
-        {"effective_rank": 2.5},
+        # Nothing tells which rows were trained.
+        {"num_trained": None},
         {"growth": (2.0, 4.0, 7.0)},
         # First values cannot be had, or rows are narrow.
         {"growth": ()},
-        {"changes": (), "norms": ()},
+        {"norms": (), "growth": (), "num_trained": 0},
     ],
 )
 def test_what_is_no_fault(driver: Driver, figures: dict[str, object]) -> None:
@@ -86,17 +69,11 @@ def test_what_is_no_fault(driver: Driver, figures: dict[str, object]) -> None:
 
 
 def test_tables_are_not_judged_by_their_first_steps(driver: Driver) -> None:
-    looks(driver, replace(SOUND, effective_rank=1.0), count=5)
+    looks(driver, GROWN, count=5)
     assert driver.step > 200
     assert driver.begun == []
-    looks(driver, replace(SOUND, effective_rank=1.0), count=1)
-    assert driver.begun == [("table_collapses", "table clicks")]
-
-
-def test_a_table_whose_rate_is_zero_stands_still_and_is_no_fault(driver: Driver) -> None:
-    for _ in range(40):
-        driver.windows(2, tables=(replace(SOUND, changes=(0.0, 0.0, 0.0)),), rates={})
-    assert driver.begun == []
+    looks(driver, GROWN, count=1)
+    assert driver.begun == [ALARM]
 
 
 def test_rows_that_no_sample_names_are_a_note(driver: Driver) -> None:
@@ -117,22 +94,22 @@ def test_rows_that_still_come_are_no_note(driver: Driver) -> None:
 
 
 def test_many_tables_with_one_fault_are_few_lines(driver: Driver) -> None:
-    tables = [replace(SOUND, table=f"t{at:02}", effective_rank=1.0) for at in range(26)]
+    tables = [replace(GROWN, table=f"t{at:02}") for at in range(26)]
     looks(driver, *tables, count=8)
     assert [subject for _, subject in driver.begun] == [f"table t{at:02}" for at in range(8)]
-    assert "25 other tables have the same alarm" in driver.watch.standing["table_collapses", "table t00"].text
+    assert "25 other tables have the same alarm" in driver.watch.standing["table_rate_too_high", "table t00"].text
 
 
 def test_looks_of_lost_steps_do_not_count(driver: Driver) -> None:
     looks(driver, SOUND, count=6)
     driver.event(Committed(name="c", step=driver.step, size_bytes=1 << 20, seconds=0.5))
     at = driver.step
-    looks(driver, replace(SOUND, effective_rank=1.0), count=2)
+    looks(driver, GROWN, count=2)
     driver.event(recovery(base_step=at, generation=2, discarded_steps=driver.step - at))
     driver.step = at
-    looks(driver, replace(SOUND, effective_rank=1.0), count=2, generation=2)
+    looks(driver, GROWN, count=2, generation=2)
     assert driver.begun == []
-    looks(driver, replace(SOUND, effective_rank=1.0), count=1, generation=2)
-    assert driver.begun == [("table_collapses", "table clicks")]
+    looks(driver, GROWN, count=1, generation=2)
+    assert driver.begun == [ALARM]
     counted, _ = without_lost(driver.points)
     assert replayed(counted)[0].standing == driver.watch.standing

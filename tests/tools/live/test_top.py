@@ -51,10 +51,9 @@ def a_window(step: int, *, hosts: int = 2, loss: float = 0.5) -> Line:
         Measurement("samples_per_second", 12345.0),
         Measurement("goodput_ratio", 0.75),
         Measurement("window_auc", 0.71, {"task": "label"}),
-        Measurement("table_effective_rank", 9.5, {"table": "clicks"}),
-        Measurement("table_effective_rank", 1.2, {"table": "users"}),
-        Measurement("table_update_ratio", 0.031, {"table": "clicks", "quantile": "0.5"}),
-        Measurement("table_update_ratio", 0.9, {"table": "users", "quantile": "0.9"}),
+        Measurement("table_row_growth", 3.1, {"table": "clicks", "quantile": "0.9"}),
+        Measurement("table_row_growth", 1.2, {"table": "users", "quantile": "0.9"}),
+        Measurement("table_row_growth", 9.5, {"table": "users", "quantile": "0.5"}),
         Measurement("table_trained_ratio", 0.08, {"table": "clicks"}),
         *of_hosts,
         unix_s=2e9 + step,
@@ -94,7 +93,7 @@ def test_all_that_matters_fits_a_small_terminal(run: Path) -> None:
     assert "fault: host 1 was killed?[2J" in text, "what a terminal would obey is replaced"
     assert "1 recovery, 2 steps lost" in text
     assert "AUC of windows 0.7100" in text
-    assert "tables   rank from 1.2 (users)  steps to 3.1% (clicks)  trained from 8% (clicks)" in lines
+    assert "tables   rows grown to 3.1 times (clicks)  trained from 8% (clicks)" in lines
 
 
 def test_of_many_hosts_and_faults_some_are_shown(run: Path) -> None:

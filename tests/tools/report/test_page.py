@@ -339,13 +339,13 @@ def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
 def test_tables_have_what_hosts_saw_of_their_rows(run: Path, tmp_path: Path) -> None:
     other = copied(run, tmp_path / "other")
     seen = [
-        Measurement("table_effective_rank", 5.25, {"table": "a"}),
+        Measurement("table_trained_ratio", 0.525, {"table": "a"}),
         Measurement("table_row_norm", 0.375, {"table": "a", "quantile": "0.5"}),
         Measurement("table_row_norm", 77.5, {"table": "a", "quantile": "0.9"}),
     ]
     add_lines(other, a_point(13, *seen))
     text = page_of(material(other)).text
-    for part in ("effective rank", "5.25", "median row norm", "0.375", "those of samples of rows"):
+    for part in ("trained ratio", "0.525", "median row norm", "0.375", "those of samples of rows"):
         assert part in text
     assert "77.5" not in text
     assert "samples of rows" not in page_of(material(run)).text

@@ -1,7 +1,7 @@
 """`DeviceRows`: the rows of tables that live on devices, between this host's buckets and its device process.
 
 Before the first step of a generation the host gives what it owns. For a commit it takes these buckets back. Rows that
-came back with other bits count as changed, so deltas and the undo log hold no others. Looks between commits ask for
+came back with other bits count as changed, so deltas and the undo log hold no others. Norms between commits ask for
 single rows.
 """
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import numpy as np
+from functools import partial
 
 from podembed.embedding.table.table import Table
 from podembed.workers.device.shared_memory import ChannelEnd
 from podembed.workers.device.tables.ids_layout import IdsLayout
 from podembed.workers.host.device_tables.ids import DeviceIds, ids_layout
-from podembed.workers.host.device_tables.looks import DeviceLooks, NamedRows
 from podembed.workers.host.device_tables.rows import DeviceRows
-from podembed.workers.host.table_looks.look import HostTable, TableLooks
+from podembed.workers.host.row_norms import RowNorms
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.on_devices.declared import device_tables
 from podembed.workers.liveness.progress import Tracker
-from podembed.workers.mesh.mesh import Mesh
 
 
 class DeviceTables:
@@ -37,28 +34,13 @@ class DeviceTables:
         """The ids of batches."""
         return DeviceIds(self._job, device)
 
-    def looks(
-        self, rows: DeviceRows, mesh: Mesh, *, owners: Sequence[np.ndarray], timeout_s: float, tracker: Tracker
-    ) -> TableLooks:
-        """Looks at all tables, wherever their rows are.
+    def norms(self, rows: DeviceRows) -> RowNorms:
+        """Norms of rows of all tables, wherever these are.
 
         Args:
           rows: of tables on devices.
-          owners: per table, int32 `[num_buckets]`, the owner of each bucket.
         """
-        away = {table.at: table for table in device_tables(self._job)}
-        named = NamedRows(
-            {at: self._tables[at] for at in away},
-            mesh,
-            features={at: list(table.features) for at, table in away.items()},
-            owners=owners,
-            timeout_s=timeout_s,
-            tracker=tracker,
-        )
-        tables = [
-            DeviceLooks(at, table, rows) if at in away else HostTable(table) for at, table in enumerate(self._tables)
-        ]
-        return TableLooks(tables, named=named.here if away else None)
+        return RowNorms(self._tables, {table.at: partial(rows.values, table.at) for table in device_tables(self._job)})
 
     def rows(self, device: ChannelEnd, *, timeout_s: float, check: Callable[[], None], tracker: Tracker) -> DeviceRows:
         """The way of buckets."""
