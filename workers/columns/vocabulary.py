@@ -14,7 +14,6 @@ import hashlib
 import logging
 import re
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -149,13 +148,13 @@ class Vocabulary:
         return InputError(f"Found {found} of the vocabulary {self.path}. Expected {expected}. Write the file again.")
 
 
-def load_vocabulary(path: str, *, storage_options: dict[str, Any] | None = None) -> Vocabulary:
+def load_vocabulary(path: str) -> Vocabulary:
     """Reads a vocabulary file.
 
     Raises:
       InputError: it is missing or no vocabulary.
     """
-    return Vocabulary(path, read_whole(path, storage_options=storage_options))
+    return Vocabulary(path, read_whole(path))
 
 
 def vocabulary_size(path: str, *, num_reserved: int = 1) -> int:

@@ -90,7 +90,7 @@ def _is_plain_path(path: str) -> bool:
     return "://" not in path and not (chain and first in fsspec.available_protocols())
 
 
-def filesystem_of(path: str, *, storage_options: dict[str, Any] | None = None) -> tuple[AbstractFileSystem, str]:
+def filesystem_of(path: str) -> tuple[AbstractFileSystem, str]:
     """The filesystem of a path or URL, and how that calls it.
 
     Raises:
@@ -99,7 +99,7 @@ def filesystem_of(path: str, *, storage_options: dict[str, Any] | None = None) -
     if "::" in path and _is_plain_path(path):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
     try:
-        return fsspec.url_to_fs(path, **(storage_options or {}))
+        return fsspec.url_to_fs(path)
     except (ImportError, ValueError) as error:
         protocol = path.partition("://")[0]
         extra = next((extra for extra, names in _EXTRAS.items() if protocol in names), None)
@@ -113,7 +113,7 @@ def filesystem_of(path: str, *, storage_options: dict[str, Any] | None = None) -
         ) from error
 
 
-def locate(patterns: Sequence[str], *, storage_options: dict[str, Any] | None = None) -> list[str]:
+def locate(patterns: Sequence[str]) -> list[str]:
     """The files that the patterns match, sorted, each once.
 
     Files and folders whose names begin with `_` or `.` are what other programs keep beside their data: unfinished
@@ -130,7 +130,7 @@ def locate(patterns: Sequence[str], *, storage_options: dict[str, Any] | None = 
     """
     found: set[str] = set()
     for pattern in patterns:
-        filesystem, location = filesystem_of(pattern, storage_options=storage_options)
+        filesystem, location = filesystem_of(pattern)
         filesystem.invalidate_cache()
         matches = _matches(filesystem, location)
         if len(matches) == 1 and matches[0][1]:
@@ -166,7 +166,7 @@ def locate(patterns: Sequence[str], *, storage_options: dict[str, Any] | None = 
     return sorted(found)
 
 
-def file_version(path: str, *, storage_options: dict[str, Any] | None = None) -> tuple[int, str]:
+def file_version(path: str) -> tuple[int, str]:
     """Size in bytes and whatever tells of the last change, an etag or a time, as text. In a working folder that Ray
     unpacked it is a digest of the content.
 
@@ -187,7 +187,7 @@ def file_version(path: str, *, storage_options: dict[str, Any] | None = None) ->
         except OSError as error:
             raise unreadable(path, error) from error
         return found.st_size, str(found.st_mtime)
-    filesystem, location = filesystem_of(path, storage_options=storage_options)
+    filesystem, location = filesystem_of(path)
     # Filesystems of object stores cache listings; a stale one would hide the change that is looked for.
     filesystem.invalidate_cache()
     info = _insist(filesystem, "info", location)
@@ -202,13 +202,13 @@ def _content_version(path: str, mtime_ns: int, size_bytes: int) -> str:
         return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def local_path(path: str, *, storage_options: dict[str, Any] | None = None) -> str | None:
+def local_path(path: str) -> str | None:
     """The path on this machine's disk, or None for a file elsewhere."""
-    filesystem, location = filesystem_of(path, storage_options=storage_options)
+    filesystem, location = filesystem_of(path)
     return location if isinstance(filesystem, LocalFileSystem) else None
 
 
-def open_ranges(path: str, *, storage_options: dict[str, Any] | None = None) -> IO[bytes]:
+def open_ranges(path: str) -> IO[bytes]:
     """Opens a file for reading anywhere in it: as it is on the local disk, by requests for ranges elsewhere.
 
     Raises:
@@ -216,10 +216,10 @@ def open_ranges(path: str, *, storage_options: dict[str, Any] | None = None) -> 
       StoreUnavailable: the store did not answer.
     """
     try:
-        location = local_path(path, storage_options=storage_options)
+        location = local_path(path)
         if location is not None:
             return _open_plain(location)
-        return cast(IO[bytes], io.BufferedReader(RangedFile(path, storage_options=storage_options), 1 << 20))
+        return cast(IO[bytes], io.BufferedReader(RangedFile(path), 1 << 20))
     except FileNotFoundError as error:
         raise InputError(
             f"Found no file {path}. Expected a file of the data. Restore it, or correct the path."
@@ -239,20 +239,20 @@ def _open_plain(path: str) -> io.BufferedReader:
         raise
 
 
-def read_whole(path: str, *, storage_options: dict[str, Any] | None = None) -> bytes:
+def read_whole(path: str) -> bytes:
     """All bytes of a file.
 
     Raises:
       As `open_ranges`.
     """
-    with open_ranges(path, storage_options=storage_options) as file:
+    with open_ranges(path) as file:
         return file.read()
 
 
 class RangedFile(io.RawIOBase):
     """A file of a store, read by one request for each range; what mutates is the position. One thread at a time."""
 
-    def __init__(self, path: str, *, storage_options: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: str) -> None:
         """Asks for the size.
 
         Raises:
@@ -260,8 +260,8 @@ class RangedFile(io.RawIOBase):
         """
         super().__init__()
         self._path = path
-        self._filesystem, self._location = filesystem_of(path, storage_options=storage_options)
-        self._size_bytes, _ = file_version(path, storage_options=storage_options)
+        self._filesystem, self._location = filesystem_of(path)
+        self._size_bytes, _ = file_version(path)
         self._position = 0
 
     def readable(self) -> bool:

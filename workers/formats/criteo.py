@@ -97,7 +97,6 @@ def convert_criteo(
     *,
     max_bad_lines: int = MAX_BAD_LINES,
     rows_per_group: int = ROWS_PER_GROUP,
-    storage_options: dict[str, Any] | None = None,
 ) -> ConversionReport:
     """Converts text files to Parquet below `cache_dir`, or finds them converted.
 
@@ -110,7 +109,6 @@ def convert_criteo(
       cache_dir: local folder of converted sets.
       max_bad_lines: malformed lines that are tolerated over all sources.
       rows_per_group: rows of a Parquet row group, which is the unit of reading and of shuffling.
-      storage_options: for fsspec.
 
     Raises:
       CriteoTextError: more than `max_bad_lines` lines are malformed, all of them are, or there is no line at all.
@@ -118,13 +116,13 @@ def convert_criteo(
       InputError: a pattern matches nothing.
       FolderError: the converted folder is damaged.
     """
-    files = locate(sources, storage_options=storage_options)
-    fingerprint = _fingerprint(files, rows_per_group, storage_options)
+    files = locate(sources)
+    fingerprint = _fingerprint(files, rows_per_group)
     folder = Path(cache_dir) / f"criteo-v{FORMAT_VERSION}-{fingerprint}"
 
     def write(unfinished: Path) -> dict[str, Any]:
-        report = _convert(files, unfinished, max_bad_lines, rows_per_group, storage_options)
-        if _fingerprint(files, rows_per_group, storage_options) != fingerprint:
+        report = _convert(files, unfinished, max_bad_lines, rows_per_group)
+        if _fingerprint(files, rows_per_group) != fingerprint:
             raise CriteoTextError(
                 f"Found that {', '.join(files[:3])} or another source changed while it was converted. Expected sources "
                 "at rest. "
@@ -153,15 +151,13 @@ def convert_criteo(
     )
 
 
-def _fingerprint(files: Sequence[str], rows_per_group: int, storage_options: dict[str, Any] | None) -> str:
-    versions = [(Path(path).name, *file_version(path, storage_options=storage_options)) for path in files]
+def _fingerprint(files: Sequence[str], rows_per_group: int) -> str:
+    versions = [(Path(path).name, *file_version(path)) for path in files]
     described = json.dumps([FORMAT_VERSION, rows_per_group, ROW_GROUPS_PER_FILE, versions])
     return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
-def _convert(
-    files: Sequence[str], folder: Path, max_bad_lines: int, rows_per_group: int, storage_options: dict[str, Any] | None
-) -> dict[str, Any]:
+def _convert(files: Sequence[str], folder: Path, max_bad_lines: int, rows_per_group: int) -> dict[str, Any]:
     """Converts all files into an empty folder and returns the report."""
     writer = _PartWriter(folder, rows_per_group)
     dead_letters = _DeadLetters(folder / DEAD_LETTER_NAME, max_bad_lines)
@@ -169,7 +165,7 @@ def _convert(
     try:
         for path in files:
             first_line_of_file = lines
-            for block in blocks_of_lines(path, storage_options=storage_options):
+            for block in blocks_of_lines(path):
                 block = plain_lines(block)
                 parsed = parse_lines(block)
                 for at in np.flatnonzero(~parsed.is_good):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -30,13 +30,13 @@ BLOCK_BYTES = 64 << 20
 _logger = logging.getLogger(__name__)
 
 
-def csv_layout(path: str, data: CsvData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
+def csv_layout(path: str, data: CsvData) -> FileLayout:
     """Reads the file once, checks its header and finds its blocks.
 
     Raises:
       InputError: the file is damaged, has no header, or a declared column is not in it.
     """
-    with open_ranges(path, storage_options=storage_options) as raw:
+    with open_ranges(path) as raw:
         scanner = RecordScanner(path, delimiter=data.delimiter, quoting=data.quoting)
         blocks = list(
             blocks_of(unpacked(raw, path), scanner, rows_per_block=data.rows_per_block, block_bytes=BLOCK_BYTES)
@@ -63,7 +63,7 @@ def csv_layout(path: str, data: CsvData, *, storage_options: dict[str, Any] | No
 class OpenedCsv:
     """One open file; one thread at a time."""
 
-    def __init__(self, file: InputFile, data: CsvData, *, storage_options: dict[str, Any] | None) -> None:
+    def __init__(self, file: InputFile, data: CsvData) -> None:
         """Opens the file and reads its header.
 
         Raises:
@@ -72,7 +72,7 @@ class OpenedCsv:
         self._path = file.path
         self._data = data
         self._offsets = file.group_offsets
-        self._text = _open_text(file.path, storage_options)
+        self._text = _open_text(file.path)
         try:
             names = _names_in(self._range(0, self._offsets[0]), file.path, data)
         except BaseException:
@@ -150,13 +150,13 @@ def _add(fault: CsvFault, faults: RowFaults) -> None:
     faults.add(bad, fault.column, found=lambda _: fault.found, reason=fault.reason)
 
 
-def _open_text(path: str, storage_options: dict[str, Any] | None) -> IO[bytes]:
+def _open_text(path: str) -> IO[bytes]:
     """The text for reading anywhere in it.
 
     Raises:
       InputError: the file is missing, or its gzip stream is damaged.
     """
-    raw = open_ranges(path, storage_options=storage_options)
+    raw = open_ranges(path)
     if not is_gzip(raw):
         return raw
     text = tempfile.TemporaryFile(prefix="podembed-csv-")  # noqa: SIM115 - closed by its reader

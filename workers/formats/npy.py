@@ -46,23 +46,23 @@ class NpyHeader:
         return self.num_columns * self.dtype.itemsize
 
 
-def npy_version(path: str, *, storage_options: dict[str, Any] | None = None) -> tuple[int, str]:
+def npy_version(path: str) -> tuple[int, str]:
     """Size of the three files together, and their versions.
 
     Raises:
       FileNotFoundError, InputError: one is missing, or the path is no label file.
     """
-    found = [file_version(sibling, storage_options=storage_options) for sibling in _siblings(path).values()]
+    found = [file_version(sibling) for sibling in _siblings(path).values()]
     return sum(size for size, _ in found), " ".join(version for _, version in found)
 
 
-def npy_layout(path: str, data: NpyData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
+def npy_layout(path: str, data: NpyData) -> FileLayout:
     """Reads the three headers and checks the columns.
 
     Raises:
       InputError: a file is missing, damaged, of another dtype or number of rows, or a declared column is not there.
     """
-    opened = _open_all(path, storage_options)
+    opened = _open_all(path)
     try:
         headers = [header for header, _ in opened.values()]
         check_schema(_schema(headers), data, path=path)
@@ -77,11 +77,11 @@ def npy_layout(path: str, data: NpyData, *, storage_options: dict[str, Any] | No
 class OpenedNpy:
     """The three open files of one part; one thread at a time."""
 
-    def __init__(self, file: InputFile, data: NpyData, *, storage_options: dict[str, Any] | None) -> None:
+    def __init__(self, file: InputFile, data: NpyData) -> None:
         """Raises:
         InputError: as `npy_layout`.
         """
-        self._opened = _open_all(file.path, storage_options)
+        self._opened = _open_all(file.path)
         self._columns = set(data.columns)
         self._rows_per_block = data.rows_per_block
 
@@ -119,11 +119,11 @@ def _siblings(path: str) -> dict[str, str]:
     return {kind: f"{stem}{kind}.npy" for kind in _KINDS}
 
 
-def _open_all(path: str, storage_options: dict[str, Any] | None) -> dict[str, tuple[NpyHeader, IO[bytes]]]:
+def _open_all(path: str) -> dict[str, tuple[NpyHeader, IO[bytes]]]:
     opened: dict[str, tuple[NpyHeader, IO[bytes]]] = {}
     try:
         for kind, sibling in _siblings(path).items():
-            file = open_ranges(sibling, storage_options=storage_options)
+            file = open_ranges(sibling)
             try:
                 opened[kind] = read_header(kind, sibling, file), file
             except BaseException:

@@ -26,13 +26,13 @@ _HOT_BYTES = 1 << 20
 _MAX_FOOTER_BYTES = 128 << 20
 
 
-def parquet_layout(path: str, data: ParquetData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
+def parquet_layout(path: str, data: ParquetData) -> FileLayout:
     """Reads the footer and checks the columns.
 
     Raises:
       InputError: the file is not Parquet, or a column is missing or of a wrong type.
     """
-    with _open(path, storage_options) as opened:
+    with _open(path) as opened:
         check_schema(opened.schema_arrow, data, path=path)
         metadata = opened.metadata
         rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
@@ -54,30 +54,30 @@ def _mean_lengths(metadata: pq.FileMetaData, names: Set[str]) -> tuple[tuple[str
     return tuple((name, num_values / group.num_rows) for (name, dot, _), num_values in found if dot and name in names)
 
 
-def parquet_names(path: str, *, storage_options: dict[str, Any] | None = None) -> list[str] | None:
+def parquet_names(path: str) -> list[str] | None:
     """Names of the columns, or None for a file that neither begins nor ends like Parquet.
 
     Raises:
       InputError: there is no such file, it may not be read, or it begins or ends so and is damaged.
     """
-    with open_ranges(path, storage_options=storage_options) as file:
+    with open_ranges(path) as file:
         head = file.read(len(_MAGIC))
         file.seek(max(0, file.seek(0, 2) - len(_MAGIC)))
         if _MAGIC not in (head, file.read(len(_MAGIC))):
             return None
-    with _open(path, storage_options) as opened:
+    with _open(path) as opened:
         return opened.schema_arrow.names
 
 
 class OpenedParquet:
     """One open file; one thread at a time."""
 
-    def __init__(self, file: InputFile, data: ParquetData, *, storage_options: dict[str, Any] | None) -> None:
+    def __init__(self, file: InputFile, data: ParquetData) -> None:
         """Raises:
         InputError: the file is missing or is not Parquet.
         """
-        self._opened = _open(file.path, storage_options)
-        self._is_local = local_path(file.path, storage_options=storage_options) is not None
+        self._opened = _open(file.path)
+        self._is_local = local_path(file.path) is not None
         self._columns = list(data.columns)
         self._parts = _parts(self._opened.metadata, self._columns) if self._is_local else [self._columns]
 
@@ -169,12 +169,12 @@ def _parts(metadata: pq.FileMetaData, names: Sequence[str]) -> list[list[str]]:
     return parts
 
 
-def _open(path: str, storage_options: dict[str, Any] | None) -> pq.ParquetFile:
-    location = local_path(path, storage_options=storage_options)
+def _open(path: str) -> pq.ParquetFile:
+    location = local_path(path)
     try:
-        _check_footer(path, storage_options)
+        _check_footer(path)
         # Local files go to Arrow by name: no Python call a read. Remote ones are read ahead by column chunk.
-        source = location if location is not None else open_ranges(path, storage_options=storage_options)
+        source = location if location is not None else open_ranges(path)
         return arrow_file(cast(Any, source), pre_buffer=location is None)
     except InputError:
         raise
@@ -189,8 +189,8 @@ def _open(path: str, storage_options: dict[str, Any] | None) -> pq.ParquetFile:
         ) from error
 
 
-def _check_footer(path: str, storage_options: dict[str, Any] | None) -> None:
-    with open_ranges(path, storage_options=storage_options) as file:
+def _check_footer(path: str) -> None:
+    with open_ranges(path) as file:
         size_bytes = file.seek(0, 2)
         # Of a smaller file nothing is read, which would be one more request to a store.
         if size_bytes <= _MAX_FOOTER_BYTES:

@@ -33,33 +33,33 @@ def is_readable(data: Any) -> bool:
     return any(source.fits(data) for source in SOURCES)
 
 
-def open_file(file: InputFile, data: InputData, *, storage_options: dict[str, Any] | None = None) -> OpenedFile:
+def open_file(file: InputFile, data: InputData) -> OpenedFile:
     """Opens a file for reading its row groups.
 
     Raises:
       InputError: it is missing, damaged, or lacks a declared column.
       StoreUnavailable: the store did not answer.
     """
-    return _source_of(data).open(file, data, storage_options=storage_options)
+    return _source_of(data).open(file, data)
 
 
-def read_layout(path: str, data: InputData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
+def read_layout(path: str, data: InputData) -> FileLayout:
     """What is to be known of a file before it is read.
 
     Raises:
       As `open_file`.
     """
-    return _source_of(data).layout(path, data, storage_options=storage_options)
+    return _source_of(data).layout(path, data)
 
 
-def version_of(path: str, data: InputData, *, storage_options: dict[str, Any] | None = None) -> tuple[int, str]:
+def version_of(path: str, data: InputData) -> tuple[int, str]:
     """Size in bytes and version (`files.file_version`) of a file and of those that belong to it.
 
     Raises:
       FileNotFoundError: one is missing.
       StoreUnavailable: the store did not answer.
     """
-    return _source_of(data).version(path, storage_options=storage_options)
+    return _source_of(data).version(path)
 
 
 def declared_content(data: InputData) -> str:

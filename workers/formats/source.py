@@ -22,7 +22,7 @@ class OpenedFile(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """See the module. All take `storage_options` of fsspec by name.
+    """See the module.
 
     Attributes:
       declared: the class with which users declare such data.

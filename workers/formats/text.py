@@ -6,7 +6,7 @@ What a line means is the business of whoever reads the blocks (`workers.formats.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
 
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import open_ranges
@@ -20,15 +20,13 @@ class TextError(InputError):
     """A file is damaged, or no text of lines."""
 
 
-def is_gzip(path: str, *, storage_options: dict[str, Any] | None = None) -> bool:
+def is_gzip(path: str) -> bool:
     """Whether a file begins like gzip, whatever its name says."""
-    with open_ranges(path, storage_options=storage_options) as raw:
+    with open_ranges(path) as raw:
         return unpacking.is_gzip(raw)
 
 
-def blocks_of_lines(
-    path: str, *, start: int = 0, stop: int | None = None, storage_options: dict[str, Any] | None = None
-) -> Iterator[bytes]:
+def blocks_of_lines(path: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
     """Whole lines, some MiB at a time, each block ending with a newline; a blank last line of the file is left out.
 
     Args:
@@ -40,7 +38,7 @@ def blocks_of_lines(
     """
     rest = held = b""
     num_bytes = start
-    with open_ranges(path, storage_options=storage_options) as raw:
+    with open_ranges(path) as raw:
         for chunk in _chunks(raw, path, start, stop):
             num_bytes += len(chunk)
             cut = chunk.rfind(b"\n") + 1

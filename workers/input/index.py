@@ -115,9 +115,7 @@ class InputIndex:
             ) from error
 
 
-def build_index(
-    data: InputData, *, deadline_s: float = INDEX_DEADLINE_S, storage_options: dict[str, Any] | None = None
-) -> InputIndex:
+def build_index(data: InputData, *, deadline_s: float = INDEX_DEADLINE_S) -> InputIndex:
     """Lists the files of `data.paths`, finds out their row groups and checks every column and vocabulary that `data`
     names.
 
@@ -129,10 +127,10 @@ def build_index(
       StoreUnavailable: the store did not answer.
       TimeoutError: the files were not looked at within `deadline_s`.
     """
-    located = locate(data.paths, storage_options=storage_options)
+    located = locate(data.paths)
     pool = ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="input-index")
     try:
-        files = tuple(pool.map(lambda path: _look_at(path, data, storage_options), located, timeout=deadline_s))
+        files = tuple(pool.map(lambda path: _look_at(path, data), located, timeout=deadline_s))
     except FuturesTimeoutError as error:
         raise TimeoutError(
             f"Found {len(located)} data files that were not looked at within {deadline_s:g} s. Expected a few "
@@ -142,7 +140,7 @@ def build_index(
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     check_alike(files)
-    vocabularies = tuple(_look_at_vocabulary(path, storage_options) for path in data.vocabularies)
+    vocabularies = tuple(_look_at_vocabulary(path) for path in data.vocabularies)
     index = InputIndex(files=files, vocabularies=vocabularies)
     if index.num_rows == 0:
         raise InputError(
@@ -182,14 +180,14 @@ def check_alike(files: Sequence[InputFile], *, lists_apart: Collection[str] = ()
             )
 
 
-def check_unchanged(file: InputFile, data: InputData, *, storage_options: dict[str, Any] | None = None) -> None:
+def check_unchanged(file: InputFile, data: InputData) -> None:
     """Compares a data file with its fingerprint.
 
     Raises:
       InputError: the file is gone, or its size or version differs.
     """
     try:
-        found = version_of(file.path, data, storage_options=storage_options)
+        found = version_of(file.path, data)
     except FileNotFoundError as error:
         raise InputError(
             f"Found no file {file.path}. Expected the {file.size_bytes} bytes the index was built from. Restore the "
@@ -198,9 +196,7 @@ def check_unchanged(file: InputFile, data: InputData, *, storage_options: dict[s
     _compare(file, found)
 
 
-def read_vocabularies(
-    data: InputData, index: InputIndex, *, storage_options: dict[str, Any] | None = None
-) -> dict[str, Vocabulary]:
+def read_vocabularies(data: InputData, index: InputIndex) -> dict[str, Vocabulary]:
     """The vocabularies of data, by the path that it declares.
 
     Args:
@@ -211,8 +207,8 @@ def read_vocabularies(
     """
     vocabularies = {}
     for declared, file in zip(data.vocabularies, index.vocabularies, strict=True):
-        vocabularies[declared] = load_vocabulary(file.path, storage_options=storage_options)
-        _compare(file, file_version(file.path, storage_options=storage_options))
+        vocabularies[declared] = load_vocabulary(file.path)
+        _compare(file, file_version(file.path))
     return vocabularies
 
 
@@ -247,9 +243,9 @@ def _compare(file: InputFile, found: tuple[int, str]) -> None:
         )
 
 
-def _look_at(path: str, data: InputData, storage_options: dict[str, Any] | None) -> InputFile:
+def _look_at(path: str, data: InputData) -> InputFile:
     try:
-        size_bytes, version = version_of(path, data, storage_options=storage_options)
+        size_bytes, version = version_of(path, data)
     except FileNotFoundError as error:
         # Local files name themselves in the error, those of a store are its only argument.
         missing = error.filename or error
@@ -257,7 +253,7 @@ def _look_at(path: str, data: InputData, storage_options: dict[str, Any] | None)
             f"Found no file {missing}, which belongs to {path}. Expected it beside that. Restore it."
         ) from error
     try:
-        layout = read_layout(path, data, storage_options=storage_options)
+        layout = read_layout(path, data)
     except OSError as error:
         raise unreadable(path, error) from error
     return InputFile(
@@ -272,11 +268,11 @@ def _look_at(path: str, data: InputData, storage_options: dict[str, Any] | None)
     )
 
 
-def _look_at_vocabulary(path: str, storage_options: dict[str, Any] | None) -> InputFile:
+def _look_at_vocabulary(path: str) -> InputFile:
     # Absolute, as those of data files: hosts work in other folders.
-    path = local_path(path, storage_options=storage_options) or path
-    vocabulary = load_vocabulary(path, storage_options=storage_options)
-    size_bytes, version = file_version(path, storage_options=storage_options)
+    path = local_path(path) or path
+    vocabulary = load_vocabulary(path)
+    size_bytes, version = file_version(path)
     return InputFile(
         path=path,
         size_bytes=size_bytes,

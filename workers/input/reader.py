@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -109,7 +108,6 @@ class InputReader:
         lanes: Sequence[int],
         *,
         bad_rows: BadRowLog | None = None,
-        storage_options: dict[str, Any] | None = None,
     ) -> None:
         """Reads the vocabularies, and opens no data yet.
 
@@ -119,7 +117,6 @@ class InputReader:
           plan: made from that index.
           lanes: the lanes to read, in the order in which their rows stand in a batch.
           bad_rows: takes malformed rows; by default a log of its own.
-          storage_options: for fsspec.
 
         Raises:
           InputError: the plan was made from other data, or a vocabulary changed or does not fit its table.
@@ -136,10 +133,9 @@ class InputReader:
         self.plan = plan
         self.lanes = tuple(lanes)
         self._data = data
-        self._decoder = Decoder(data, read_vocabularies(data, index, storage_options=storage_options))
+        self._decoder = Decoder(data, read_vocabularies(data, index))
         self._bad_rows = bad_rows or BadRowLog(data.max_bad_rows)
         self._row_groups = index.row_groups()
-        self._storage_options = storage_options
         self._order: EpochOrder | None = None
         self._kept: dict[int, _DecodedPiece] = {}
         self._open_files: OrderedDict[str, OpenedFile] = OrderedDict()
@@ -278,7 +274,7 @@ class InputReader:
         finally:
             # Behind what was read, too: an open file may be replaced between two requests, and what then does not
             # decode is not damaged.
-            check_unchanged(group.file, self._data, storage_options=self._storage_options)
+            check_unchanged(group.file, self._data)
         self._bad_rows.add(bad_rows)
         self._bad_rows.tell(self._decoder.take_unknown())
         return block
@@ -286,8 +282,8 @@ class InputReader:
     def _opened(self, group: RowGroup) -> OpenedFile:
         path = group.file.path
         if path not in self._open_files:
-            check_unchanged(group.file, self._data, storage_options=self._storage_options)
-            self._open_files[path] = open_file(group.file, self._data, storage_options=self._storage_options)
+            check_unchanged(group.file, self._data)
+            self._open_files[path] = open_file(group.file, self._data)
             if len(self._open_files) > MAX_OPEN_FILES:
                 _, oldest = self._open_files.popitem(last=False)
                 oldest.close()

@@ -35,10 +35,9 @@ _CONDITIONAL_PROTOCOLS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "
 class RemoteFiles:
     """The files below `root` of an fsspec filesystem. Names arrive validated; see `storage`."""
 
-    def __init__(self, *, url: str, storage_options: dict[str, Any], request_timeout_s: float):
-        options = {"use_listings_cache": False, "skip_instance_cache": True, **storage_options}
+    def __init__(self, *, url: str, request_timeout_s: float):
         try:
-            self._filesystem, self.root = fsspec.url_to_fs(url, **options)
+            self._filesystem, self.root = fsspec.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
         except (ImportError, ValueError) as error:
             raise StorageError(
                 f"'{url}' cannot be opened: {error}. A path, or a URL of a filesystem that is installed, is expected. "

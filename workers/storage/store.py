@@ -15,10 +15,10 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from podembed.workers.storage.errors import (
     AccessRefused,
@@ -117,7 +117,6 @@ class Store:
     Args:
       url: a path (`/data/run`, `run`), `file:///data/run`, `memory://run`, or any URL that fsspec opens (`gs://`,
         `s3://`, `abfs://`).
-      storage_options: given to the fsspec filesystem.
       retry: how long calls insist on errors that usually pass.
       request_timeout_s: the longest that one request to an object store may take.
       waiting: time and chance, replaced in tests.
@@ -127,13 +126,12 @@ class Store:
         self,
         url: str | os.PathLike[str],
         *,
-        storage_options: Mapping[str, Any] | None = None,
         retry: RetryPolicy | None = None,
         request_timeout_s: float = 120.0,
         waiting: Waiting | None = None,
     ):
         self.url = place(url)
-        self._files = _open_files(self.url, dict(storage_options or {}), request_timeout_s)
+        self._files = _open_files(self.url, request_timeout_s)
         self._retry = retry or RetryPolicy()
         self._waiting = waiting or Waiting()
 
@@ -386,7 +384,7 @@ class Store:
             raise SystemRefused.of(what, error) from error
 
 
-def _open_files(url: str, storage_options: dict[str, Any], request_timeout_s: float) -> Files:
+def _open_files(url: str, request_timeout_s: float) -> Files:
     if not url or "\0" in url:
         raise StorageError(
             f"Found {url!r} as the place of files. Expected a path or a URL. Write '.' for the current folder."
@@ -399,7 +397,7 @@ def _open_files(url: str, storage_options: dict[str, Any], request_timeout_s: fl
     folder = _local_folder(url)
     if folder is not None:
         return LocalFiles(os.path.abspath(folder))
-    return RemoteFiles(url=url, storage_options=storage_options, request_timeout_s=request_timeout_s)
+    return RemoteFiles(url=url, request_timeout_s=request_timeout_s)
 
 
 def _local_folder(url: str) -> str | None:

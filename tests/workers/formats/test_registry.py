@@ -38,9 +38,9 @@ class JsonLinesData(InputData):
     """A JSON object a line, a file as one block."""
 
 
-def _table(path: str, storage_options: dict[str, Any] | None) -> pa.Table:
+def _table(path: str) -> pa.Table:
     try:
-        lines = read_whole(path, storage_options=storage_options).splitlines()
+        lines = read_whole(path).splitlines()
         return pa.Table.from_pylist([json.loads(line) for line in lines])
     except ValueError as error:
         raise InputError(
@@ -48,15 +48,15 @@ def _table(path: str, storage_options: dict[str, Any] | None) -> pa.Table:
         ) from None
 
 
-def _layout(path: str, data: InputData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
-    table = _table(path, storage_options)
+def _layout(path: str, data: InputData) -> FileLayout:
+    table = _table(path)
     check_schema(table.schema, data, path=path)
     return FileLayout(row_group_rows=(table.num_rows,))
 
 
 class _Opened:
-    def __init__(self, file: InputFile, data: InputData, *, storage_options: dict[str, Any] | None) -> None:
-        self._table = _table(file.path, storage_options).select(list(data.columns))
+    def __init__(self, file: InputFile, data: InputData) -> None:
+        self._table = _table(file.path).select(list(data.columns))
 
     def read(self, group: RowGroup, decoder: Decoder) -> RawRows:
         origin = Origin(path=group.file.path, group=group.group_in_file, first_row=group.first_row)

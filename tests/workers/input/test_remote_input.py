@@ -5,9 +5,9 @@ files that change.
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import fsspec
@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec import AbstractFileSystem
+from fsspec.config import conf
 
 from podembed.embedding.buckets import split_evenly
 from podembed.workers.data import files
@@ -35,13 +37,12 @@ from tests.workers.input.test_order import SIZE, write_files
 HASTY = RetryPolicy(max_attempts=6, first_wait_s=0.01, max_wait_s=0.05, deadline_s=20.0)
 
 
-def options_of(endpoint: str) -> dict[str, Any]:
-    """A client that does not insist by itself, so that what is seen is ours."""
-    return {"endpoint_url": endpoint, "config_kwargs": {"retries": {"max_attempts": 0}}}
+def past_the_proxy(url: str) -> tuple[AbstractFileSystem, str]:
+    return fsspec.url_to_fs(url, endpoint_url=os.environ["AWS_ENDPOINT_URL"])
 
 
 def upload(folder: Path, url: str) -> None:
-    filesystem, root = fsspec.url_to_fs(url)
+    filesystem, root = past_the_proxy(url)
     for path in folder.iterdir():
         filesystem.pipe_file(f"{root}/{path.name}", path.read_bytes())
 
@@ -54,12 +55,10 @@ def moved(data: InputData, url: str) -> InputData:
     return type(data)(f"{url}/{Path(data.paths[0]).name}", **values)
 
 
-def read_all(data: InputData, *, num_hosts: int, storage_options: dict[str, Any] | None = None) -> list[Batch]:
-    index = build_index(data, storage_options=storage_options)
+def read_all(data: InputData, *, num_hosts: int) -> list[Batch]:
+    index = build_index(data)
     plan = training_plan(index, num_lanes=4, batch_size=12, seed=3)
-    readers = [
-        InputReader(data, index, plan, lanes, storage_options=storage_options) for lanes in split_evenly(4, num_hosts)
-    ]
+    readers = [InputReader(data, index, plan, lanes) for lanes in split_evenly(4, num_hosts)]
     steps = range(2 * plan.steps_per_epoch)
     batches = [Batch.concatenate([reader.read(step) for reader in readers]) for step in steps]
     for reader in readers:
@@ -93,7 +92,13 @@ def test_click_logs_are_converted_from_a_store(tmp_path: Path, s3_url: str) -> N
 
 @pytest.fixture
 def proxy(s3_environment: Mapping[str, str], s3_url: str) -> Iterator[AilingProxy]:
-    with ailing_proxy(s3_environment["AWS_ENDPOINT_URL"]) as proxy, patch.object(files, "DATA_RETRIES", HASTY):
+    with (
+        ailing_proxy(s3_environment["AWS_ENDPOINT_URL"]) as proxy,
+        patch.object(files, "DATA_RETRIES", HASTY),
+        # As a file of the user's in ~/.config/fsspec does it. Clients do not insist by themselves, so that what is seen
+        # is ours.
+        patch.dict(conf, {"s3": {"endpoint_url": proxy.url, "config_kwargs": {"retries": {"max_attempts": 0}}}}),
+    ):
         yield proxy
 
 
@@ -121,20 +126,19 @@ def test_a_store_that_fails_now_and_then_gives_the_same_batches(
         # The first request for each object and every fourth after it, since each lasts for its whole deadline.
         proxy.fault_of = lambda method, path, before: "hang" if before % 4 == 0 else "pass"
     with patch.object(files, "REQUEST_TIMEOUT_S", 0.4 if fault == "hang" else 20.0):
-        found = read_all(data, num_hosts=1, storage_options=options_of(proxy.url))
+        found = read_all(data, num_hosts=1)
     for left, right in zip(found, expected, strict=True):
         assert_same(left, right)
 
 
 def test_a_store_that_stays_away_ends_the_run_by_name(tmp_path: Path, s3_url: str, proxy: AilingProxy) -> None:
     data, _ = parquet_in(tmp_path, s3_url)
-    index = build_index(data, storage_options=options_of(proxy.url))
+    index = build_index(data)
     reader = InputReader(
         data,
         index,
         training_plan(index, num_lanes=1, batch_size=4, seed=1),
         [0],
-        storage_options=options_of(proxy.url),
     )
     proxy.fault_of = lambda method, path, before: "refuse" if path.endswith(".parquet") else "pass"
     with pytest.raises((StoreUnavailable, InputError), match=r"\d\.parquet"):
@@ -152,7 +156,7 @@ def table_of(numbers: range) -> pa.Table:
 
 
 def written(path: str, numbers: range) -> int:
-    filesystem, location = fsspec.url_to_fs(path)
+    filesystem, location = past_the_proxy(path)
     with filesystem.open(location, "wb") as file:
         # Sizes do not tell these files apart: neither compressed nor with dictionaries or statistics.
         pq.write_table(
@@ -182,11 +186,9 @@ def test_an_object_that_is_replaced_between_two_requests_is_refused(s3_url: str,
     """The first requests of a file are answered from the old object, the others from one of the same shape."""
     path = f"{s3_url}/a.parquet"
     written(path, range(16))
-    data, options = one_file(s3_url), options_of(proxy.url)
-    index = build_index(data, storage_options=options)
-    reader = InputReader(
-        data, index, training_plan(index, num_lanes=1, batch_size=4, seed=1), [0], storage_options=options
-    )
+    data = one_file(s3_url)
+    index = build_index(data)
+    reader = InputReader(data, index, training_plan(index, num_lanes=1, batch_size=4, seed=1), [0])
     replaced: list[int] = []
     begun = len(proxy.requests)
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from fsspec.config import conf
 
 from podembed.workers.storage.errors import NameTaken, ServiceRefused, StorageError, StoreUnavailable
 from podembed.workers.storage.retry import RetryPolicy
@@ -50,10 +51,11 @@ def test_missing_credentials_are_told_at_once(s3_url: str, monkeypatch: pytest.M
         Store(f"{s3_url}/run").create_exclusive("x", b"x")
 
 
-def test_a_service_that_is_away_is_reported_in_words(s3_url: str) -> None:
+def test_a_service_that_is_away_is_reported_in_words(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     once = RetryPolicy(max_attempts=1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         options = {"client_kwargs": {"endpoint_url": f"http://127.0.0.1:{listener.getsockname()[1]}"}}
     options["config_kwargs"] = {"retries": {"max_attempts": 0}}
+    monkeypatch.setitem(conf, "s3", options)
     with pytest.raises(StoreUnavailable, match="Could not connect"):
-        Store(f"{s3_url}/run", storage_options=options, retry=once).size("RUN.json")
+        Store(f"{s3_url}/run", retry=once).size("RUN.json")
