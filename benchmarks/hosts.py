@@ -58,7 +58,7 @@ from podembed.workers.input.index import InputIndex  # noqa: E402
 from podembed.workers.input.lanes import LanePlan  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
 from podembed.workers.job.tables import choose_buckets, features_per_table, table_specs  # noqa: E402
-from podembed.workers.mesh.options import Route  # noqa: E402
+from podembed.workers.mesh.route import Route  # noqa: E402
 
 NUM_BATCHES = 4
 # Hosts have chosen how to exchange by then.

@@ -10,7 +10,7 @@ from podembed.orchestrator.api.configuration_error import ConfigurationError
 from podembed.orchestrator.api.topology import Topology
 from podembed.workers.declared_types import check_plain_fields, shown
 from podembed.workers.device.options import DeviceOptions, Transfers, device_options, options_problem
-from podembed.workers.mesh.options import Route
+from podembed.workers.mesh.route import Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

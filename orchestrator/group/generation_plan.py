@@ -22,7 +22,7 @@ from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import cut_ways, host_features_per_table, table_specs
-from podembed.workers.mesh.options import Route
+from podembed.workers.mesh.route import Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from podembed.embedding.lookup.streams import Prepared
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.mesh import Mesh
-from podembed.workers.mesh.options import Route
+from podembed.workers.mesh.route import Route
 from podembed.workers.mesh.routes import KINDS, Routes
 
 # Where no host wants a prefetch, all try it again in every 64th step. These are no multiples of 64: windows often begin

@@ -25,7 +25,7 @@ from podembed.workers.host.step import Steps
 from podembed.workers.host.windows import Windows
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.mesh.mesh import Mesh, MeshIdentity, MeshOptions
+from podembed.workers.mesh.mesh import Mesh, MeshIdentity
 
 # A survivor of a fault that is still reading input after so long is not waited for.
 LEAVE_TIMEOUT_S = 5.0
@@ -101,8 +101,9 @@ class Generation:
                 num_ranks=spec.num_hosts,
                 plan_hash=spec.plan_hash,
             )
-            options = MeshOptions(spoil=frame_spoiler(faults), trace=tracker.trace)
-            self.mesh = Mesh.listen(identity, bind_address=spec.bind_address, options=options)
+            self.mesh = Mesh.listen(
+                identity, bind_address=spec.bind_address, spoil=frame_spoiler(faults), trace=tracker.trace
+            )
             opened.callback(self.mesh.close)
             tracker.point("start.ready")
             # Everything is made, so from here on `close` closes it.

@@ -23,7 +23,7 @@ from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
 from podembed.workers.liveness.undisturbed import StepTimes
-from podembed.workers.mesh.options import Route
+from podembed.workers.mesh.route import Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from podembed.workers.job.sequence_rooms import NO_LEVELS
 from podembed.workers.job.tables import learning_rates
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.mesh.mesh import Mesh
-from podembed.workers.mesh.options import Route
+from podembed.workers.mesh.route import Route
 
 
 @dataclass(slots=True, eq=False)

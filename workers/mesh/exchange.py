@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from podembed.workers.mesh.errors import ExchangeTimeout, MeshUsageError
-from podembed.workers.mesh.frames import Buffer, Tag, frame_views, size_of
+from podembed.workers.mesh.frames import MAX_FRAME_BYTES, Buffer, Tag, frame_views, size_of
 from podembed.workers.mesh.link import Link
 from podembed.workers.tracing.recorder import Recorder
 
@@ -122,9 +122,7 @@ class Exchange:
         )
 
 
-def checked_views(
-    send: Outgoing, *, tag: int, step: int, own_rank: int, num_ranks: int, max_frame_bytes: int
-) -> dict[int, list[memoryview]]:
+def checked_views(send: Outgoing, *, tag: int, step: int, own_rank: int, num_ranks: int) -> dict[int, list[memoryview]]:
     """The frames of an exchange as byte views, by rank; those of ranks that get one.
 
     Raises:
@@ -147,9 +145,9 @@ def checked_views(
         if rank == own_rank or buffers is None:
             continue
         found[rank] = views = frame_views(buffers)
-        if (num_bytes := size_of(views)) > max_frame_bytes:
+        if (num_bytes := size_of(views)) > MAX_FRAME_BYTES:
             raise MeshUsageError(
-                f"Found a frame of {num_bytes} bytes for rank {rank}. Expected at most {max_frame_bytes}. Split the "
-                "exchange or raise max_frame_bytes on all hosts."
+                f"Found a frame of {num_bytes} bytes for rank {rank}. Expected at most {MAX_FRAME_BYTES}. Use more "
+                "hosts or a smaller batch."
             )
     return found

@@ -26,9 +26,12 @@ _PLAIN = frozenset(np.dtype(kind) for kind in (np.float32, np.int64, np.uint8))
 # Shorter frames are joined before they are sent: to copy them costs less than to name their parts to the kernel.
 JOINED_BYTES = 1 << 12
 
-_MAGIC = b"PEF1"
-# magic, flags, tag, sender, generation, step, sequence, payload bytes, payload crc32c; then the crc32c of all of these.
-_BODY = struct.Struct("<4sIIIQqQQI")
+MAX_FRAME_BYTES = 4 << 30
+"""Longest payload that one host may send another in one exchange."""
+
+_MAGIC = b"PEF2"
+# magic, tag, sender, generation, step, sequence, payload bytes; then the crc32c of all of these.
+_BODY = struct.Struct("<4sIIQqQQ")
 _CHECKSUM = struct.Struct("<I")
 _END_MAGIC = b"PEFE"
 HEADER_BYTES = _BODY.size + _CHECKSUM.size
@@ -59,13 +62,6 @@ class Farewell(enum.IntEnum):
     FAILED = -2
 
 
-class FrameFlag(enum.IntFlag):
-    """Options of one frame; both ends of a mesh use the same."""
-
-    NONE = 0
-    PAYLOAD_CHECKSUM = 1
-
-
 class FrameHeader(NamedTuple):
     """The fixed part of a frame. A tuple, since one is made for every frame, and a dataclass takes five times as long.
 
@@ -75,7 +71,6 @@ class FrameHeader(NamedTuple):
       generation: the worker group it was sent in.
       sequence: how many frames came before it on this connection in this direction.
       payload_bytes: length of what follows the header.
-      payload_crc32c: checksum of the payload, 0 unless flagged.
     """
 
     tag: int
@@ -84,22 +79,10 @@ class FrameHeader(NamedTuple):
     generation: int
     sequence: int
     payload_bytes: int
-    payload_crc32c: int = 0
-    flags: int = FrameFlag.NONE
 
     def pack(self) -> bytes:
         """`HEADER_BYTES` little-endian bytes, the last four being the checksum of the others."""
-        body = _BODY.pack(
-            _MAGIC,
-            self.flags,
-            self.tag,
-            self.sender,
-            self.generation,
-            self.step,
-            self.sequence,
-            self.payload_bytes,
-            self.payload_crc32c,
-        )
+        body = _BODY.pack(_MAGIC, self.tag, self.sender, self.generation, self.step, self.sequence, self.payload_bytes)
         return body + _CHECKSUM.pack(google_crc32c.value(body))
 
     @staticmethod
@@ -109,14 +92,14 @@ class FrameHeader(NamedTuple):
         Raises:
           FrameError: the bytes do not begin with the magic, or the header's checksum does not fit.
         """
-        magic, flags, tag, sender, generation, step, sequence, payload_bytes, payload_crc32c = _BODY.unpack_from(data)
+        magic, tag, sender, generation, step, sequence, payload_bytes = _BODY.unpack_from(data)
         if magic != _MAGIC:
             raise FrameError(rank, "magic", repr(magic), repr(_MAGIC))
         (found,) = _CHECKSUM.unpack_from(data, _BODY.size)
         expected = google_crc32c.value(data[: _BODY.size])
         if found != expected:
             raise FrameError(rank, "header crc32c", f"{found:#010x}", f"{expected:#010x}")
-        return FrameHeader(tag, step, sender, generation, sequence, payload_bytes, payload_crc32c, flags)
+        return FrameHeader(tag, step, sender, generation, sequence, payload_bytes)
 
 
 def trailer_of(header: bytes) -> bytes:
@@ -220,13 +203,3 @@ def writable_views(buffers: Buffer | Sequence[Buffer] | None, num_bytes: int, ra
             found.append(view[:num_bytes])
             num_bytes -= found[-1].nbytes
     return found
-
-
-def checksum(views: Iterable[memoryview]) -> int:
-    """crc32c (Castagnoli, as in RFC 3720) of the views laid end to end."""
-    crc = 0
-    for view in views:
-        if view.nbytes:
-            # The extension takes arrays without a copy but refuses memoryviews.
-            crc = google_crc32c.extend(crc, cast(Any, np.frombuffer(view, np.uint8)))
-    return crc

@@ -19,13 +19,12 @@ from podembed.workers.mesh.errors import ExchangeTimeout, FrameError, PeerLost
 from podembed.workers.mesh.frames import (
     HEADER_BYTES,
     JOINED_BYTES,
+    MAX_FRAME_BYTES,
     TRAILER_BYTES,
     Buffer,
     Farewell,
-    FrameFlag,
     FrameHeader,
     Tag,
-    checksum,
     size_of,
     tag_name,
     trailer_of,
@@ -52,15 +51,11 @@ class LinkRules:
 
     Attributes:
       own_rank, generation: written into every header.
-      max_frame_bytes: longest payload taken.
-      flags: options of every frame.
       spoil: injects faults into frames.
     """
 
     own_rank: int
     generation: int
-    max_frame_bytes: int
-    flags: FrameFlag
     spoil: Spoil | None = None
 
 
@@ -85,8 +80,6 @@ class Link:
         self.watched = 0
         self.bytes_sent = self.bytes_received = 0
         self._rules = rules
-        # Once, since the operators of an enumeration are slow.
-        self._has_checksum = bool(rules.flags & FrameFlag.PAYLOAD_CHECKSUM)
         self._out: list[memoryview] = []
         self._out_at = 0
         self._sent_frames = 0
@@ -121,9 +114,7 @@ class Link:
         is_readable = not self._has_left and (self._expected is not None or self._header is None)
         return (READ if is_readable else 0) | (WRITE if self._out_at < len(self._out) else 0)
 
-    def begin(
-        self, *, tag: int, step: int, views: list[memoryview] | None, payload_crc32c: int, receive: Receive | None
-    ) -> None:
+    def begin(self, *, tag: int, step: int, views: list[memoryview] | None, receive: Receive | None) -> None:
         """Sets up both directions of one exchange and sends what the kernel takes at once.
 
         Args:
@@ -140,17 +131,15 @@ class Link:
         if self._has_left:
             raise self._lost("it closed its mesh before this exchange")
         if views is not None:
-            self._send(tag, step, views, payload_crc32c)
+            self._send(tag, step, views)
         if receive is not None:
             self._expected, self._receive = (tag, step), receive
             if self._header is not None:
                 self.read()
 
-    def _send(self, tag: int, step: int, views: list[memoryview], payload_crc32c: int) -> None:
+    def _send(self, tag: int, step: int, views: list[memoryview]) -> None:
         rules, num_bytes = self._rules, size_of(views)
-        header = FrameHeader(
-            tag, step, rules.own_rank, rules.generation, self._sent_frames, num_bytes, payload_crc32c, rules.flags
-        ).pack()
+        header = FrameHeader(tag, step, rules.own_rank, rules.generation, self._sent_frames, num_bytes).pack()
         self._sent_frames += 1
         self.bytes_sent = num_bytes
         parts = [header, *views, trailer_of(header)] if views else [header]
@@ -262,18 +251,17 @@ class Link:
         """Refuses every header but the next one of this connection."""
         rules = self._rules
         due = (self.rank, rules.generation, self._received_frames)
-        if header[2:5] == due and header.flags == rules.flags and header.payload_bytes <= rules.max_frame_bytes:
+        if header[2:5] == due and header.payload_bytes <= MAX_FRAME_BYTES:
             return
         for field, found, expected in (
             ("sender", header.sender, self.rank),
             ("generation", header.generation, rules.generation),
             ("sequence", header.sequence, self._received_frames),
-            ("flags", header.flags, int(rules.flags)),
         ):
             if found != expected:
                 raise FrameError(self.rank, field, str(found), str(expected))
-        if header.payload_bytes > rules.max_frame_bytes:
-            raise FrameError(self.rank, "payload bytes", str(header.payload_bytes), f"at most {rules.max_frame_bytes}")
+        if header.payload_bytes > MAX_FRAME_BYTES:
+            raise FrameError(self.rank, "payload bytes", str(header.payload_bytes), f"at most {MAX_FRAME_BYTES}")
 
     def _take_goodbye(self, step: int) -> None:
         self._has_left = True
@@ -313,12 +301,6 @@ class Link:
             trailer, expected = bytes(self._trailer_bytes), trailer_of(bytes(self._header_bytes))
             if trailer != expected:
                 raise FrameError(self.rank, "trailer", repr(trailer), f"{expected!r} after the payload")
-        if self._has_checksum:
-            found = checksum(self._payload)
-            if found != header.payload_crc32c:
-                raise FrameError(
-                    self.rank, "payload crc32c", f"{found:#010x}", f"{header.payload_crc32c:#010x}, as its header says"
-                )
         self._header = self._missing = self._expected = self._receive = None
         self._payload = []
 
@@ -353,7 +335,6 @@ class Link:
             generation=self._rules.generation,
             sequence=self._sent_frames,
             payload_bytes=0,
-            flags=self._rules.flags,
         )
         try:
             self.connection.send(header.pack())

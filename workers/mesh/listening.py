@@ -58,7 +58,7 @@ class Refusals:
         return (*named, f"{self.count - len(named)} more connections") if self.count > len(named) else named
 
 
-def open_listener(bind_address: str, *, socket_buffer_bytes: int | None) -> socket.socket:
+def open_listener(bind_address: str) -> socket.socket:
     """A non-blocking listening socket on a free port of one local address.
 
     Raises:
@@ -73,7 +73,7 @@ def open_listener(bind_address: str, *, socket_buffer_bytes: int | None) -> sock
         )
     listener = socket.socket(family(bind_address), socket.SOCK_STREAM)
     try:
-        prepare(listener, socket_buffer_bytes)
+        prepare(listener)
         listener.bind((bind_address, 0))
         listener.listen(socket.SOMAXCONN)
     except BaseException:
@@ -86,11 +86,8 @@ def family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def prepare(connection: socket.socket, socket_buffer_bytes: int | None) -> None:
+def prepare(connection: socket.socket) -> None:
     """Options that must be set before the connection exists, since window scaling is agreed on in its first packets."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     ask_when_quiet(connection)
-    if socket_buffer_bytes is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, socket_buffer_bytes)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, socket_buffer_bytes)

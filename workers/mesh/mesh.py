@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from podembed.workers.descriptors import require_for_host
+from podembed.workers.faults.frames import Spoil
 from podembed.workers.mesh.aborting import AbortSignal
 from podembed.workers.mesh.errors import (
     ExchangeTimeout,
@@ -27,14 +28,14 @@ from podembed.workers.mesh.errors import (
     PeerLost,
 )
 from podembed.workers.mesh.exchange import Exchange, ExchangeStatistics, Outgoing, checked_views
-from podembed.workers.mesh.frames import Farewell, FrameFlag, Tag, checksum, size_of
+from podembed.workers.mesh.frames import Farewell, Tag, size_of
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.link import Link, LinkRules, Receive, farewell_for, new_stage
 from podembed.workers.mesh.link_poll import LinkPoll
 from podembed.workers.mesh.link_silence import NOTABLE_S, silence_s
 from podembed.workers.mesh.listening import Address, Refusal, Refusals, open_listener
-from podembed.workers.mesh.options import MeshOptions
 from podembed.workers.mesh.setup import MeshSetup
+from podembed.workers.tracing.recorder import Recorder
 
 __all__ = [
     "ExchangeStatistics",
@@ -47,7 +48,6 @@ __all__ = [
     "MeshConnectTimeout",
     "MeshError",
     "MeshIdentity",
-    "MeshOptions",
     "MeshUsageError",
     "PeerLost",
     "Tag",
@@ -63,7 +63,6 @@ class Mesh:
 
     Attributes:
       identity: who this host is.
-      options: how the mesh runs.
       address: where it listens, for the other hosts.
     """
 
@@ -72,15 +71,15 @@ class Mesh:
         identity: MeshIdentity,
         *,
         listener: socket.socket,
-        options: MeshOptions,
+        spoil: Spoil | None,
+        trace: Recorder,
         clock: Callable[[], float],
     ) -> None:
         self.identity = identity
         host, port = listener.getsockname()[:2]
         self.address: Address = (host, port)
         self._listener = listener
-        self.options = options
-        self._clock = clock
+        self._spoil, self._trace, self._clock = spoil, trace, clock
         self._abort_signal = AbortSignal()
         self._poll = LinkPoll(self._abort_signal)
         self._refusals = Refusals()
@@ -97,10 +96,15 @@ class Mesh:
         identity: MeshIdentity,
         *,
         bind_address: str,
-        options: MeshOptions | None = None,
+        spoil: Spoil | None = None,
+        trace: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> Mesh:
         """A mesh that listens on a free port of `bind_address` and is connected to no host yet.
+
+        Args:
+          spoil: injects faults into this host's frames.
+          trace: takes the exchanges with each host while a trace is on.
 
         Raises:
           MeshUsageError: the address is empty or stands for all interfaces.
@@ -108,10 +112,9 @@ class Mesh:
           DescriptorsExhausted: this process may not open as many connections.
         """
         require_for_host(identity.num_ranks)
-        options = options or MeshOptions()
-        listener = open_listener(bind_address, socket_buffer_bytes=options.socket_buffer_bytes)
+        listener = open_listener(bind_address)
         try:
-            return Mesh(identity, listener=listener, options=options, clock=clock)
+            return Mesh(identity, listener=listener, spoil=spoil, trace=trace or Recorder(), clock=clock)
         except BaseException:
             listener.close()
             raise
@@ -145,8 +148,6 @@ class Mesh:
                 addresses=addresses,
                 abort_signal=self._abort_signal,
                 refusals=self._refusals,
-                handshake_timeout_s=self.options.handshake_timeout_s,
-                socket_buffer_bytes=self.options.socket_buffer_bytes,
                 clock=self._clock,
             ).run(timeout_s)
         except BaseException as error:
@@ -156,9 +157,7 @@ class Mesh:
         rules = LinkRules(
             own_rank=self.identity.rank,
             generation=self.identity.generation,
-            max_frame_bytes=self.options.max_frame_bytes,
-            flags=FrameFlag.PAYLOAD_CHECKSUM if self.options.payload_crc else FrameFlag.NONE,
-            spoil=self.options.spoil,
+            spoil=self._spoil,
         )
         stage = new_stage()
         for rank in sorted(connections):
@@ -208,10 +207,8 @@ class Mesh:
         """
         self._require_usable()
         self._require_idle()
-        own, limit, link_of = self.identity, self.options.max_frame_bytes, self._link_of
-        frames = checked_views(
-            send, tag=tag, step=step, own_rank=own.rank, num_ranks=own.num_ranks, max_frame_bytes=limit
-        )
+        own, link_of = self.identity, self._link_of
+        frames = checked_views(send, tag=tag, step=step, own_rank=own.rank, num_ranks=own.num_ranks)
         links = self._links
         if senders is not None:
             links = [link_of[rank] for rank in dict.fromkeys([*frames, *senders]) if rank in link_of]
@@ -223,14 +220,13 @@ class Mesh:
             bytes_sent=sum(map(size_of, frames.values())),
             links=links,
             unfinished=set(links),
-            trace=self.options.trace,
+            trace=self._trace,
         )
         try:
             for link in links:
                 views = frames.get(link.rank)
-                crc = checksum(views) if views and self.options.payload_crc else 0
                 taking = receive if senders is None or link.rank in senders else None
-                link.begin(tag=exchange.tag, step=exchange.step, views=views, payload_crc32c=crc, receive=taking)
+                link.begin(tag=exchange.tag, step=exchange.step, views=views, receive=taking)
                 self._after_move(exchange, link)
         except BaseException as error:
             self._break(error)
@@ -334,11 +330,6 @@ class Mesh:
         """Ranks of whose machine nothing came for a notable time, and for how long. From any thread."""
         silences = {link.rank: silence_s(link.connection) for link in self._links}
         return {rank: seconds for rank, seconds in silences.items() if seconds >= NOTABLE_S}
-
-    @property
-    def num_refusals(self) -> int:
-        """How many connections were not let in."""
-        return self._refusals.count
 
     def _require_usable(self) -> None:
         try:

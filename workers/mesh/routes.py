@@ -18,7 +18,7 @@ from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.grid import Grid
 from podembed.workers.mesh.link import Receive
 from podembed.workers.mesh.mesh import Mesh
-from podembed.workers.mesh.options import Route
+from podembed.workers.mesh.route import Route
 from podembed.workers.mesh.two_hop import TwoHop
 
 # The kinds of exchanges that repeat in every step.

@@ -24,6 +24,8 @@ from podembed.workers.mesh.errors import HandshakeRefused, MeshConnectTimeout
 from podembed.workers.mesh.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
 from podembed.workers.mesh.listening import Address, Refusals, family, prepare
 
+HANDSHAKE_TIMEOUT_S = 5.0
+"""The longest that one connection may take to prove itself."""
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.5
 _SPARE_CANDIDATES = 64
@@ -56,8 +58,6 @@ class MeshSetup:
         addresses: Sequence[Address],
         abort_signal: AbortSignal,
         refusals: Refusals,
-        handshake_timeout_s: float,
-        socket_buffer_bytes: int | None,
         clock: Callable[[], float],
     ) -> None:
         self._identity = identity
@@ -65,8 +65,6 @@ class MeshSetup:
         self._addresses = addresses
         self._abort_signal = abort_signal
         self._refusals = refusals
-        self._handshake_timeout_s = handshake_timeout_s
-        self._socket_buffer_bytes = socket_buffer_bytes
         self._clock = clock
         try:
             self._selector = selectors.DefaultSelector()
@@ -163,7 +161,7 @@ class MeshSetup:
         nonce = secrets.token_bytes(NONCE_BYTES)
         dialogue = answer(self._identity, nonce=nonce, is_connected=self._connected.__contains__)
         candidate = self._add(connection, f"{peer[0]}:{peer[1]}", dialogue, rank=None)
-        prepare(connection, None)
+        prepare(connection)
         self._watch(connection, partial(self._read, candidate))
         self._advance(candidate, None)
 
@@ -207,7 +205,7 @@ class MeshSetup:
         dialogue = dial(self._identity, expected_rank=rank, nonce=secrets.token_bytes(NONCE_BYTES))
         candidate = self._add(connection, f"{host}:{port}", dialogue, rank=rank)
         try:
-            prepare(connection, self._socket_buffer_bytes)
+            prepare(connection)
             code = connection.connect_ex((host, port))
         except OSError as error:
             self._drop(candidate, f"dialing failed, {error.strerror}")
@@ -242,7 +240,7 @@ class MeshSetup:
             connection=connection,
             address=address,
             dialogue=dialogue,
-            deadline_s=self._clock() + self._handshake_timeout_s,
+            deadline_s=self._clock() + HANDSHAKE_TIMEOUT_S,
             rank=rank,
         )
         self._candidates[candidate] = None
@@ -324,7 +322,7 @@ class MeshSetup:
     def _drop_overdue(self) -> None:
         now_s = self._clock()
         for candidate in [candidate for candidate in self._candidates if candidate.deadline_s <= now_s]:
-            self._drop(candidate, f"the handshake was not done in {self._handshake_timeout_s:.1f} s")
+            self._drop(candidate, f"the handshake was not done in {HANDSHAKE_TIMEOUT_S:.1f} s")
 
     def _drop(self, candidate: _Candidate, reason: str) -> None:
         del self._candidates[candidate]

@@ -79,7 +79,6 @@ class TwoHop:
     def __init__(self, mesh: Mesh) -> None:
         identity = mesh.identity
         self._mesh, self._own, self._num_ranks = mesh, identity.rank, identity.num_ranks
-        self._max_frame_bytes = mesh.options.max_frame_bytes
         place = Grid(identity.num_ranks).place(identity.rank)
         self._column = place.columns[place.own].ranks
         # Per relay, the hosts that it serves.
@@ -113,7 +112,6 @@ class TwoHop:
             step=step,
             own_rank=self._own,
             num_ranks=self._num_ranks,
-            max_frame_bytes=self._max_frame_bytes,
         )
         # Joined at once: few bytes are copied in less time than every hop would take to handle their parts.
         frames = {rank: b"".join(parts) for rank, parts in views.items()}

@@ -54,7 +54,7 @@ class DriverDoor:
 
     def __init__(self, spec: DriverLineSpec) -> None:
         self._spec = spec
-        self._listener = open_listener(spec.bind_address, socket_buffer_bytes=None)
+        self._listener = open_listener(spec.bind_address)
         self._listener.setblocking(True)
         host, port, *_ = self._listener.getsockname()
         self.address: tuple[str, int] = (host, port)

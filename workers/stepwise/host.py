@@ -25,7 +25,7 @@ from podembed.workers.host.same_machine import share_pooled
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.handshake import MeshIdentity
-from podembed.workers.mesh.mesh import Mesh, MeshOptions
+from podembed.workers.mesh.mesh import Mesh
 from podembed.workers.stepwise.driver_line import DriverDoor, DriverLineSpec
 from podembed.workers.stepwise.line import Answered, Line, Packing, Turns, line_for_device
 from podembed.workers.stepwise.saved_embedding import HostReceipt, restore_tables, write_host
@@ -90,7 +90,7 @@ class StepwiseHost:
             # The driver sends a placement with each engine, so hosts only have to agree on their number here.
             plan_hash=spec.num_hosts.to_bytes(32, "big"),
         )
-        self._mesh = Mesh.listen(identity, bind_address=spec.bind_address, options=MeshOptions())
+        self._mesh = Mesh.listen(identity, bind_address=spec.bind_address)
         return self._mesh.address
 
     def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> None:

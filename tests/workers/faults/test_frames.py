@@ -15,23 +15,17 @@ from podembed.workers.faults.frames import frame_spoiler
 from podembed.workers.faults.inject import FaultPoints, read_records
 from podembed.workers.faults.plan import Fault, FaultPlan
 from podembed.workers.mesh.frames import Tag, tag_name
-from podembed.workers.mesh.mesh import ExchangeTimeout, FrameError, Mesh, MeshError, MeshOptions, PeerLost
+from podembed.workers.mesh.mesh import ExchangeTimeout, FrameError, Mesh, MeshError, PeerLost
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed, trade
 
 
-def spoilt_trades(folder: Path, action: str, *, payload_crc: bool = False, **arguments: Any) -> list[Any]:
+def spoilt_trades(folder: Path, action: str, **arguments: Any) -> list[Any]:
     """Three exchanges of two hosts, rank 1 spoiling its frame of the second; per rank its results or the error."""
     fault = Fault(point="mesh.send", action=action, rank="host 1", step=1, arguments=arguments)
     spoil = frame_spoiler(FaultPoints.of(FaultPlan(folder=str(folder), faults=(fault,)), "host 1"))
     with contextlib.ExitStack() as stack:
         meshes = [
-            stack.enter_context(
-                Mesh.listen(
-                    identity(rank, 2),
-                    bind_address=LOCAL,
-                    options=MeshOptions(spoil=spoil if rank else None, payload_crc=payload_crc),
-                )
-            )
+            stack.enter_context(Mesh.listen(identity(rank, 2), bind_address=LOCAL, spoil=spoil if rank else None))
             for rank in range(2)
         ]
         addresses = [mesh.address for mesh in meshes]
@@ -77,8 +71,3 @@ def test_a_spoilt_frame_ends_the_mesh(tmp_path: Path, action: str, arguments: di
     results = spoilt_trades(tmp_path, action, **arguments)
     assert isinstance(results[0], error), results
     assert len(read_records(str(tmp_path))) == 1
-
-
-def test_a_bit_of_the_payload_is_found_by_its_checksum(tmp_path: Path) -> None:
-    results = spoilt_trades(tmp_path, "flip", payload_crc=True)
-    assert isinstance(results[0], FrameError)

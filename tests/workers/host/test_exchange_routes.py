@@ -11,7 +11,7 @@ import pytest
 from podembed.workers.job.job import JobConfig
 from podembed.workers.mesh.errors import ExchangeTimeout, MeshError, PeerLost
 from podembed.workers.mesh.grid import Grid
-from podembed.workers.mesh.options import Route
+from podembed.workers.mesh.route import Route
 from podembed.workers.mesh.routes import KINDS, SETTLED_AFTER, RouteCosts
 from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes

@@ -40,7 +40,7 @@ from podembed.workers.input.reader import InputReader, build_index, training_pla
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import table_specs
 from podembed.workers.mesh.errors import MeshError
-from podembed.workers.mesh.options import Route
+from podembed.workers.mesh.route import Route
 from podembed.workers.storage.store import Store
 from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes, tables_of

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from podembed.workers.mesh.frames import HEADER_BYTES, TRAILER_BYTES, FrameHeader
-from podembed.workers.mesh.mesh import Mesh, MeshOptions
+from podembed.workers.mesh.mesh import Mesh
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed
 
 Rewrite = Callable[[int, bytes, bytes], bytes | None]
@@ -100,13 +100,10 @@ def _read_exactly(source: socket.socket, num_bytes: int) -> bytes:
 
 
 @contextlib.contextmanager
-def proxied_pair(rewrite: Rewrite, options: MeshOptions | None = None) -> Iterator[tuple[Mesh, Mesh, FrameProxy]]:
+def proxied_pair(rewrite: Rewrite) -> Iterator[tuple[Mesh, Mesh, FrameProxy]]:
     """Two connected hosts whose traffic passes a proxy."""
     with contextlib.ExitStack() as stack:
-        low, high = (
-            stack.enter_context(Mesh.listen(identity(rank, 2), bind_address=LOCAL, options=options))
-            for rank in range(2)
-        )
+        low, high = (stack.enter_context(Mesh.listen(identity(rank, 2), bind_address=LOCAL)) for rank in range(2))
         proxy = FrameProxy(rewrite)
         stack.callback(proxy.close)
         proxy.start(low.address)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from podembed.workers.mesh.mesh import Mesh, MeshIdentity, MeshOptions, Tag
+from podembed.workers.faults.frames import Spoil
+from podembed.workers.mesh.mesh import Mesh, MeshIdentity, Tag
 
 TOKEN = bytes(range(32))
 LOCAL = "127.0.0.1"
@@ -55,11 +56,11 @@ def succeed(results: list[Any]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def meshes(num_ranks: int, options: MeshOptions | None = None) -> Iterator[list[Mesh]]:
+def meshes(num_ranks: int, spoil: Spoil | None = None) -> Iterator[list[Mesh]]:
     """All ranks of one connected mesh, in this process."""
     with contextlib.ExitStack() as stack:
         ranks = [
-            stack.enter_context(Mesh.listen(identity(rank, num_ranks), bind_address=LOCAL, options=options))
+            stack.enter_context(Mesh.listen(identity(rank, num_ranks), bind_address=LOCAL, spoil=spoil))
             for rank in range(num_ranks)
         ]
         addresses = [mesh.address for mesh in ranks]

@@ -12,13 +12,12 @@ import pytest
 from podembed.workers.mesh.errors import FrameError, PeerLost
 from podembed.workers.mesh.frames import (
     HEADER_BYTES,
+    MAX_FRAME_BYTES,
     TRAILER_BYTES,
     Farewell,
-    FrameFlag,
     FrameHeader,
     Tag,
     byte_views,
-    checksum,
     trailer_of,
 )
 from podembed.workers.mesh.link import READ, STAGE_BYTES, WRITE, Link, LinkRules, new_stage
@@ -26,39 +25,27 @@ from tests.workers.mesh.mesh_testing import Inbox
 
 
 @contextlib.contextmanager
-def _link(
-    flags: FrameFlag = FrameFlag.NONE, *, max_frame_bytes: int = 1000, stage: memoryview | None = None
-) -> Iterator[tuple[Link, socket.socket]]:
+def _link(*, stage: memoryview | None = None) -> Iterator[tuple[Link, socket.socket]]:
     """A link of rank 0 to rank 1, and the socket at which rank 1 sits."""
     near, far = socket.socketpair()
     near.setblocking(False)
     far.settimeout(5)
-    rules = LinkRules(own_rank=0, generation=7, max_frame_bytes=max_frame_bytes, flags=flags)
+    rules = LinkRules(own_rank=0, generation=7)
     link = Link(rank=1, connection=near, rules=rules, stage=stage or new_stage())
     with far:
         yield link, far
     link.close()
 
 
-def _frame(payload: bytes = b"", *, sequence: int = 0, step: int = 5, tag: int = Tag.IDS, flags: int = 0) -> bytes:
-    crc = checksum([memoryview(payload)]) if flags else 0
-    header = FrameHeader(
-        tag=tag,
-        step=step,
-        sender=1,
-        generation=7,
-        sequence=sequence,
-        payload_bytes=len(payload),
-        payload_crc32c=crc,
-        flags=flags,
-    )
+def _frame(payload: bytes = b"", *, sequence: int = 0, step: int = 5, tag: int = Tag.IDS) -> bytes:
+    header = FrameHeader(tag, step, 1, 7, sequence, len(payload))
     packed = header.pack()
     return packed + payload + (trailer_of(packed) if payload else b"")
 
 
 def _begin(link: Link, *payload: bytes | np.ndarray, step: int = 5) -> Inbox:
     inbox = Inbox()
-    link.begin(tag=Tag.IDS, step=step, views=byte_views(payload), payload_crc32c=0, receive=inbox)
+    link.begin(tag=Tag.IDS, step=step, views=byte_views(payload), receive=inbox)
     return inbox
 
 
@@ -131,7 +118,7 @@ def test_a_header_that_came_in_part_is_completed_before_its_exchange() -> None:
 
 
 def test_no_more_of_a_later_frame_than_the_stage_is_taken_from_the_kernel() -> None:
-    with _link(max_frame_bytes=1 << 20) as (link, far):
+    with _link() as (link, far):
         payload = np.random.default_rng(0).integers(0, 256, 100_000, np.uint8).tobytes()
         inbox = _begin(link)
         far.sendall(_frame(b"now") + _frame(payload, sequence=1, step=6))
@@ -174,8 +161,7 @@ def test_an_early_empty_frame_is_whole_at_once() -> None:
         (_frame(b"x", sequence=1), "sequence"),
         (_frame(b"x", step=4), "tag and step"),
         (_frame(b"x", tag=Tag.ROWS), "tag and step"),
-        (_frame(b"x", flags=FrameFlag.PAYLOAD_CHECKSUM), "flags"),
-        (_frame(b"x" * 1001), "payload bytes"),
+        (FrameHeader(1, 5, 1, 7, 0, MAX_FRAME_BYTES + 1).pack(), "payload bytes"),
         (b"\0" + _frame(b"x")[1:], "magic"),
         (_frame(b"x")[:20] + b"\xff" + _frame(b"x")[21:], "header crc32c"),
         (FrameHeader(tag=1, step=5, sender=2, generation=7, sequence=0, payload_bytes=0).pack(), "sender"),
@@ -192,24 +178,8 @@ def test_any_other_frame_is_refused_before_its_payload_is_taken(frame: bytes, fi
         assert not inbox.payloads
 
 
-def test_a_changed_payload_is_found_by_its_checksum() -> None:
-    flags = FrameFlag.PAYLOAD_CHECKSUM
-    for damage, is_refused in ((0, False), (1, True)):
-        with _link(flags) as (link, far):
-            frame = bytearray(_frame(b"payload", flags=flags))
-            frame[HEADER_BYTES] ^= damage
-            inbox = _begin(link)
-            far.sendall(frame)
-            if is_refused:
-                with pytest.raises(FrameError, match="payload crc32c"):
-                    link.read()
-            else:
-                link.read()
-                assert inbox.bytes_by_rank() == {1: b"payload"}
-
-
 def test_a_peer_that_ends_in_the_middle_is_lost() -> None:
-    for size, part in ((10, "46 bytes of a header"), (HEADER_BYTES + 2, "11 bytes of a payload")):
+    for size, part in ((10, "38 bytes of a header"), (HEADER_BYTES + 2, "11 bytes of a payload")):
         with _link() as (link, far):
             _begin(link)
             far.sendall(_frame(b"12345")[:size])

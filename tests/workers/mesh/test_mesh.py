@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podembed.workers.mesh.mesh import Mesh, MeshBroken, MeshOptions, MeshUsageError, PeerLost, Tag
+from podembed.workers.mesh import exchange
+from podembed.workers.mesh.mesh import Mesh, MeshBroken, MeshUsageError, PeerLost, Tag
 from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade
 
@@ -67,9 +68,8 @@ def _run_steps(mesh: Mesh, sizes: list[np.ndarray], is_split: bool) -> None:
 def test_every_byte_arrives_where_it_belongs(num_ranks: int, data: st.DataObject) -> None:
     cells = st.lists(_SIZES, min_size=num_ranks**2, max_size=num_ranks**2)
     sizes = [np.reshape(data.draw(cells), (num_ranks, num_ranks)) for _ in range(3)]
-    options = MeshOptions(payload_crc=data.draw(st.booleans()))
     is_split = data.draw(st.booleans())
-    with meshes(num_ranks, options) as ranks:
+    with meshes(num_ranks) as ranks:
         succeed(in_threads([lambda mesh=mesh: _run_steps(mesh, sizes, is_split) for mesh in ranks]))
 
 
@@ -165,8 +165,11 @@ def test_a_host_that_is_done_may_leave_while_others_still_wait() -> None:
         ({"step": 2**63}, "Found step"),
     ],
 )
-def test_a_wrong_call_is_refused_and_harms_nothing(change: dict[str, Any], message: str) -> None:
-    with meshes(2, MeshOptions(max_frame_bytes=100)) as ranks:
+def test_a_wrong_call_is_refused_and_harms_nothing(
+    change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "MAX_FRAME_BYTES", 100)
+    with meshes(2) as ranks:
         arguments: dict[str, Any] = {"tag": Tag.IDS, "step": 0, "send": [[], [b"x"]], "receive": Inbox()}
         with pytest.raises(MeshUsageError, match=message):
             ranks[0].begin(**(arguments | change))

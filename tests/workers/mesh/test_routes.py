@@ -10,7 +10,7 @@ import pytest
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.grid import Grid
 from podembed.workers.mesh.mesh import Mesh
-from podembed.workers.mesh.options import Route
+from podembed.workers.mesh.route import Route
 from podembed.workers.mesh.routes import KINDS, SETTLED_AFTER, RouteCosts, Routes
 from tests.workers.mesh.mesh_testing import PATIENCE_S, Inbox, in_threads, meshes, succeed
 

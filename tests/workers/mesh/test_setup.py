@@ -18,7 +18,6 @@ from podembed.workers.mesh.mesh import (
     MeshAborted,
     MeshBroken,
     MeshConnectTimeout,
-    MeshOptions,
     MeshUsageError,
 )
 from podembed.workers.mesh.setup import MeshSetup
@@ -26,12 +25,10 @@ from tests.clock import FakeClock
 from tests.processes import wait_for
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, meshes, succeed, trade
 
-_QUICK = MeshOptions(handshake_timeout_s=0.2)
-
 
 @contextlib.contextmanager
-def _listening(rank: int, num_ranks: int, options: MeshOptions | None = None, **changes: Any) -> Iterator[Mesh]:
-    with Mesh.listen(identity(rank, num_ranks, **changes), bind_address=LOCAL, options=options) as mesh:
+def _listening(rank: int, num_ranks: int, **changes: Any) -> Iterator[Mesh]:
+    with Mesh.listen(identity(rank, num_ranks, **changes), bind_address=LOCAL) as mesh:
         yield mesh
 
 
@@ -78,7 +75,7 @@ def test_strangers_do_not_keep_hosts_apart() -> None:
     """Garbage, silence, a half-sent hello and an early hang-up, all before the true peer dials."""
     clock = FakeClock()
     with (
-        Mesh.listen(identity(0, 2), bind_address=LOCAL, options=_QUICK, clock=clock.monotonic_s) as low,
+        Mesh.listen(identity(0, 2), bind_address=LOCAL, clock=clock.monotonic_s) as low,
         _listening(1, 2) as high,
         contextlib.ExitStack() as stack,
     ):
@@ -90,20 +87,20 @@ def test_strangers_do_not_keep_hosts_apart() -> None:
         addresses = [low.address, high.address]
         connecting = threading.Thread(target=_connect(low, addresses))
         connecting.start()
-        wait_for("refusal of those that said something", lambda: low.num_refusals == 3, seconds=PATIENCE_S)
+        wait_for("refusal of those that said something", lambda: len(low.refusals) == 3, seconds=PATIENCE_S)
 
         def are_all_refused() -> bool:
             # A handshake's time counts from the moment it is accepted, which may come later than the refusals above.
-            clock.sleep(0.05)
-            return low.num_refusals == len(intruders)
+            clock.sleep(1.0)
+            return len(low.refusals) == len(intruders)
 
         wait_for("refusal of the others", are_all_refused, seconds=PATIENCE_S)
         succeed(in_threads([_connect(high, addresses), connecting.join]))
         reasons = " | ".join(refusal.reason for refusal in low.refusals)
         assert "found b'GET / HT' as first bytes" in reasons
-        assert "not done in 0.2 s" in reasons
+        assert "not done in 5.0 s" in reasons
         assert "closed in the middle of the handshake" in reasons
-        assert low.num_refusals == len(intruders)
+        assert len(low.refusals) == len(intruders)
 
 
 @pytest.mark.parametrize("noise", [b"", b"x" * 500], ids=["silent", "noisy"])
@@ -114,8 +111,7 @@ def test_a_flood_of_clients_is_bounded_and_passed_by(noise: bytes) -> None:
         addresses = [low.address, high.address]
         succeed(in_threads([_connect(low, addresses), _connect(high, addresses)]))
         # 150 clients and the dialer came, 66 may wait at a time, so the oldest others were sent away.
-        assert low.num_refusals >= 150 + 1 - 66
-        assert len(low.refusals) <= 100
+        assert 150 + 1 - 66 <= len(low.refusals) <= 100
         reasons = {refusal.reason for refusal in low.refusals}
         assert any(("first bytes" if noise else "unfinished handshakes") in reason for reason in reasons)
 

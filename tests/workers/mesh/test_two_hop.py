@@ -15,7 +15,6 @@ from podembed.workers.mesh.errors import ExchangeTimeout, FrameError, MeshBroken
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.grid import Grid
 from podembed.workers.mesh.mesh import Mesh
-from podembed.workers.mesh.options import MeshOptions
 from podembed.workers.mesh.two_hop import FIRST_HOP, SECOND_HOP, TwoHop
 from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import PATIENCE_S, Inbox, in_threads, meshes, succeed, trade
@@ -57,7 +56,7 @@ def _run_steps(mesh: Mesh, sizes: list[np.ndarray]) -> None:
 def test_every_frame_arrives_where_it_belongs(num_ranks: int, data: st.DataObject) -> None:
     cells = st.lists(_SIZES, min_size=num_ranks**2, max_size=num_ranks**2)
     sizes = [np.reshape(data.draw(cells), (num_ranks, num_ranks)) for _ in range(4)]
-    with meshes(num_ranks, MeshOptions(payload_crc=data.draw(st.booleans()))) as ranks:
+    with meshes(num_ranks) as ranks:
         succeed(in_threads([lambda mesh=mesh: _run_steps(mesh, sizes) for mesh in ranks]))
 
 

@@ -25,7 +25,7 @@ from podembed.workers.host.survivors.moves import BucketExchange, _by_round
 from podembed.workers.host.survivors.surviving_shard import Restored, SurvivingShard
 from podembed.workers.mesh.errors import FrameError, MeshError
 from podembed.workers.mesh.frames import HEADER_BYTES
-from podembed.workers.mesh.mesh import Mesh, MeshOptions
+from podembed.workers.mesh.mesh import Mesh
 from podembed.workers.storage.store import Store
 from tests.long_tests import examples
 from tests.workers.checkpoint.test_deltas import Hosts
@@ -180,7 +180,7 @@ def test_a_digest_that_is_wrong_on_the_wire_is_found_and_the_bucket_is_read(tmp_
         frame[HEADER_BYTES + 2 + 2] ^= 1
         return [memoryview(bytes(frame))]
 
-    with meshes(2, MeshOptions(spoil=spoil)) as ranks:
+    with meshes(2, spoil) as ranks:
         move = swap(tmp_path)
         move.cut()
         succeed(in_threads(move.moves(ranks)))
