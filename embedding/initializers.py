@@ -134,27 +134,6 @@ def table_seed(seed: int, table_name: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def initial_rows(
-    initializer: Callable[..., Any],
-    *,
-    seed: int,
-    table_name: str,
-    rows: np.ndarray,
-    out: np.ndarray,
-    num_rows: int | None = None,
-) -> None:
-    """Writes the first values of `rows` (int64 `[n]`) into `out` (float32 `[n, dim]`).
-
-    Args:
-      num_rows: of the whole table; needed by initializers that make a whole table or contiguous parts of it.
-
-    Raises:
-      ValueError: the initializer is not understood or made the wrong shape.
-    """
-    fill = row_source(initializer, seed=seed, table_name=table_name, num_rows=num_rows, dim=out.shape[1])
-    fill(np.asarray(rows, np.int64), out)
-
-
 def row_source(
     initializer: Callable[..., Any], *, seed: int, table_name: str, num_rows: int | None, dim: int
 ) -> FillRows:

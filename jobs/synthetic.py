@@ -96,10 +96,6 @@ class SyntheticSet:
             sample_id="sample_id",
         )
 
-    def share_of_reachable_auc(self, auc: float) -> float:
-        """How much of the possible lift over guessing an AUC is: 0 for 0.5, 1 for the planted model."""
-        return (auc - 0.5) / (self.reachable_auc - 0.5)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Feature:

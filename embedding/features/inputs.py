@@ -71,7 +71,7 @@ class FeatureInput:
         return len(self.row_splits) - 1
 
 
-def read_input(path: str, value: Any, *, ids_name: str = "ids") -> FeatureInput:
+def read_input(path: str, value: Any) -> FeatureInput:
     """Reads the ids of one feature.
 
     Raises:

@@ -24,7 +24,6 @@ _LOWER_HALF = np.int64(0xFFFFFFFF)
 # the second cache. `benchmarks/grouping.py` compares both.
 MOST_HASHED = 1 << 16
 ROWS_PER_HASHED = 8
-_SLOTS_PER_ENTRY = 2  # from 4/3 to 8/3
 # Up to so many rows an entry, a count of every row is the cheapest.
 ROWS_PER_COUNTED = 4
 

@@ -73,8 +73,6 @@ class TextForm(Protocol):
         """
         ...
 
-    def dense_type(self, name: str) -> pa.DataType: ...
-
     def text_of(self, values: pa.Array) -> list[str]:
         """Values as they stand in the text."""
         ...
@@ -112,9 +110,6 @@ class CriteoForm:
             values={name: pa.array(values[good], mask=is_empty[good]) for name, values, is_empty in categories},
             faults=faults,
         )
-
-    def dense_type(self, name: str) -> pa.DataType:
-        return pa.int32()
 
     def text_of(self, values: pa.Array) -> list[str]:
         return [f"{value:08x}" for value in values.to_pylist()]
@@ -228,9 +223,6 @@ class CsvForm:
         if column in self.dense:
             return f"a dense value is a finite number or empty, at most {_LARGEST_NUMBER:.2g}"
         return "a line is a row of text in UTF-8"
-
-    def dense_type(self, name: str) -> pa.DataType:
-        return pa.float64()
 
     def text_of(self, values: pa.Array) -> list[str]:
         return values.to_pylist()

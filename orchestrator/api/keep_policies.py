@@ -32,16 +32,6 @@ class KeepPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeepLatest:
-    """The newest `count`."""
-
-    count: int
-
-    def kept(self, commits: Sequence[Committed]) -> Collection[str]:
-        return [commit.name for commit in commits[: self.count]]
-
-
-@dataclass(frozen=True, slots=True)
 class KeepEvery:
     """The first commit at or after each multiple of `steps`."""
 

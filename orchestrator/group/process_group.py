@@ -21,6 +21,8 @@ from podembed.workers.liveness.progress import Progress
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.tracing.recorder import Recorder
 
+GRACE_S = 1.5
+"""How long after a first failure the others are waited for, so that equal causes are reported together."""
 DEATH_GRACE_S = 0.2
 GRACE_LOOK_S = 0.05
 
@@ -67,7 +69,7 @@ class ProcessGroup:
           counts_marks: the time starts again whenever a worker finishes a step or a file, however many there are.
           bears_storage: failures of the storage do not end the wait for the others.
           is_users_function: device processes may leave status calls unanswered until `timeout_s`.
-          grace_s: how long the others are waited for after a first failure; None for `Deadlines.grace_s`.
+          grace_s: how long the others are waited for after a first failure; None for `GRACE_S`.
 
         Raises:
           WorkerFailure: with every failure that was seen within the grace period after the first.
@@ -78,7 +80,7 @@ class ProcessGroup:
         number = {id(call): at for at, call in enumerate(calls)}
         patient = frozenset(call.worker for call in calls if is_users_function and not call.worker.is_host)
         watch = Watch(self, timeout_s=timeout_s, counts_marks=counts_marks, patient_with=patient)
-        longest_grace_s = self.deadlines.grace_s if grace_s is None else grace_s
+        longest_grace_s = GRACE_S if grace_s is None else grace_s
         failed_at: float | None = None
         began_s = self.trace.now_s() if self.trace.is_on else 0.0
         for ended, running in looks(
@@ -98,7 +100,7 @@ class ProcessGroup:
                 # A death is the root; whoever else failed by now is its echo.
                 has_died = any(failure.kind is FailureKind.DIED for failure in failures)
                 # Where a process is lost, it does not matter how others go on.
-                patience_s = self.deadlines.grace_s if is_host_fault(failures) else longest_grace_s
+                patience_s = GRACE_S if is_host_fault(failures) else longest_grace_s
                 limit_s = min(patience_s, DEATH_GRACE_S) if has_died else patience_s
                 if not running or self.clock.monotonic_s() - failed_at > limit_s:
                     raise WorkerFailure(charged(failures))

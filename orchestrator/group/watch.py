@@ -39,6 +39,14 @@ LEAST_STEP_S = 30.0
 STEP_FACTOR = 10.0
 LEAST_STALL_S = 2.0
 STALL_FACTOR = 3.0
+SILENCE_S = 30.0
+"""How long a process with signs of life may leave a control call unanswered."""
+FROZEN_S = 5.0
+"""The same for one without."""
+POLL_S = 1.0
+"""Between two rounds of questions."""
+SAMPLE = 16
+"""Processes that are asked how far they are, until nothing moves. Then all are."""
 # A check that comes later than this was late itself; what passed in between says nothing about the workers.
 _LONGEST_GAP_S = 2.0
 
@@ -53,28 +61,13 @@ class Deadlines:
       step_s: without a finished step, batch or file.
       storage_s: the same while a worker reads input or waits for a save, which repeat requests for a minute by
         themselves.
-      silence_s: how long a process with signs of life may leave a control call unanswered.
-      frozen_s: the same for one without.
-      grace_s: how long after a first failure the others are waited for, so that equal causes are reported together.
-      close_s: to leave in order.
-      salvage_s: for a host to answer when its generation is given up.
-      settle_s: to end what it does then.
-      poll_s: between two rounds of questions.
-      stall_s: after so long without progress, the driver asks every process how far it is, not only the first `sample`.
+      stall_s: after so long without progress, the driver asks every process how far it is, not only the first `SAMPLE`.
     """
 
     start_s: float = 300.0
     step_s: float = 120.0
     storage_s: float = 120.0
-    silence_s: float = 30.0
-    frozen_s: float = 5.0
-    grace_s: float = 1.5
-    close_s: float = 20.0
-    salvage_s: float = 2.0
-    settle_s: float = 8.0
-    poll_s: float = 1.0
     stall_s: float = LEAST_STALL_S
-    sample: int = 16
 
     def for_steps(self, step_s: Sequence[float], *, is_fixed: bool) -> Deadlines:
         """The deadlines of a group whose last steps took so long.
@@ -127,13 +120,14 @@ def why_frozen(
     *,
     has_answered: bool,
     others_stand_still_s: float,
-    deadlines: Deadlines,
+    start_s: float,
     is_cut_off: bool = False,
     is_users_function: bool = False,
 ) -> str | None:
     """Why a silent process is given up, or None while it is not.
 
     Args:
+      start_s: for a worker to come up.
       has_answered: any call before. One that never has may still be coming up, and gives no sign that it should.
       others_stand_still_s: for how long workers that do answer have finished nothing; 0 where none answers or they need
         not wait for it.
@@ -142,20 +136,20 @@ def why_frozen(
         meanwhile. Only what makes sure that the code cannot go on counts then; its call has a deadline of its own.
     """
     said = f"no answer to a status call for {silence.silent_s:.0f} s"
-    if is_cut_off and silence.silent_s >= deadlines.frozen_s:
+    if is_cut_off and silence.silent_s >= FROZEN_S:
         return f"{said}, and its machine takes no connection; it is lost, or cut off"
     if silence.statistics is not None and silence.idle_s is not None:
         is_given_up = silence.statistics.is_stopped or (has_answered and not is_users_function)
-        if is_given_up and min(silence.silent_s, silence.idle_s) >= deadlines.frozen_s:
+        if is_given_up and min(silence.silent_s, silence.idle_s) >= FROZEN_S:
             state = (
                 "it is stopped by a signal" if silence.statistics.is_stopped else f"state {silence.statistics.state}"
             )
             return f"{said} and no processor time used ({state}); the process is frozen"
-    elif has_answered and not is_users_function and min(silence.silent_s, others_stand_still_s) >= deadlines.frozen_s:
+    elif has_answered and not is_users_function and min(silence.silent_s, others_stand_still_s) >= FROZEN_S:
         return f"{said} while the others stand still; the process is frozen, or its machine cannot be reached"
     if is_users_function:
         return None
-    if silence.silent_s >= (deadlines.silence_s if has_answered else max(deadlines.silence_s, deadlines.start_s)):
+    if silence.silent_s >= (SILENCE_S if has_answered else max(SILENCE_S, start_s)):
         return f"{said}; the process is frozen, cut off, or does not get any processor time"
     return None
 
@@ -182,7 +176,7 @@ class Watch:
         self._counts_marks = counts_marks
         self._patient_with = patient_with
         self._checked = group.clock.monotonic_s()
-        self._next = self._checked + group.deadlines.poll_s
+        self._next = self._checked + POLL_S
         self._still_s = 0.0
         self._died: list[Failure] = []
         # A worker that was silent before this round is so still.
@@ -191,11 +185,11 @@ class Watch:
 
     def check(self, running: Sequence[Call[Any]]) -> list[Failure]:
         """Failures found since the last call; called often, asks once per poll interval."""
-        now, deadlines = self._group.clock.monotonic_s(), self._group.deadlines
+        now = self._group.clock.monotonic_s()
         if now < self._next:
             return []
-        self._next = now + deadlines.poll_s
-        passed_s, self._checked = min(now - self._checked, max(_LONGEST_GAP_S, 2 * deadlines.poll_s)), now
+        self._next = now + POLL_S
+        passed_s, self._checked = min(now - self._checked, max(_LONGEST_GAP_S, 2 * POLL_S)), now
         self._still_s += passed_s
         answered = self._collect()
         for silence in self._asked.values():
@@ -228,7 +222,7 @@ class Watch:
 
     def _ask(self) -> None:
         is_stalled = self._still_s >= self._group.deadlines.stall_s
-        for handle in self._handles if is_stalled else self._handles[: self._group.deadlines.sample]:
+        for handle in self._handles if is_stalled else self._handles[:SAMPLE]:
             if handle.worker not in self._asked:
                 self._asked[handle.worker] = Silence(call=WorkerCalls(handle).status(), handle=handle)
 
@@ -243,22 +237,20 @@ class Watch:
                 silence,
                 has_answered=worker in self._group.progress,
                 others_stand_still_s=still_s,
-                deadlines=self._group.deadlines,
+                start_s=self._group.deadlines.start_s,
                 is_cut_off=worker in cut_off,
                 is_users_function=worker in self._patient_with,
             )
             if why is not None:
                 found.append(Failure(worker=worker, kind=FailureKind.HUNG, message=why))
-        if not found and still_s >= self._group.deadlines.frozen_s:
-            silent = [
-                worker for worker, silence in self._asked.items() if silence.silent_s > 2 * self._group.deadlines.poll_s
-            ]
-            return severed(self._group.progress, silent=silent, unheard_s=self._group.deadlines.frozen_s)
+        if not found and still_s >= FROZEN_S:
+            silent = [worker for worker, silence in self._asked.items() if silence.silent_s > 2 * POLL_S]
+            return severed(self._group.progress, silent=silent, unheard_s=FROZEN_S)
         return found
 
     def _cut_off(self) -> frozenset[Worker]:
         """Silent workers of other machines whose machines are silent, too."""
-        least_s = self._group.deadlines.frozen_s
+        least_s = FROZEN_S
         silent = [s.handle for s in self._asked.values() if s.statistics is None and s.silent_s >= least_s]
         return self._group.cut_off(silent) if silent else frozenset()
 

@@ -30,6 +30,12 @@ __all__ = ["Backend", "Call", "Deadlines", "Handle", "HostHandles", "Receipts", 
 
 Receipts = tuple[list[ShardReceipt], list[DenseReceipt]]
 LAST_WORD_S = 1.0
+CLOSE_S = 20.0
+"""For all workers to leave in order."""
+SALVAGE_S = 2.0
+"""For a host to answer when its generation is given up."""
+SETTLE_S = 8.0
+"""To end what it does then."""
 
 
 @dataclass(slots=True)
@@ -292,8 +298,8 @@ class WorkerGroup(ProcessGroup):
         settling = {rank: host.settle() for rank, host in enumerate(self._hosts)}
         self.backend.end([h.device for h in self.handles])
         # A frozen process answers nothing. One that answers may still have a read or a write to end.
-        awake = self._answered({rank: [call] for rank, call in aborting.items()}, self.deadlines.salvage_s)
-        alive = self._answered({rank: settling[rank] for rank in awake}, self.deadlines.settle_s)
+        awake = self._answered({rank: [call] for rank, call in aborting.items()}, SALVAGE_S)
+        alive = self._answered({rank: settling[rank] for rank in awake}, SETTLE_S)
         if not alive:
             self.stop()
             return alive
@@ -321,7 +327,7 @@ class WorkerGroup(ProcessGroup):
         follows.
         """
         calls = [device.close() for device in self._devices] + [host.close() for host in self._hosts]
-        self.gather(calls, self.deadlines.close_s)
+        self.gather(calls, CLOSE_S)
 
 
 def _slowest(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

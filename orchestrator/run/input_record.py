@@ -66,15 +66,6 @@ def write_input(
     store.create_exclusive(INPUT_FILE, encode(record_of(train, evaluation, meaning)))
 
 
-def read_changes(store: Store) -> tuple[AcceptedChange, ...]:
-    """What was accepted since the run began, in that order.
-
-    Raises:
-      DocumentRefused: a record is damaged.
-    """
-    return tuple(_read(store, name, AcceptedChange) for name in _change_files(store))
-
-
 def _change_files(store: Store) -> list[str]:
     return [f"{CHANGES_FOLDER}/{name}" for name in sorted(store.children(CHANGES_FOLDER))]
 

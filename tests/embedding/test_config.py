@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, RowIdInitializer, TableConfig
-from podembed.embedding.initializers import Constant, TruncatedNormal, initial_rows
+from podembed.embedding.initializers import Constant, TruncatedNormal, row_source
 from podembed.embedding.optimizers import SGD
 
 
@@ -204,7 +204,7 @@ def test_a_table_begins_from_an_array():
     rows = np.arange(6.0).reshape(3, 2)
     table = TableConfig(3, 2, initial_rows=rows)
     out = np.zeros((2, 2), np.float32)
-    initial_rows(table.initializer, seed=0, table_name="t", rows=np.array([2, 0]), out=out)
+    row_source(table.initializer, seed=0, table_name="t", num_rows=3, dim=2)(np.array([2, 0]), out)
     np.testing.assert_array_equal(out, [[4, 5], [0, 1]])
     assert (table.trainable, TableConfig(3, 2, trainable=False).trainable) == (True, False)
     assert TableConfig(3, 2, initial_rows=Path("rows.npy")).initial_rows_path == "rows.npy"

@@ -23,7 +23,7 @@ from podembed.embedding.initializers import (
     Uniform,
     _normal_center,
     _normal_tail,
-    initial_rows,
+    row_source,
     table_seed,
 )
 from tests.long_tests import examples
@@ -31,9 +31,8 @@ from tests.long_tests import examples
 
 def made(initializer, rows, dim=4, seed=3, table_name="t", num_rows=None):
     out = np.full((len(rows), dim), np.nan, np.float32)
-    initial_rows(
-        initializer, seed=seed, table_name=table_name, rows=np.asarray(rows, np.int64), out=out, num_rows=num_rows
-    )
+    fill = row_source(initializer, seed=seed, table_name=table_name, num_rows=num_rows, dim=dim)
+    fill(np.asarray(rows, np.int64), out)
     return out
 
 

@@ -318,21 +318,6 @@ def whole_metadata(path: str, shape: tuple[int, ...], dtype: np.dtype) -> ArrayM
     return ArrayMetadata(path=path, shape=shape, chunk_shape=chunk_shape, dtype=dtype)
 
 
-def read_whole(store: Store, path: str, *, receipt: ChunkReceipt | None = None) -> np.ndarray:
-    """Reads and verifies an array that is one chunk.
-
-    Raises:
-      DocumentRefused: the metadata is not ours, or the array has several chunks.
-      ChunkDamaged: as `read_chunk`.
-    """
-    metadata = read_array_metadata(store, path)
-    if math.prod(metadata.shape) == 0:
-        return np.empty(metadata.shape, metadata.dtype)
-    if math.prod(metadata.grid) != 1 or metadata.chunk_shape != metadata.shape:
-        raise ChunkDamaged(f"{path}/zarr.json", f"a grid of {metadata.grid} chunks", "one chunk")
-    return read_chunk(store, metadata, (0,) * len(metadata.shape), receipt=receipt)
-
-
 def _byte_view(array: np.ndarray) -> memoryview:
     """The bytes of a C-contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8).data

@@ -14,8 +14,6 @@ kernel's memory takes at once.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,7 +42,6 @@ class FileThreads:
       store: where `writes` blocks write.
       check: called often while the caller waits; raises to end the wait.
       num_threads: jobs at a time.
-      niceness: of the threads, above that of the process; they then leave the CPU to others where it is short.
       is_urgent: whether training waits for the jobs; from any thread.
       rest: called after so many bytes within a large file, and may pause; from any thread.
       trace: takes what is written and synced while a trace is on.
@@ -56,7 +53,6 @@ class FileThreads:
         *,
         check: Callable[[], None] = lambda: None,
         num_threads: int = NUM_THREADS,
-        niceness: int = 0,
         is_urgent: Callable[[], bool] = lambda: False,
         rest: Callable[[int], None] = lambda num_bytes: None,
         trace: Recorder | None = None,
@@ -66,7 +62,7 @@ class FileThreads:
         self._is_urgent, self._rest = is_urgent, rest
         self._trace = trace or Recorder()
         self._num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads, "files", initializer=_begin, initargs=(niceness,))
+        self._pool = ThreadPoolExecutor(num_threads, "files", initializer=roam)
         self._room = threading.Semaphore(num_threads)
         self._lock = threading.Lock()
         self._unsynced = Unsynced()
@@ -177,11 +173,3 @@ def _parts(unsynced: Unsynced, count: int) -> list[Unsynced]:
     parts = [Unsynced(files=unsynced.files[at::count]) for at in range(count)]
     parts[0].folders = unsynced.folders
     return [part for part in parts if part.files]
-
-
-def _begin(niceness: int) -> None:
-    """On Linux a thread has a niceness of its own."""
-    roam()
-    if niceness:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + niceness)

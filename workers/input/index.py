@@ -20,8 +20,6 @@ from concurrent.futures import TimeoutError as FuturesTimeoutError
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from podembed.workers.columns.decode import kinds_of
 from podembed.workers.columns.id_columns import NULLS
 from podembed.workers.columns.vocabulary import Vocabulary, load_vocabulary
@@ -115,7 +113,7 @@ class InputIndex:
             ) from error
 
 
-def build_index(data: InputData, *, deadline_s: float = INDEX_DEADLINE_S) -> InputIndex:
+def build_index(data: InputData) -> InputIndex:
     """Lists the files of `data.paths`, finds out their row groups and checks every column and vocabulary that `data`
     names.
 
@@ -125,17 +123,17 @@ def build_index(data: InputData, *, deadline_s: float = INDEX_DEADLINE_S) -> Inp
       InputError: a pattern matches nothing, a file is damaged, there are no rows, a vocabulary is none, or the columns
       do not fit. They fit if each is there, of a right type, and of one kind in all files.
       StoreUnavailable: the store did not answer.
-      TimeoutError: the files were not looked at within `deadline_s`.
+      TimeoutError: the files were not looked at within `INDEX_DEADLINE_S`.
     """
     located = locate(data.paths)
     pool = ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="input-index")
     try:
-        files = tuple(pool.map(lambda path: _look_at(path, data), located, timeout=deadline_s))
+        files = tuple(pool.map(lambda path: _look_at(path, data), located, timeout=INDEX_DEADLINE_S))
     except FuturesTimeoutError as error:
         raise TimeoutError(
-            f"Found {len(located)} data files that were not looked at within {deadline_s:g} s. Expected a few "
+            f"Found {len(located)} data files that were not looked at within {INDEX_DEADLINE_S:g} s. Expected a few "
             "milliseconds for each "
-            "Parquet file and one reading of each CSV file. Check that the storage answers, or raise deadline_s."
+            "Parquet file and one reading of each CSV file. Check that the storage answers."
         ) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -306,15 +304,3 @@ def describe_order(files: Sequence[InputFile]) -> str:
     )
     hint = "; numbers in names are compared as text, so write them with leading zeros if they are meant to count"
     return f"samples in the order of the files: {', '.join(shown)}{hint if by_number != paths else ''}"
-
-
-def describe(index: InputIndex) -> str:
-    """One line for logs: files, row groups and rows, with the range of row group sizes, which is the size of the
-    shuffle window.
-    """
-    rows = np.array(index.row_group_rows)
-    return (
-        f"{len(index.files)} files, {len(rows)} row groups of {rows.min():,} to {rows.max():,} rows, "
-        f"{index.num_rows:,} rows, "
-        f"fingerprint {index.fingerprint}"
-    )

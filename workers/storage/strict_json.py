@@ -91,7 +91,6 @@ def parse_strictly(
     data: bytes,
     *,
     max_bytes: int = MAX_DOCUMENT_BYTES,
-    max_depth: int = MAX_DEPTH,
     max_text_bytes: int = MAX_TEXT_BYTES,
 ) -> Any:
     """Parses JSON, refusing what a careless reader would accept.
@@ -108,7 +107,7 @@ def parse_strictly(
         raise DocumentRefused(name, *beyond)
     if len(data) > max_text_bytes:
         _check_texts(name, data, max_text_bytes)
-    _check_depth(name, data, max_depth)
+    _check_depth(name, data)
     try:
         return json.loads(
             data.decode("utf-8"),
@@ -152,7 +151,7 @@ def _check_texts(name: str, data: bytes, max_text_bytes: int) -> None:
             raise DocumentRefused(name, f"a text of more than {max_text_bytes:,} bytes", "shorter ones")
 
 
-def _check_depth(name: str, data: bytes, max_depth: int) -> None:
+def _check_depth(name: str, data: bytes) -> None:
     """Counts brackets outside strings: the parser itself would recurse before anybody could stop it."""
     depth = 0
     for match in _TO_BRACKET.finditer(data):
@@ -163,8 +162,8 @@ def _check_depth(name: str, data: bytes, max_depth: int) -> None:
             break
         if token in b"[{":
             depth += 1
-            if depth > max_depth:
-                raise DocumentRefused(name, f"more than {max_depth} levels of nesting", f"at most {max_depth}")
+            if depth > MAX_DEPTH:
+                raise DocumentRefused(name, f"more than {MAX_DEPTH} levels of nesting", f"at most {MAX_DEPTH}")
         elif token in b"]}":
             depth -= 1
 

@@ -8,7 +8,6 @@ seen by the caller: of the whole batch on the driver, of one share inside a func
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +38,6 @@ from podembed.embedding.ragged import Ragged
 from podembed.embedding.tf.engine.engine import Share
 from podembed.embedding.tf.replicas.per_replica import PerReplica
 from podembed.embedding.tf.tpu_embedding.declared import DeclaredTables
-
-_logger = logging.getLogger(__name__)
 
 _EFFECTS_OF_ZEROS = {
     Adam: "Adam still decays its slots and moves the rows of the batch by their momentum",

@@ -37,10 +37,6 @@ class Hold:
         """By host, the node of its bundle; empty while it has none."""
         return tuple(nodes_of(self.group))
 
-    @property
-    def all_groups(self) -> list[Any]:
-        return [self.group] if self.head is None else [self.group, self.head]
-
 
 def hold(
     chosen: Slice,

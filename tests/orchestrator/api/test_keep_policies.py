@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podembed.orchestrator.api.config import CheckpointConfig
-from podembed.orchestrator.api.keep_policies import Committed, KeepBest, KeepEvery, KeepLatest, KeepPolicy, kept
+from podembed.orchestrator.api.keep_policies import Committed, KeepBest, KeepEvery, KeepPolicy, kept
 
 
 def lineage(*entries: tuple[int, float | None]) -> list[Committed]:
@@ -26,9 +26,7 @@ SCORED = lineage((50, None), (40, 0.6), (30, 0.9), (20, 0.9), (10, 0.7))
 @pytest.mark.parametrize(
     ("policy", "commits", "expected"),
     [
-        (KeepLatest(2), [], []),
-        (KeepLatest(2), SCORED, ["50", "40"]),
-        (KeepLatest(9), SCORED, ["50", "40", "30", "20", "10"]),
+        (KeepEvery(2), [], []),
         (KeepEvery(20), SCORED, ["40", "20", "10"]),
         (KeepEvery(25), lineage((60, None), (51, None), (49, None), (24, None)), ["51", "49", "24"]),
         (KeepEvery(1000), SCORED, ["10"]),
@@ -46,7 +44,7 @@ def test_what_a_policy_keeps(policy: KeepPolicy, commits: Sequence[Committed], e
 
 
 def test_a_commit_stays_if_any_policy_wants_it() -> None:
-    assert kept([KeepLatest(1), KeepEvery(20), KeepBest(1, "auc")], SCORED) == {"50", "40", "20", "10"}
+    assert kept([KeepEvery(20), KeepBest(1, "auc"), KeepBest(1, "auc", "min")], SCORED) == {"40", "20", "10"}
     assert kept([], SCORED) == frozenset()
 
 
@@ -60,18 +58,17 @@ def test_the_policies_of_a_configuration() -> None:
     st.lists(
         st.tuples(st.integers(1, 60), st.none() | st.sampled_from([0.1, 0.5, 0.9])), unique_by=lambda pair: pair[0]
     ),
-    st.integers(1, 4),
     st.integers(1, 25),
     st.integers(0, 3),
 )
 def test_deleting_one_commit_at_a_time_ends_where_deleting_once_ends(
-    entries: list[tuple[int, float | None]], latest: int, every: int, best: int
+    entries: list[tuple[int, float | None]], every: int, best: int
 ) -> None:
     """A run deletes after every commit; what it has left must be what the policies would choose from all commits ever
     made.
     """
     entries = sorted(entries, reverse=True)
-    policies = [KeepLatest(latest), KeepEvery(every), KeepBest(best, "auc")]
+    policies = [KeepEvery(every), KeepBest(best, "auc")]
     left: list[Committed] = []
     for entry in reversed(entries):
         left = [*lineage(entry), *left]

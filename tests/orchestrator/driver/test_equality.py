@@ -20,7 +20,7 @@ import optax
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from podembed.embedding.initializers import initial_rows
+from podembed.embedding.initializers import row_source
 from podembed.embedding.kernels import crew as crew_rules
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, MetricsConfig, RunConfig, ScalingConfig
@@ -112,7 +112,10 @@ class PlainJax:
         for spec in self.specs:
             rows = np.empty((spec.num_rows, spec.dim), np.float32)
             every = np.arange(spec.num_rows)
-            initial_rows(spec.initializer, seed=spec.seed, table_name=spec.name, rows=every, out=rows)
+            fill = row_source(
+                spec.initializer, seed=spec.seed, table_name=spec.name, num_rows=spec.num_rows, dim=spec.dim
+            )
+            fill(every, rows)
             self.tables.append(jnp.asarray(rows))
             optimizer = spec.optimizer
             assert optimizer is not None

@@ -18,9 +18,7 @@ from podembed.workers.liveness.worker import Worker
 from tests.orchestrator.group.test_worker_group import NEVER, ScriptedBackend, ScriptedHandle, failure, progress
 from tests.sentences import saying
 
-QUICK = Deadlines(
-    start_s=20.0, step_s=20.0, silence_s=20.0, grace_s=0.1, close_s=20.0, poll_s=0.01, salvage_s=0.2, settle_s=0.3
-)
+QUICK = Deadlines(start_s=20.0, step_s=20.0)
 
 
 @dataclass

@@ -368,7 +368,7 @@ def silence(silent_s: float, idle_s: float | None, look: ProcessStatistics | Non
     ],
 )
 def test_when_a_silent_process_is_given_up(seen: Silence, has_answered: bool, still_s: float, is_frozen: bool) -> None:
-    why = why_frozen(seen, has_answered=has_answered, others_stand_still_s=still_s, deadlines=DEADLINES)
+    why = why_frozen(seen, has_answered=has_answered, others_stand_still_s=still_s, start_s=DEADLINES.start_s)
     assert (why is not None) is is_frozen
 
 

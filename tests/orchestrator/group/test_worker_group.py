@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.group.watch import SAMPLE
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.orchestrator.group.worker_group import Call, Deadlines, HostHandles, WorkerGroup
 from podembed.workers.host.survivors.surviving_shard import Restored
@@ -23,7 +24,7 @@ from podembed.workers.mesh.errors import MeshConnectTimeout
 from tests.clock import FakeClock
 
 NEVER = object()
-QUICK = Deadlines(start_s=20.0, step_s=20.0, silence_s=20.0, grace_s=0.1, close_s=20.0, poll_s=0.01)
+QUICK = Deadlines(start_s=20.0, step_s=20.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +256,6 @@ def test_failures_that_follow_the_first_are_reported_with_it() -> None:
             (Worker("device", 0), "serve_window"): lambda: next(seen, echo),
             (Worker("device", 1), "serve_window"): NEVER,
         },
-        deadlines=Deadlines(grace_s=2.0),
     )
     with pytest.raises(WorkerFailure) as caught:
         group.train(0, 5)
@@ -273,7 +273,7 @@ def test_all_failing_at_once_do_not_wait_for_the_grace_period() -> None:
         for side, method in (("host", "train"), ("device", "serve_window"))
         for at in range(2)
     }
-    group, _ = group_of(script, deadlines=Deadlines(grace_s=3600.0))
+    group, _ = group_of(script)
     with pytest.raises(WorkerFailure) as caught:
         group.train(0, 1)
     assert len(caught.value.failures) == 4
@@ -291,7 +291,7 @@ def test_a_frozen_process_is_found_by_its_silence() -> None:
             (Worker("host", 0), "control status"): ticking(),
             (Worker("host", 1), "control status"): lambda: next(answered, NEVER),
         },
-        deadlines=Deadlines(start_s=20, step_s=20, silence_s=0.15, grace_s=0.05, poll_s=0.01),
+        deadlines=Deadlines(start_s=20, step_s=200),
     )
     with pytest.raises(WorkerFailure) as caught:
         group.train(0, 5)
@@ -303,7 +303,7 @@ def test_a_frozen_process_is_found_by_its_silence() -> None:
 def test_of_many_hosts_a_few_are_asked_until_nothing_moves_and_then_all() -> None:
     """The frozen one is found although its turn has not come: the others stand still because of it."""
     asked: list[Worker] = []
-    num_hosts, moving = 50, 8
+    num_hosts, moving = 50, 8 * SAMPLE
     frozen = Worker("host", 49)
 
     def script(worker: Worker, method: str) -> Any:
@@ -321,14 +321,14 @@ def test_of_many_hosts_a_few_are_asked_until_nothing_moves_and_then_all() -> Non
             return ScriptedBackend.answer_of(self, worker, method, arguments)
 
     backend, seen = Counting(script), []
-    deadlines = Deadlines(start_s=0.3, step_s=20, silence_s=0.2, stall_s=0.9, grace_s=0.05, poll_s=0.01, sample=1)
+    deadlines = Deadlines(start_s=30, step_s=200, stall_s=90)
     handles = backend.launch(num_hosts, lambda: None)
     group = WorkerGroup(backend, handles, deadlines, lambda: seen.append(len(asked)), clock=backend.clock)
     with pytest.raises(WorkerFailure) as caught:
         group.train(0, 5)
     assert [f.worker for f in caught.value.failures] == [frozen]
     asked_each_time = [after - before for before, after in itertools.pairwise(seen)]
-    assert set(asked_each_time[:moving]) <= {0, 1}
+    assert set(asked_each_time[:8]) <= {0, SAMPLE}
     assert max(asked_each_time) >= 2 * num_hosts - 1
 
 
@@ -340,7 +340,7 @@ def test_a_process_that_is_still_coming_up_is_not_taken_for_frozen() -> None:
             (Worker("host", 0), "control status"): NEVER,
         },
         num_hosts=1,
-        deadlines=Deadlines(start_s=20, step_s=20, silence_s=0.02, grace_s=0.05, poll_s=0.01),
+        deadlines=Deadlines(start_s=200, step_s=200),
     )
     assert group.train(0, 1)[0] == ["trained"]
 
@@ -349,7 +349,7 @@ def test_a_process_that_never_answers_is_found_after_the_time_of_the_start() -> 
     group, _ = group_of(
         {(Worker("host", 0), "train"): NEVER, (Worker("host", 0), "control status"): NEVER},
         num_hosts=1,
-        deadlines=Deadlines(start_s=0.2, step_s=20, silence_s=0.02, grace_s=0.05, poll_s=0.01),
+        deadlines=Deadlines(start_s=40, step_s=200),
     )
     with pytest.raises(WorkerFailure, match="host 0 hung: no answer to a status call"):
         group.train(0, 1)
@@ -362,7 +362,7 @@ def test_a_step_that_does_not_finish_is_named_with_its_phase() -> None:
             (Worker("device", 0), "serve_window"): NEVER,
             (Worker("host", 0), "control status"): progress(3, step=41, phase="gradient exchange"),
         },
-        deadlines=Deadlines(start_s=20, step_s=0.9, silence_s=20, grace_s=0.05, poll_s=0.01),
+        deadlines=Deadlines(start_s=20, step_s=9),
     )
     with pytest.raises(WorkerFailure) as caught:
         group.train(40, 50)
@@ -421,9 +421,9 @@ def test_work_that_goes_on_may_take_any_time(method: str) -> None:
             (Worker("host", 0), "control status"): ticking(),
         },
         num_hosts=1,
-        deadlines=Deadlines(start_s=0.9, step_s=0.9, silence_s=20, grace_s=0.05, poll_s=0.01),
+        deadlines=Deadlines(start_s=9, step_s=9),
     )
-    done_at = backend.clock.now_s + 1.3
+    done_at = backend.clock.now_s + 13
     match method:
         case "train":
             assert group.train(0, 5)[0] == ["done"]

@@ -18,7 +18,6 @@ from podembed.orchestrator.run.input_change import InputChanged
 from podembed.orchestrator.run.input_record import (
     check_order,
     differences,
-    read_changes,
     read_input,
     record_change,
     write_input,
@@ -71,10 +70,10 @@ def test_an_accepted_change_is_written_when_the_run_goes_on_and_is_what_later_st
 ) -> None:
     touch(data, 1)
     accepted = open_run(run.url, accept_input_change=True)
-    assert read_changes(run.store) == ()  # nobody has gone on with it yet
+    assert read_input(run.store).accepted == ()  # nobody has gone on with it yet
     told: list[str] = []
     lease = claims_of(accepted, told=told).acquire()
-    (change,) = read_changes(run.store)
+    (change,) = read_input(run.store).accepted
     assert change.step == 0
     assert "part-0.parquet has" in change.changes[0]
     assert [file.version for file in change.now.training] != [
@@ -86,14 +85,14 @@ def test_an_accepted_change_is_written_when_the_run_goes_on_and_is_what_later_st
 
     again = open_run(run.url)
     lease = claims_of(again).acquire()
-    assert len(read_changes(run.store)) == 1
+    assert len(read_input(run.store).accepted) == 1
     lease.release()
 
     touch(data, 2)
     with pytest.raises(InputChanged, match=r"part-0\.parquet has"):
         open_run(run.url)
     lease = claims_of(open_run(run.url, accept_input_change=True)).acquire()
-    assert [change.step for change in read_changes(run.store)] == [0, 0]
+    assert [change.step for change in read_input(run.store).accepted] == [0, 0]
     lease.release()
 
 
@@ -115,7 +114,7 @@ def test_other_row_groups_are_accepted_between_two_epochs_alone(
             opened_at(run, monkeypatch, step)
     opened = opened_at(run, monkeypatch, steps)
     claims_of(opened).acquire().release()
-    assert read_changes(run.store)[0].step == steps
+    assert read_input(run.store).accepted[0].step == steps
     # From there on the new row groups are those of the run, also within an epoch.
     claims_of(opened_at(run, monkeypatch, steps + 1)).acquire().release()
     # A damaged commit may lead back to a step that was read from the old ones.
@@ -145,7 +144,7 @@ def test_renamed_files_in_the_same_order_are_accepted(run: OpenRun, data: Path) 
     for path in sorted(data.iterdir()):
         path.rename(path.with_name(f"part-0{path.name.removeprefix('part-')}"))
     claims_of(open_run(run.url, accept_input_change=True)).acquire().release()
-    assert any("is gone" in phrase for phrase in read_changes(run.store)[0].changes)
+    assert any("is gone" in phrase for phrase in read_input(run.store).accepted[0].changes)
 
 
 # ---------------------------------------------------------------------- without a run

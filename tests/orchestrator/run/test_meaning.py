@@ -20,7 +20,7 @@ from podembed.embedding.row_optimizers.base import SlotSpec
 from podembed.embedding.row_optimizers.custom import CustomRowOptimizer
 from podembed.jobs.chaos.jobs import TinyModel
 from podembed.orchestrator.run.input_change import InputChanged
-from podembed.orchestrator.run.input_record import INPUT_FILE, read_changes, read_input
+from podembed.orchestrator.run.input_record import INPUT_FILE, read_input
 from podembed.orchestrator.run.meaning import (
     MeaningRecord,
     changes_of_dense_input,
@@ -358,7 +358,7 @@ def test_an_edited_job_is_refused_until_it_is_accepted_which_is_recorded(
     told: list[str] = []
     claims_of(open_run(url, accept_input_change=True), told=told).acquire().release()
     assert f"the input changed, accepted from step 0 on: {SALT}" in told[0]
-    (change,) = read_changes(Store(url))
+    (change,) = read_input(Store(url)).accepted
     assert change.changes[0] == SALT
     assert change.now.meaning == recorded_of(job_of(folder=folder))
     assert f"From step 0 on other input, accepted 1 s ago: {SALT}" in render(
@@ -395,9 +395,9 @@ def test_vocabularies_that_changed_places_are_refused_though_the_files_are_the_s
 def test_settings_may_change_constants_and_what_they_change_is_recorded(folder: str, tmp_path: Path, edit: Any) -> None:
     url = begin(folder, tmp_path)
     claims_of(open_run(url, settings={"rate": 0.2})).acquire().release()
-    assert read_changes(Store(url)) == ()
+    assert read_input(Store(url)).accepted == ()
     claims_of(open_run(url, settings={"beta": 0.8})).acquire().release()
-    assert all("beta_1=0.8, expected 0.9" in phrase for phrase in read_changes(Store(url))[0].changes)
+    assert all("beta_1=0.8, expected 0.9" in phrase for phrase in read_input(Store(url)).accepted[0].changes)
     claims_of(open_run(url)).acquire().release()
     # A setting accepts nothing that was edited.
     edit(lambda job: with_column(job, "user", salt=7))

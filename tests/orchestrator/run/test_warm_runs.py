@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podembed.embedding.initializers import initial_rows
+from podembed.embedding.initializers import row_source
 from podembed.jobs.fitting import fit
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
@@ -203,7 +203,8 @@ def test_the_command_begins_with_rules(source: str, small_data: str, tmp_path: P
     assert (before["a/accumulator"][same] == after["letters/accumulator"][same]).all()
     spec = next(spec for spec in table_specs(reference.resolve(), (None,) * 5) if spec.name == "bags")
     fresh = np.empty((300, 4), np.float32)
-    initial_rows(spec.initializer, seed=spec.seed, table_name="bags", rows=np.arange(300), out=fresh)
+    fill = row_source(spec.initializer, seed=spec.seed, table_name="bags", num_rows=spec.num_rows, dim=spec.dim)
+    fill(np.arange(300), fresh)
     assert (fresh == after["bags/rows"]).all(axis=1).mean() > 0.2
     assert {int(value) for name, value in after.items() if value.ndim == 0 and name.endswith("count")} == {1}
 

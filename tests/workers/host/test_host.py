@@ -21,7 +21,7 @@ import pytest
 
 from podembed.embedding.buckets import place, split_evenly
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.initializers import initial_rows
+from podembed.embedding.initializers import row_source
 from podembed.embedding.optimizers import SGD
 from podembed.workers.checkpoint.files import assemble_table
 from podembed.workers.checkpoint.records import TableFiles
@@ -233,7 +233,10 @@ class Dense:
         for spec in self.specs:
             rows = np.empty((spec.num_rows, spec.dim), np.float32)
             every = np.arange(spec.num_rows)
-            initial_rows(spec.initializer, seed=spec.seed, table_name=spec.name, rows=every, out=rows)
+            fill = row_source(
+                spec.initializer, seed=spec.seed, table_name=spec.name, num_rows=spec.num_rows, dim=spec.dim
+            )
+            fill(every, rows)
             self.tables.append(rows.astype(np.float64))
         index = build_index(job.resolved_data)
         plan = training_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)

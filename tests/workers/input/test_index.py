@@ -13,7 +13,7 @@ from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.extra_columns import IntegerColumn, ListColumn
-from podembed.workers.input.index import InputIndex, build_index, check_alike, check_unchanged, describe
+from podembed.workers.input.index import InputIndex, build_index, check_alike, check_unchanged
 from tests.workers.formats.parquet_sets import declaration, table_of, write_set
 
 
@@ -29,7 +29,6 @@ def test_files_are_listed_in_order_with_their_row_groups(tmp_path: Path) -> None
     assert [(group.first_position, group.first_row) for group in index.row_groups()] == [
         (0, 0), (2, 2), (4, 4), (5, 0), (7, 2),
     ]  # fmt: skip
-    assert "3 files, 5 row groups of 1 to 2 rows, 8 rows" in describe(index)
 
 
 def test_a_file_that_two_patterns_match_counts_once(tmp_path: Path) -> None:
