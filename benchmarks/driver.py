@@ -96,7 +96,7 @@ class FakeHandle:
             first, last, _ = arguments
             FakeBackend.window, seconds, self.step = last - first, (last - first) * self.step_s, last
             spent: dict[Phase, float] = dict.fromkeys(PHASES, 0.01)
-            answer = HostWindow(num_samples=last - first, phase_s=spent, bytes_sent=0, peak_rss_bytes=0)
+            answer = HostWindow(num_samples=last - first, phase_s=spent, bytes_sent=0)
         elif method == "serve_window":
             steps = FakeBackend.window
             seconds = steps * self.step_s

@@ -53,7 +53,7 @@ class Steps:
         self.number += 1
         self.phase_s = hosts[0].phase_s
         self.wait_s += max(host.phase_s.get("wait for save", 0.0) for host in hosts)
-        self.rss_bytes = sum(host.peak_rss_bytes for host in hosts)
+        self.rss_bytes = sum(host.usage.peak_memory_bytes for host in hosts if host.usage)
         return self.ended_s - before
 
 

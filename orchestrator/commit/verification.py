@@ -38,14 +38,12 @@ class Verification:
 
     Attributes:
       damages: everything that is missing or differs.
-      extras: files in the commit's own folder that it does not name; ignored by every reader.
     """
 
     commit: str
     num_files: int
     num_bytes: int
     damages: tuple[Damage, ...]
-    extras: tuple[str, ...]
 
     @property
     def is_intact(self) -> bool:
@@ -58,15 +56,12 @@ def verify(store: Store, manifest: Manifest) -> Verification:
     Memory: the largest bucket with its slots, or the largest dense leaf.
     """
     sizes = manifest.file_sizes()
-    folder = f"data/{manifest.name}"
-    extras = tuple(name for name in store.sizes(folder) if name not in sizes)
     damages = (*_manifest_damages(store, manifest), *content_damages(store, manifest))
     return Verification(
         commit=manifest.name,
         num_files=len(sizes),
         num_bytes=sum(sizes.values()),
         damages=damages,
-        extras=extras,
     )
 
 

@@ -115,7 +115,6 @@ READS_CLOCK = {
     "workers/host/survivors/surviving_shard.py",
     "workers/host/survivors/verification.py",
     "workers/input/profile.py",
-    "workers/input/read_ahead.py",
     "workers/liveness/progress.py",
 }
 CLOCK_CALL = re.compile(r"\btime\.(?:monotonic|perf_counter|process_time|thread_time|time|sleep)(?:_ns)?\(")

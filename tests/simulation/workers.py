@@ -483,7 +483,6 @@ class SimulatedHost(HostWorker):
             num_samples=num_samples,
             phase_s={Phase.DEVICE: 0.1},
             bytes_sent=0,
-            peak_rss_bytes=0,
             profiles=self._around.profiles if is_profiled else (),
         )
 

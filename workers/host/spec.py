@@ -113,7 +113,6 @@ class HostWindow:
       steps: the same of the steps beside which the host saved nothing, and how long the others took.
       bytes_sent: payload on the mesh.
       rows_asked: per table, rows that all hosts asked of this one.
-      peak_rss_bytes: of the process, since its start.
       bad_rows: malformed rows that were met for the first time, also by reading ahead.
       unknown: columns of which it met no value that is in their vocabulary; once a column.
       relayed: kinds of exchanges whose frames go by way of relays at its end; the same on all hosts.
@@ -129,7 +128,6 @@ class HostWindow:
     num_samples: int
     phase_s: Mapping[Phase, float]
     bytes_sent: int
-    peak_rss_bytes: int
     phase_cpu_s: Mapping[Phase, float] = field(default_factory=dict)
     steps: StepTimes = field(default_factory=StepTimes)
     bad_rows: tuple[BadRow, ...] = ()

@@ -5,7 +5,6 @@ The driver names steps, not data: reading, exchange and what the device gets fol
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -110,7 +109,6 @@ class Windows:
             phase_s=self._tracker.take_phase_s(),
             phase_cpu_s=self._tracker.take_phase_cpu_s(),
             bytes_sent=self._mesh.statistics.bytes_sent - sent_before,
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             rows_asked=steps.take_rows_asked(),
             altered_ids=steps.take_altered_ids(),
             relayed=steps.relayed,

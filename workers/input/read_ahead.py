@@ -12,9 +12,7 @@ alive. Every wait here has a deadline.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
@@ -40,29 +38,13 @@ class StepReader(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadAheadStatistics:
-    """What has happened since the start.
-
-    Attributes:
-      steps_read: batches handed to the consumer.
-      steps_waited: those of them that were not ready when requested; close to steps_read means input is the bottleneck.
-      waited_s: total time the consumer waited.
-      steps_dropped: batches read and thrown away by a seek.
-      ready: batches that are ready now.
-    """
-
-    steps_read: int
-    steps_waited: int
-    waited_s: float
-    steps_dropped: int
-    ready: int
-
-
 class ReadAhead:
     """Reads steps in order, at most `depth` ahead of the consumer.
 
     What mutates: everything below, under the condition variable, by the two threads of the module docstring.
+
+    Attributes:
+      num_waits: batches that were not ready when they were requested.
     """
 
     def __init__(self, reader: StepReader, *, first_step: int, depth: int = 2, trace: Recorder | None = None) -> None:
@@ -86,8 +68,7 @@ class ReadAhead:
         self._has_failed = False
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="input-read-ahead", daemon=True)
-        self._steps_read = self._steps_waited = self._steps_dropped = 0
-        self._waited_s = 0.0
+        self.num_waits = 0
 
     def start(self) -> ReadAhead:
         """Starts the thread; returns self, so that construction and start fit one line."""
@@ -114,29 +95,17 @@ class ReadAhead:
                 raise outcome
             self._finished.popleft()
             self._next_to_get += 1
-            self._steps_read += 1
             self._changed.notify_all()
             return outcome
 
     def seek(self, step: int) -> None:
         """Makes `step` the next one; drops what was read ahead, and a past error."""
         with self._changed:
-            self._steps_dropped += sum(not isinstance(outcome, BaseException) for _, outcome in self._finished)
             self._finished.clear()
             self._generation += 1
             self._has_failed = False
             self._next_to_read = self._next_to_get = step
             self._changed.notify_all()
-
-    def statistics(self) -> ReadAheadStatistics:
-        with self._changed:
-            return ReadAheadStatistics(
-                steps_read=self._steps_read,
-                steps_waited=self._steps_waited,
-                waited_s=self._waited_s,
-                steps_dropped=self._steps_dropped,
-                ready=len(self._finished),
-            )
 
     def close(self, *, deadline_s: float = CLOSE_DEADLINE_S) -> None:
         """Stops and joins the thread, then closes the reader. Closing twice is closing once.
@@ -170,10 +139,8 @@ class ReadAhead:
         """Waits, holding the lock, until the first finished step is there."""
         if self._finished:
             return
-        self._steps_waited += 1
-        started_s = time.monotonic()
+        self.num_waits += 1
         is_there = self._changed.wait_for(lambda: bool(self._finished) or self._is_closing, timeout_s)
-        self._waited_s += time.monotonic() - started_s
         if self._is_closing:
             raise ReadAheadError(
                 f"Found the read-ahead closed while step {step} was requested. Expected it open. Close it after the "
@@ -208,7 +175,6 @@ class ReadAhead:
     def _pass_on(self, generation: int, step: int, outcome: Batch | BaseException) -> None:
         with self._changed:
             if self._is_closing or generation != self._generation:
-                self._steps_dropped += 1
                 return
             self._finished.append((step, outcome))
             self._has_failed = isinstance(outcome, BaseException)

@@ -18,7 +18,6 @@ def window(phase_s: dict[str, float], *rows: int) -> HostWindow:
         num_samples=10,
         phase_s={Phase(text): seconds for text, seconds in phase_s.items()},
         bytes_sent=0,
-        peak_rss_bytes=0,
         rows_asked=rows or (0, 0),
     )
 

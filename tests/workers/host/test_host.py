@@ -308,7 +308,7 @@ def test_hosts_train_together_what_one_dense_model_trains(
                     first += count
         assert sum(window.num_samples for part in windows for window in part) == NUM_ROWS + 3 * plain_job.batch_size
         assert (sum(window.bytes_sent for part in windows for window in part) > 0) == (num_hosts > 1)
-        assert all(window.peak_rss_bytes > 0 for window in windows[0])
+        assert all(window.usage.peak_memory_bytes > 0 for window in windows[0])
     for spec, table in zip(table_specs(plain_job, BUCKETS), dense.tables, strict=True):
         np.testing.assert_allclose(state[f"{spec.name}/rows"], table, rtol=1e-4, atol=1e-5)
 

@@ -68,7 +68,7 @@ def test_seek_drops_what_was_read_ahead_and_reads_there() -> None:
             entered.set()
             assert release.wait(PATIENCE_S)
         if step == 40:
-            wait_for("wait for step 40", lambda: ahead.statistics().steps_waited > 0, seconds=PATIENCE_S)
+            wait_for("wait for step 40", lambda: ahead.num_waits > 0, seconds=PATIENCE_S)
 
     with ReadAhead(NumberedSteps(hold), first_step=0, depth=4) as ahead:
         assert entered.wait(PATIENCE_S)
@@ -77,11 +77,7 @@ def test_seek_drops_what_was_read_ahead_and_reads_there() -> None:
         assert [step_of(ahead.get(step)) for step in (40, 41)] == [40, 41]
         ahead.seek(7)
         assert step_of(ahead.get(7)) == 7
-        statistics = ahead.statistics()
-        assert statistics.steps_read == 3
-        assert statistics.steps_dropped >= 2
-        assert 1 <= statistics.steps_waited <= 3
-        assert statistics.waited_s > 0
+        assert 1 <= ahead.num_waits <= 3
 
 
 def test_an_error_is_raised_at_its_step_and_again_until_a_seek() -> None:
@@ -131,7 +127,7 @@ def test_closing_ends_the_thread_and_whoever_waits() -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    wait_for("wait for step 0", lambda: ahead.statistics().steps_waited > 0, seconds=PATIENCE_S)
+    wait_for("wait for step 0", lambda: ahead.num_waits > 0, seconds=PATIENCE_S)
     closing = threading.Thread(target=ahead.close)
     closing.start()
     waiting.join(PATIENCE_S)
