@@ -8,6 +8,7 @@ error.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -18,7 +19,8 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from podembed.workers.job.reference import AnyJob
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.carried_error import carried
 from podembed.workers.liveness.lease_watch import LeaseTerms, LeaseWatch, StoredLease
 from podembed.workers.liveness.memory import oom_kills
@@ -40,12 +42,6 @@ def _host_worker() -> Any:
     return HostWorker()
 
 
-def _prepare_host(job: AnyJob, table_buckets: tuple[int, ...]) -> None:
-    from podembed.workers.device.standby import prepare_host
-
-    prepare_host(job, table_buckets)
-
-
 def _device_process() -> Any:
     # Imported here, so that the environment of the actor is complete before JAX reads it.
     from podembed.workers.device.process import DeviceProcess
@@ -53,11 +49,48 @@ def _device_process() -> Any:
     return DeviceProcess()
 
 
-def _prepare_device(job: AnyJob, table_buckets: tuple[int, ...]) -> None:
-    """JAX is imported by now."""
-    from podembed.workers.device.standby import prepare_device
+# What a process does while it stands by for one that may be lost. A standby holds no rows and no socket, and it sleeps.
+# A device process has traced the job's steps once, on the processor. It has let go of the backend again, since a
+# process with a backend can join no gang. What it keeps is what Python and JAX set up on the way, most of the time that
+# a new process needs to trace. The programs themselves lie in the cache of the machine.
 
-    prepare_device(job)
+
+def prepare_host(job: AnyJob, table_buckets: tuple[int, ...]) -> None:
+    """Imports the job's modules and loads the kernels of its tables from their cache."""
+    from podembed.embedding.lookup.compiled import compile_kernels
+    from podembed.workers.job.tables import table_specs
+
+    resolved = job.resolve() if isinstance(job, JobReference) else job
+    compile_kernels(table_specs(resolved, table_buckets))
+
+
+def prepare_device(job: AnyJob, table_buckets: tuple[int, ...]) -> None:
+    """Imports the job's modules and rehearses. JAX is imported by now."""
+    warm_up(job.resolve() if isinstance(job, JobReference) else job)
+
+
+def warm_up(job: JobConfig) -> None:
+    """Traces the steps of a job on the processor and forgets them. Afterwards this process may still join a gang.
+
+    Raises:
+      DenseStateError: as `DeviceWorker.build`.
+    """
+    import jax
+    import jax.experimental.multihost_utils
+    from jax.extend import backend
+
+    from podembed.workers.device.model_step import DeviceWorker
+
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        DeviceWorker(job=job, num_samples=job.batch_size * jax.local_device_count()).build(
+            is_restored_later=True, is_rehearsal=True
+        )
+    finally:
+        backend.clear_backends()
+        jax.config.update("jax_platforms", platforms)
+        gc.collect()
 
 
 def _processors_for(spec: Any) -> frozenset[int]:
@@ -218,7 +251,7 @@ class _HostActor(Actor):
     """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
 
     def __init__(self, lease: LeaseTerms | None = None, **named: Any) -> None:
-        super().__init__(_host_worker, _prepare_host, lease, **named)
+        super().__init__(_host_worker, prepare_host, lease, **named)
 
     def _arrived(self, argument: Any) -> Any:
         """A spec gets the address by which the cluster knows this machine."""
@@ -236,7 +269,7 @@ class _DeviceActor(Actor):
     """One host's member of the JAX gang."""
 
     def __init__(self, lease: LeaseTerms | None = None, **named: Any) -> None:
-        super().__init__(_device_process, _prepare_device, lease, **named)
+        super().__init__(_device_process, prepare_device, lease, **named)
         self._own: frozenset[int] | None = None
 
     def run(self, method: str, *arguments: Any) -> Any:

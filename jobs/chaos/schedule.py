@@ -1,7 +1,7 @@
 """What `podembed chaos` does to a run: schedules of faults, each with what must come of it. Values and pure functions.
 
-The curated list (`chaos.curated`) goes through the faults of docs/faults.md by their numbers. Random schedules
-(`chaos.drawn`) are drawn from what a run must survive without a trace. A schedule fits a run of so many hosts and
+The curated list (`selection.curated`) goes through the faults of docs/faults.md by their numbers. Random schedules
+(`selection.drawn`) are drawn from what a run must survive without a trace. A schedule fits a run of so many hosts and
 steps with commits at regular steps. So its faults meet the places that they mean.
 """
 

@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from podembed.jobs.built_in import parse_settings
 from podembed.jobs.cli.data_arguments import data_arguments
@@ -24,7 +24,8 @@ from podembed.orchestrator.api.config import ConfigurationError, RunConfig, Warm
 from podembed.orchestrator.api.policy_checks import check_hosts, check_policies
 from podembed.orchestrator.commit.run_record import find_run
 from podembed.orchestrator.events.reporter import Reporter, tell
-from podembed.orchestrator.reporters.choice import reporter_for
+from podembed.orchestrator.reporters.console import ConsoleReporter
+from podembed.orchestrator.reporters.json_log import JsonReporter
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.workers.storage.store import Store
 
@@ -118,3 +119,8 @@ def resume(command: Resume) -> int:
     is_counted = not command.in_process and command.topology is None
     scaling = scaling_config(command, hosts if is_counted or command.hosts is not None else 1)
     return fit_run(run, command, scaling, reporter)
+
+
+def reporter_for(log: Literal["text", "json"]) -> Reporter:
+    """As `--log` wants it."""
+    return JsonReporter() if log == "json" else ConsoleReporter()

@@ -9,22 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from podembed.orchestrator.api.clock import Clock, at_most_every
 from podembed.orchestrator.api.errors import FailureKind, WorkerFailure, is_host_fault
 from podembed.orchestrator.api.signals import NOW_S, StoppedAtStart
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.commit.vanished import RunVanished
 from podembed.orchestrator.decisions.failure import window_end, window_target_s
 from podembed.orchestrator.driver.committing import Committing
-from podembed.orchestrator.driver.heartbeat import Heartbeat
 from podembed.orchestrator.driver.recovery import Fault, announce, stop_lost
 from podembed.orchestrator.driver.shared import Shared
 from podembed.orchestrator.driver.windows import Windows
+from podembed.orchestrator.events.commits import HeartbeatMissed, RunVanishing
+from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.run import GenerationEnded, WarmStarted, WorkersKilled
 from podembed.orchestrator.group.generation_plan import plan_generation, renumbered
+from podembed.orchestrator.group.survivors import Groups
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.orchestrator.run.finished import OWES_EVALUATION
 from podembed.workers.liveness.progress import Laps
+from podembed.workers.storage.errors import StorageError
 
 # table → owner of each bucket, by the numbers of the hosts of one generation.
 Placement = Mapping[str, Sequence[int]]
@@ -319,3 +324,39 @@ class Generation:
         if self.group is not None:
             self.group.stop()
         self._shared.reporter.close()
+
+
+HEARTBEAT_S = 5.0
+
+
+class Heartbeat:
+    """How a driver says, while it waits for workers, that it lives; and how it learns that it was replaced.
+
+    Mutated: the time of the last one, and whether the run was gone then.
+    """
+
+    def __init__(self, lease: Lease, groups: Groups, *, emit: Emit, clock: Clock) -> None:
+        self._groups = groups
+        self._emit = emit
+        self._lease = lease
+        self._has_vanished = False
+        self.poll = at_most_every(HEARTBEAT_S, self._beat, clock.monotonic_s)
+        """To be called often. Raises `Fenced` where a newer driver has the run."""
+
+    def _beat(self) -> None:
+        """Writes the heartbeat. It is advisory: while the storage is away, training goes on, and commits say themselves
+        if they fail.
+        """
+        self._groups.greet()
+        try:
+            self._lease.heartbeat()
+            self._lease.require_newest()
+            self._has_vanished = False
+        except RunVanished as error:
+            # A disk may come back; whether it has is asked when it matters, at the next commit.
+            if not self._has_vanished:
+                self._emit(RunVanishing(reason=str(error)))
+            self._has_vanished = True
+        except (StorageError, OSError) as error:
+            self._groups.greet(all_workers=True)
+            self._emit(HeartbeatMissed(reason=str(error)))

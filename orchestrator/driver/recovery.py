@@ -7,14 +7,22 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.api.errors import Failure, roots
 from podembed.orchestrator.api.result import Recovery
-from podembed.orchestrator.cluster.device_events import device_events
+from podembed.orchestrator.cluster.worker_environment import ACCELERATORS
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.failure import Recover
 from podembed.orchestrator.driver.shared import Shared
-from podembed.orchestrator.events.machines import ConnectionRefused
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.machines import (
+    AcceleratorsMissing,
+    BucketsRefused,
+    ConnectionRefused,
+    DevicesFound,
+    MemoryWrong,
+)
 from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, Recovered
-from podembed.orchestrator.group.restore_alarms import restore_alarms
 from podembed.orchestrator.group.worker_group import WorkerGroup
+from podembed.workers.device.process import DeviceReady
+from podembed.workers.host.survivors.surviving_shard import Restored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +144,43 @@ def announce(
     )
     shared.journal.history.recoveries.append(recovery)
     shared.emit(Recovered(recovery=recovery))
+
+
+def device_events(devices: Sequence[DeviceReady], resources: Mapping[str, float] | None) -> list[Event]:
+    """Which devices there are, where some are accelerators or a host has several; and where accelerators are reserved
+    and JAX did not find them.
+
+    Args:
+      devices: what each device process said, in the order of the hosts.
+      resources: Ray resources of a host.
+    """
+    by_kind: dict[str, tuple[int, ...]] = {}
+    for host, device in enumerate(devices):
+        kind = f"{device.num_devices} x {device.kind or device.platform}"
+        kind += f" as {device.mesh}" if device.mesh else ""
+        by_kind[kind] = (*by_kind.get(kind, ()), host)
+    events: list[Event] = []
+    if any(device.platform != "cpu" or device.num_devices > 1 for device in devices):
+        events.append(DevicesFound(hosts=by_kind))
+    reserved = tuple(
+        f"{amount:g} {name}" for name, amount in (resources or {}).items() if name in ACCELERATORS and amount > 0
+    )
+    without = tuple(host for host, device in enumerate(devices) if device.platform == "cpu")
+    if reserved and without:
+        events.append(AcceleratorsMissing(hosts=without, reserved=reserved))
+    return events
+
+
+def restore_alarms(restored: Sequence[Restored]) -> list[Event]:
+    """An event for each thing that should not be.
+
+    Args:
+      restored: one a host.
+    """
+    alarms: list[Event] = []
+    if wrong := sum(one.buckets_wrong for one in restored):
+        alarms.append(MemoryWrong(buckets=wrong))
+    if refused := sum(one.buckets_refused for one in restored):
+        receivers = tuple(host for host, one in enumerate(restored) if one.buckets_refused)
+        alarms.append(BucketsRefused(buckets=refused, hosts=receivers))
+    return alarms

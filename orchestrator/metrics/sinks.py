@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.run import MetricsServed, SinkFailed
-from podembed.orchestrator.metrics.callbacks import CallbackSink
 from podembed.orchestrator.metrics.hub import MetricsHub, Sink, Watch
 from podembed.orchestrator.metrics.measurer import Measurer
+from podembed.orchestrator.metrics.point import Line, Point
 from podembed.orchestrator.metrics.segments import Segments
 from podembed.workers.storage.store import Store
 
@@ -67,3 +67,27 @@ def _begun(sink: PrometheusSink) -> Event:
         return MetricsServed(port=sink.listen())
     except OSError as error:
         return SinkFailed(sink=sink.name, error=f"{error.strerror}, tried again every {sink.flush_s:.0f} s", dropped=0)
+
+
+class CallbackSink:
+    """A `Sink` that calls a function with each point.
+
+    Args:
+      on_point: called in a thread of its own. What it raises is reported once, and the run goes on.
+    """
+
+    flush_s = 60.0
+
+    def __init__(self, on_point: Callable[[Point], None]) -> None:
+        self.name = f"the function {getattr(on_point, '__qualname__', type(on_point).__name__)}"
+        self._on_point = on_point
+
+    def write(self, line: Line) -> None:
+        if line.point is not None:
+            self._on_point(line.point)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -81,7 +81,7 @@ READS_CLOCK = {
     "jobs/chaos/rounds.py",
     "jobs/cli/fitting.py",
     "jobs/cli/main.py",
-    "jobs/prepare/progress.py",
+    "jobs/prepare/command.py",
     "jobs/synthetic.py",
     "orchestrator/api/clock.py",
     "orchestrator/cluster/marked_processes.py",

@@ -30,8 +30,7 @@ from podembed.workers.mesh.errors import (
 from podembed.workers.mesh.exchange import Exchange, ExchangeStatistics, Outgoing, checked_views
 from podembed.workers.mesh.frames import Farewell, Tag, size_of
 from podembed.workers.mesh.handshake import MeshIdentity
-from podembed.workers.mesh.link import Link, LinkRules, Receive, farewell_for, new_stage
-from podembed.workers.mesh.link_poll import LinkPoll
+from podembed.workers.mesh.link import Link, LinkPoll, LinkRules, Receive, farewell_for, new_stage
 from podembed.workers.mesh.link_silence import NOTABLE_S, silence_s
 from podembed.workers.mesh.listening import Address, Refusal, Refusals, open_listener
 from podembed.workers.mesh.setup import MeshSetup

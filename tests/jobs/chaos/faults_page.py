@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from podembed.jobs.chaos.curated import curated
 from podembed.jobs.chaos.record import HEADER, PLACES, Place, Record, Seen, by_fault, read_record
 from podembed.jobs.chaos.schedule import RunShape, Schedule
+from podembed.jobs.chaos.selection import curated
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE, RECORD = DOCS / "faults.md", DOCS / "faults.json"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from podembed.jobs.chaos.curated import curated
 from podembed.jobs.chaos.record import Place, Seen, by_fault, read_record
 from podembed.jobs.chaos.schedule import RunShape
+from podembed.jobs.chaos.selection import curated
 from tests.jobs.chaos.faults_page import PAGE, RECORD, campaign, cell, written
 
 ONE = Seen(

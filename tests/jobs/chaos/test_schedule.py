@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from podembed.jobs.chaos.curated import curated
-from podembed.jobs.chaos.drawn import drawn
 from podembed.jobs.chaos.schedule import RunShape
+from podembed.jobs.chaos.selection import curated, drawn
 
 NUMBERS = {"F1", "F2", "F3", "F4", "F5", "F6", "F7", "F8", "F9", "F11", "F15", "F16", "F17", "F18", "F19", "F23"}
 NUMBERS |= {"F24", "F25", "F26", "F28", "F37", "F38", "F39", "F44"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from podembed.orchestrator.api.config import ScalingConfig
-from podembed.orchestrator.cluster.device_events import device_events
 from podembed.orchestrator.cluster.ray_backend import RayBackend
+from podembed.orchestrator.driver.recovery import device_events
 from podembed.workers.device.process import DeviceReady
 from tests.sentences import saying, sentences
 

@@ -178,7 +178,7 @@ def test_training_goes_on_while_heartbeats_cannot_be_written(
         def notice(self, text: str) -> None:
             self.notices.append(text)
 
-    monkeypatch.setattr("podembed.orchestrator.driver.heartbeat.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("podembed.orchestrator.driver.generation.HEARTBEAT_S", 0.0)
     monkeypatch.setattr("podembed.orchestrator.commit.lease.HEARTBEAT_EVERY_S", 0.0)
     job = small_job(folder=small_data, audit=False)
     result = Driver(
@@ -234,7 +234,7 @@ def test_hosts_that_live_on_hear_of_their_driver_with_each_heartbeat(
     def refuse(self: Store, name: str, data: bytes) -> None:
         raise StoreUnavailable(f"replace '{name}'", attempts=1, elapsed_s=0.0, last=ConnectionError("away"))
 
-    monkeypatch.setattr("podembed.orchestrator.driver.heartbeat.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("podembed.orchestrator.driver.generation.HEARTBEAT_S", 0.0)
     monkeypatch.setattr("podembed.orchestrator.commit.lease.HEARTBEAT_EVERY_S", 0.0)
     monkeypatch.setattr(Groups, "greet", lambda self, all_workers=False: greeted.append(all_workers))
     run = create_run(str(tmp_path / "run"), small_job(folder=small_data, audit=False), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
-from podembed.orchestrator.decisions.quarantine import Quarantine
+from podembed.orchestrator.decisions.host_watch import Quarantine
 
 A, B = FailureDomain("a", "10.0.0.1"), FailureDomain("b")
 EMPTY = Quarantine(after=2, first_s=30.0, period_s=1_000.0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from podembed.orchestrator.driver.recovery import restore_alarms
 from podembed.orchestrator.events.machines import BucketsRefused, MemoryWrong
-from podembed.orchestrator.group.restore_alarms import restore_alarms
 from podembed.workers.host.survivors.surviving_shard import Restored
 from tests.sentences import sentences
 

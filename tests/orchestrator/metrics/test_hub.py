@@ -17,12 +17,11 @@ from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import MetricsServed, SinkFailed
 from podembed.orchestrator.metrics import hub
-from podembed.orchestrator.metrics.callbacks import CallbackSink
 from podembed.orchestrator.metrics.catalog import CATALOG
 from podembed.orchestrator.metrics.hub import MetricsHub, Sink
 from podembed.orchestrator.metrics.measurer import Measurer
 from podembed.orchestrator.metrics.point import Line, Point
-from podembed.orchestrator.metrics.sinks import measuring
+from podembed.orchestrator.metrics.sinks import CallbackSink, measuring
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.orchestrator.metrics.windows import window

@@ -10,8 +10,7 @@ import pytest
 from podembed.orchestrator.decisions.failure import FaultClass
 from podembed.orchestrator.events.commits import Committed
 from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, NothingLeft
-from podembed.orchestrator.metrics.learning import MOST_RATES
-from podembed.orchestrator.metrics.measurer import Measurer
+from podembed.orchestrator.metrics.measurer import MOST_RATES, Measurer
 from podembed.orchestrator.metrics.point import Point
 from podembed.workers.host.row_norms import TableNorms
 from podembed.workers.job.learning.window_figures import DenseNorms, figures_of

@@ -14,10 +14,10 @@ from collections import Counter
 import jax
 from jax.extend import backend
 
+from podembed.workers.actors import warm_up
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
 from podembed.workers.device.gang import join_gang, leave_gang
 from podembed.workers.device.model_step import DeviceWorker
-from podembed.workers.device.standby import warm_up
 from tests.small_job import small_job
 
 NUM_PROCESSES = 2

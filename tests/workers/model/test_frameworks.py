@@ -18,12 +18,12 @@ from podembed.jobs.models.dlrm import DLRM
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.workers.device.dense_half import cast_batch
 from podembed.workers.job.job import JobError
 from podembed.workers.model.batch import ModelBatch
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
 from podembed.workers.model.flax_models import NnxModel, spec_of
-from podembed.workers.model.precision import cast_batch
 from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
