@@ -20,8 +20,7 @@ from podembed.workers.columns import id_columns as id_stage
 from podembed.workers.columns.extra_columns import accepts, expected, take_extra
 from podembed.workers.columns.gather import Block
 from podembed.workers.columns.id_columns import NULLS, BagLayouts, IdStage
-from podembed.workers.columns.labels import take_labels
-from podembed.workers.columns.numbers import filled, numbers_of, refuse_nulls, required_numbers, take_dense
+from podembed.workers.columns.numbers import filled, numbers_of, refuse_nulls, required_numbers, take_dense, take_labels
 from podembed.workers.columns.vocabulary import Vocabulary
 from podembed.workers.data.bad_rows import BadRow, Origin, RowFaults
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch

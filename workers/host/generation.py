@@ -10,19 +10,23 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from podembed.workers.device.shared_memory import ChannelEnd, ChannelLayout, ChannelServer
 from podembed.workers.faults.frames import frame_spoiler
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.storage import faulty_store
-from podembed.workers.host.device_tables.tables import DeviceTables
+from podembed.workers.host.device_tables.ids import DeviceIds, ids_layout
+from podembed.workers.host.device_tables.rows import DeviceRows
 from podembed.workers.host.input import HostInput
 from podembed.workers.host.lookups import HostLookups
+from podembed.workers.host.row_norms import RowNorms
 from podembed.workers.host.same_machine import share_pooled
 from podembed.workers.host.shard import Shard, Survivor
 from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.host.step import Steps
 from podembed.workers.host.windows import Windows
+from podembed.workers.job.on_devices.declared import device_tables
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.mesh import Mesh, MeshIdentity
@@ -81,7 +85,6 @@ class Generation:
             opened.callback(self._lookups.crew.close)
             surviving = survivor and survivor.surviving
             self.shard = Shard(spec, self._lookups.both.tables, surviving=surviving, tracker=tracker, check=check)
-            self._on_devices = DeviceTables(job, self._lookups.both.tables)
             layout = ChannelLayout(
                 num_dense=job.data.num_dense,
                 activations=self._lookups.both.layout,
@@ -89,7 +92,7 @@ class Generation:
                 sequences=tuple(job.sequences),
                 columns=job.column_shapes,
                 num_scores=job.num_scores,
-                on_devices=self._on_devices.layout(num_samples=self._input.num_samples),
+                on_devices=ids_layout(job, self._lookups.both.specs, num_samples=self._input.num_samples),
             )
             self._server = ChannelServer(layout, generation=spec.generation)
             opened.callback(self._server.close)
@@ -137,7 +140,14 @@ class Generation:
                 self._lookups.both.pooled, self.mesh, self._server.descriptor, end.layout, timeout_s=timeout_s
             )
         self._server.close_descriptor()
-        rows = self._on_devices.rows(end, timeout_s=self.spec.step_timeout_s, check=self._check, tracker=self._tracker)
+        tables = self._lookups.both.tables
+        rows = DeviceRows(
+            {table.at: tables[table.at] for table in device_tables(self._job)},
+            end,
+            timeout_s=self.spec.step_timeout_s,
+            check=self._check,
+            tracker=self._tracker,
+        )
         self.take_rows = rows.take
         steps = Steps(
             self._lookups,
@@ -152,7 +162,7 @@ class Generation:
             schedule=self._job.schedule,
             route=self.spec.exchange,
             leaves_out_unlabelled=self._job.leaves_out_unlabelled,
-            ids=self._on_devices.ids(end),
+            ids=DeviceIds(self._job, end),
         )
         # Not by way of `self`, which would be a cycle that keeps a generation's memory when it is left.
         frozen = self.shard.save.rows
@@ -164,7 +174,7 @@ class Generation:
             tracker=self._tracker,
             host=self.spec.host,
             give_rows=rows.give,
-            norms=self._on_devices.norms(rows),
+            norms=RowNorms(tables, {at: partial(rows.values, at) for at in rows.tables}),
             is_saving=lambda: frozen.is_running,
         )
         return tuple(f"host {self.spec.host} refused {refused}" for refused in self.mesh.describe_refusals())

@@ -36,7 +36,7 @@ class DeviceRows:
         check: Callable[[], None],
         tracker: Tracker,
     ) -> None:
-        self._tables, self._device, self._timeout_s = tables, device, timeout_s
+        self.tables, self._device, self._timeout_s = tables, device, timeout_s
         self._check, self._tracker = check, tracker
         self._is_given = False
 
@@ -46,10 +46,10 @@ class DeviceRows:
         Raises:
           ChannelError: the device process is gone or silent.
         """
-        if self._is_given or not self._tables:
+        if self._is_given or not self.tables:
             return
         with self._tracker.phase(Phase.DEVICE):
-            for number, table in self._tables.items():
+            for number, table in self.tables.items():
                 for bucket in map(int, table.buckets):
                     for values, memory in self._parts(table, bucket):
                         memory[...] = values
@@ -63,10 +63,10 @@ class DeviceRows:
         Raises:
           ChannelError: the device process is gone or silent.
         """
-        if not self._tables:
+        if not self.tables:
             return
         # Before the first step devices have what hosts have.
-        given = self._tables if self._is_given else {}
+        given = self.tables if self._is_given else {}
         with self._tracker.phase(Phase.DEVICE):
             for number, table in given.items():
                 # A table that is not trained never changes.
@@ -85,7 +85,7 @@ class DeviceRows:
         Raises:
           ChannelError: the device process is gone or silent.
         """
-        widths = self._tables[number].spec.widths
+        widths = self.tables[number].spec.widths
         found = {name: np.empty((len(ids), width), np.float32) for name, width in widths.items()}
         room = len(self._device.bucket) // sum(widths.values())
         with self._tracker.phase(Phase.DEVICE):
