@@ -27,7 +27,7 @@ import tyro
 
 from podembed.jobs.chaos import command as chaos
 from podembed.jobs.cli import calibrating, repeated, supervise, tools
-from podembed.jobs.cli.main import unknown_in
+from podembed.jobs.cli.unknown import unknown_in
 from podembed.jobs.prepare import command as prepare_command
 from podembed.version import describe, pages
 

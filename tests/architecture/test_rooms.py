@@ -8,7 +8,30 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-from tests.architecture.test_imports import FLOORS, MODULES, ROOT, label, nodes, parsed
+from tests.architecture.test_imports import ANNEXES, CORE, FLOORS, MODULES, ROOT, label, lies_in, named, nodes, parsed
+
+FEW_LINES = 80
+ONE_RULE = "one row optimizer a file"
+LARGE = "a subject of its own, beside one of the largest files"
+PLANNING = "goes with prediction and planning"
+# Files of the core below `FEW_LINES` that one other file imports, and why they stay alone.
+LONELY = {
+    "embedding/row_optimizers/adagrad.py": ONE_RULE,
+    "embedding/row_optimizers/momentum.py": ONE_RULE,
+    "embedding/row_optimizers/sgd.py": ONE_RULE,
+    "orchestrator/cluster/agent_ports.py": "its importer is a program, which begins to work when it is imported",
+    "orchestrator/planning/measured.py": PLANNING,
+    "orchestrator/planning/report.py": PLANNING,
+    "orchestrator/prediction/memory.py": PLANNING,
+    "orchestrator/prediction/placed.py": PLANNING,
+    "workers/calibration/device.py": PLANNING,
+    "workers/calibration/reading.py": PLANNING,
+    "workers/checkpoint/spoilt_rows.py": LARGE,
+    "workers/device/waiting_threads.py": "what it knows of the threads of XLA is nobody else's business",
+    "workers/faults/updates.py": "faults stay apart from what they strike",
+    "workers/job/on_devices/problems.py": LARGE,
+    "workers/model/haiku_model.py": "one framework a file, imported with that framework alone",
+}
 
 
 def room(module: str) -> str:
@@ -68,3 +91,16 @@ def test_the_map_names_every_room() -> None:
     told = set(re.findall(r"^\| `([\w/]+)` \|", text.partition("## Processes")[0], re.MULTILINE))
     rooms = {label(path.parent) for path in MODULES}
     assert told == {room for room in rooms if len(room.split("/")) == 2 or room.startswith("embedding/tf/")}
+
+
+def test_small_files_of_one_importer_have_a_reason() -> None:
+    importers: defaultdict[str, set[str]] = defaultdict(set)
+    for path in [*MODULES, ROOT / "podembed" / "__init__.py"]:
+        # Strings that name modules count as imports.
+        for name in named(path) | {module.replace(".", "/") for module in own_imports(path)}:
+            importers[f"{name}.py"].add(label(path))
+    core = [path for path in MODULES if lies_in(label(path), CORE) and not lies_in(label(path), ANNEXES)]
+    small = [path for path in core if len(path.read_text(encoding="utf-8").splitlines()) < FEW_LINES]
+    lonely = {label(path) for path in small if len(importers[label(path)] - {label(path)}) == 1}
+    assert lonely - LONELY.keys() == set()
+    assert {name for name in LONELY if (ROOT / name).exists()} <= lonely

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from podembed.jobs.cli.main import unknown_in
+from podembed.jobs.cli.unknown import unknown_in
 from tests.jobs.cli.test_main import COMMANDS, run
 
 # An entry of the help, whose text may begin a line with another command's flag.

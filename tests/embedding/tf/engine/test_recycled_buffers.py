@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podembed.embedding.lookup.recycled_buffers import MAX_BUFFERS, RecycledBuffers
+from podembed.embedding.tf.engine.host_engine import MAX_BUFFERS, RecycledBuffers
 
 
 def address(array):
