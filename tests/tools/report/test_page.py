@@ -345,7 +345,7 @@ def test_tables_have_what_hosts_saw_of_their_rows(run: Path, tmp_path: Path) -> 
     ]
     add_lines(other, a_point(13, *seen))
     text = page_of(material(other)).text
-    for part in ("trained ratio", "0.525", "median row norm", "0.375", "those of samples of rows"):
+    for part in ("trained", "0.525", "median row norm", "0.375", "those of samples of rows"):
         assert part in text
     assert "77.5" not in text
     assert "samples of rows" not in page_of(material(run)).text
