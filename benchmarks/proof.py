@@ -66,12 +66,12 @@ KILL_DELAY_S = 0.05  # so that a step is under way
 ON_DEVICES_BELOW = 5_000
 MOST_SLOWER = 0.03
 FLOORS = ("embedding", "workers", "orchestrator", "jobs", "serving", "tools")
-# What is no part of the core, before and after it got folders of its own.
+# What is no part of the core, in folders of its own and where it lay before.
 ANNEXES = (
     *(f"embedding/{name}/" for name in ("tf", "tpu_embedding", "tpu_config", "keras", "replicas", "engine")),
     *(f"workers/{name}/" for name in ("stepwise", "inference")),
     *(f"orchestrator/{name}/" for name in ("fsck", "inspect", "report", "live", "health", "tracing", "sparsecore")),
-    "orchestrator/inference/",
+    *(f"orchestrator/{name}" for name in ("inference/", "stepwise/", "pod", "request_thread.py", "strategy.py")),
 )
 PAIRS = {"A": "", "B": "", "C": "", "C2": " --placement buckets"}
 IS_WORSE_MORE = ("step", "lines")
