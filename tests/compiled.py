@@ -9,10 +9,14 @@ from pathlib import Path
 FOLDER = Path(sys.prefix, "compiled")
 
 
-def compiled_in(folder: Path) -> dict[str, str]:
-    """The variables by which JAX keeps every program in a folder."""
+def compiled_in(folder: Path) -> dict[str, str | float]:
+    """The settings by which JAX keeps every program in a folder. In capitals they are variables of an environment."""
     return {
-        "JAX_COMPILATION_CACHE_DIR": str(folder),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
     }
+
+
+def variables(settings: dict[str, str | float]) -> dict[str, str]:
+    return {name.upper(): str(value) for name, value in settings.items()}

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from podembed.workers.device.compile_cache import use_compile_cache
-from tests.compiled import FOLDER, compiled_in
+from tests.compiled import FOLDER, compiled_in, variables
 from tests.long_tests import VARIABLE, examples, skip_long
 from tests.object_store import BUCKET, object_store
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
@@ -45,9 +45,11 @@ if VARIABLE not in os.environ:
     # The imports above have loaded JAX, which reads the variable once. Without this, only processes that tests start
     # and those of pytest-xdist had such programs, and this process had numbers with other last bits than they.
     jax.config.update("jax_disable_most_optimizations", True)
-# Those that tests start read the variables, but for this process it is too late.
+# Processes that tests start read the variables, but for this one it is too late. It writes as they do.
+os.environ.update(variables(compiled_in(FOLDER)))
+for name, value in compiled_in(FOLDER).items():
+    jax.config.update(name, value)
 use_compile_cache(str(FOLDER))
-os.environ.update(compiled_in(FOLDER))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,11 +16,11 @@ import jax
 import pytest
 
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
-from tests.compiled import FOLDER, compiled_in
+from tests.compiled import FOLDER, compiled_in, variables
 from tests.processes import free_port
 
 # That of all tests has what other processes compiled.
-WITHOUT_CACHE = {name: value for name, value in os.environ.items() if name not in compiled_in(FOLDER)}
+WITHOUT_CACHE = {name: value for name, value in os.environ.items() if name not in variables(compiled_in(FOLDER))}
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 900.0
 
@@ -143,7 +143,7 @@ def test_a_program_is_there_whole_or_not_at_all(is_users: bool, tmp_path: Path) 
     folder = tmp_path / "compiled"
     environment = {**WITHOUT_CACHE, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     if is_users:
-        environment |= compiled_in(folder)
+        environment |= variables(compiled_in(folder))
     command = [sys.executable, "-c", TORN, str(folder)]
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
