@@ -226,6 +226,13 @@ def nodes_of(group: Any) -> list[str]:
     return [node if node in alive else "" for _, node in sorted(nodes.items())]
 
 
+def this_node() -> str:
+    """Id of the node of this process."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
+
+
 def live_nodes() -> set[str]:
     """Those that Ray takes for alive."""
     import ray

@@ -34,7 +34,7 @@ from podembed.orchestrator.cluster.places import (
     spread,
     taking_connections,
 )
-from podembed.orchestrator.cluster.ray_calls import ended_unix_s, handles_of, of_ray, outcome, settled
+from podembed.orchestrator.cluster.ray_calls import RayHandle, ended_unix_s, handles_of, of_ray, outcome, settled
 from podembed.orchestrator.cluster.worker_environment import (
     PLATFORMS,
     accelerators_of,
@@ -70,7 +70,10 @@ class RayBackend:
       has_own_machines: whether each host is to have a machine for itself; None finds out.
       placed: by host, the node on which the newest launch put it.
       chosen: of `SliceBackend`, the slices for the next generation; empty where hosts are counted.
+      handle_class: class of the handles of actors.
     """
+
+    handle_class: type[RayHandle] = RayHandle
 
     def __init__(
         self,
@@ -192,6 +195,7 @@ class RayBackend:
         handles = handles_of(
             [actor or self._take("host", rank, reservation, place) for rank, (place, actor) in enumerate(own)],
             [self._take("device", rank, reservation, place) for rank, place in enumerate(reservation.places)],
+            kind=self.handle_class,
             machines=[place.node for place in reservation.places],
             bind_address=bind_address,
             compile_cache=cache,
@@ -347,17 +351,23 @@ class RayBackend:
         return {"CPU": share}
 
     def settled(self, calls: Sequence[Call[Any]], *, timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
-        return (list(calls), []) if self._lost() is not None else settled(calls, timeout_s=timeout_s)
+        return (list(calls), []) if self._lost() is not None else self._settled(calls, timeout_s)
+
+    def _settled(self, calls: Sequence[Call[Any]], timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
+        return settled(calls, timeout_s=timeout_s)
 
     def result(self, call: Call[Any]) -> Any | Failure:
         lost = self._lost()
         # Of a cluster that is lost no value must be fetched.
         if lost is not None:
             return Failure(worker=call.worker, kind=FailureKind.DIED, message=lost)
-        result = outcome(call)
+        result = self._outcome(call)
         if isinstance(result, Failure) and result.kind is FailureKind.DIED and self._answers():
             return replace(result, ended_unix_s=ended_unix_s(call))
         return result
+
+    def _outcome(self, call: Call[Any]) -> Any | Failure:
+        return outcome(call)
 
     def statistics(self, handle: Handle) -> ProcessStatistics | None:
         mark = self._marks.get(of_ray(handle).actor._actor_id)
@@ -374,10 +384,7 @@ class RayBackend:
 
     def stop(self, handles: Sequence[HostHandles]) -> None:
         reservation = self._reservations.pop(id(handles), None)
-        own = [of_ray(handle) for pair in handles for handle in (pair.host, pair.device)]
-        for handle in own:
-            handle.hang_up()
-        actors = [handle.actor for handle in own]
+        actors = [of_ray(handle).actor for pair in handles for handle in (pair.host, pair.device)]
         self._end(actors + [standby.actor for standby in (reservation.standbys if reservation else [])])
         for group in reservation.groups if reservation else []:
             self.give_back(group)

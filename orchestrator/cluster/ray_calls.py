@@ -1,32 +1,19 @@
-"""Calls to Ray actors: how they are started, how they are waited for, and what became of them.
-
-Short calls of the step-by-step mode go over lines of their own (`workers.stepwise.driver_line`). Where a line breaks,
-Ray says what became of the process.
-"""
+"""Calls to Ray actors: how they are started, how they are waited for, and what became of them."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.orchestrator.api.errors import Failure, FailureKind
-from podembed.orchestrator.cluster.connection import LOOPBACK
-from podembed.orchestrator.group.backend import Call, DirectHandle, Handle, HostHandles
+from podembed.orchestrator.group.backend import Call, Handle, HostHandles
 from podembed.orchestrator.group.worker_errors import death, failure_of, first_line
 from podembed.workers.checkpoint.records import TableFiles
-from podembed.workers.device.doorway import ChannelError
 from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.liveness.carried_error import original
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.stepwise.driver_line import DriverEnd, DriverLineSpec, Ticket
-from podembed.workers.stepwise.host import StepwiseSpec
-from podembed.workers.stepwise.line import Raised
-
-_LOOK_S = 0.02
 
 # With fewer, an argument within the call arrives sooner: the object store costs milliseconds of each process.
 MANY_HOSTS = 32
@@ -36,9 +23,9 @@ MANY_BUCKETS = 1 << 11
 MOST_BUCKETS = 1 << 15
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RayCall:
-    """A method call of an actor under way."""
+    """A method call of an actor under way. `reference`: Ray's, to the answer."""
 
     worker: Worker
     reference: Any
@@ -46,23 +33,7 @@ class RayCall:
     method: str
 
 
-@dataclass(slots=True, eq=False)
-class LineCall:
-    """A method call over an actor's line under way. Mutated: `inquiry`, a question to Ray once the line is broken."""
-
-    worker: Worker
-    ticket: Ticket
-    end: DriverEnd
-    handle: RayHandle
-    method: str
-    inquiry: Any = None
-
-    @property
-    def has_ended(self) -> bool:
-        return self.ticket.answer is not None
-
-
-class RayHandle(DirectHandle):
+class RayHandle:
     """One actor. `machine`: id of the node that it was placed on. `shared`: of all handles of a backend."""
 
     def __init__(
@@ -78,9 +49,8 @@ class RayHandle(DirectHandle):
         self.worker = worker
         self.actor = actor
         self.machine = machine
-        self._bind_address = bind_address
+        self.bind_address = bind_address
         self._compile_cache = compile_cache
-        self._line: DriverEnd | None = None
         self._shared = shared
 
     @property
@@ -90,7 +60,7 @@ class RayHandle(DirectHandle):
     def call(self, method: str, *arguments: Any) -> Call[Any]:
         from podembed.workers.actors import in_pieces
 
-        own = [self._localized(argument) for argument in arguments]
+        own = [self.localized(argument) for argument in arguments]
         shared = self._shared.of_call(own) if self._shared is not None else None
         if shared is not None:
             return RayCall(self.worker, self.actor.run_shared.remote(method, *shared), self, method)
@@ -99,36 +69,17 @@ class RayHandle(DirectHandle):
             return RayCall(self.worker, self.actor.run.remote(method, *own), self, method)
         return RayCall(self.worker, self.actor.run_with_pieces.remote(method, *pieces), self, method)
 
-    def connect(self, address: tuple[str, int], spec: DriverLineSpec) -> None:
-        # Without a line calls go on by Ray.
-        with suppress(ChannelError):
-            self._line = DriverEnd.connect(address, spec)
-
-    def call_directly(self, method: str, *arguments: Any) -> Call[Any]:
-        from podembed.workers.stepwise.actors import RayPacking
-
-        if self._line is None:
-            return self.call(method, *arguments)
-        return LineCall(self.worker, self._line.begin(RayPacking().pack((method, arguments))), self._line, self, method)
-
-    def hang_up(self) -> None:
-        """Closes the line. Safe to call twice."""
-        if self._line is not None:
-            self._line.close()
-
     def background(self, method: str, *arguments: Any) -> Call[Any]:
         return RayCall(self.worker, self.actor.run_in_background.remote(method, *arguments), self, method)
 
     def control(self, method: str, *arguments: Any) -> Call[Any]:
         return RayCall(self.worker, self.actor.run_at_once.remote(method, *arguments), self, method)
 
-    def _localized(self, argument: Any) -> Any:
+    def localized(self, argument: Any) -> Any:
         """An argument of a call. A spec gets what only its place knows: where to listen, where programs lie."""
         match argument:
-            case HostSpec() | StepwiseSpec():
-                return replace(argument, bind_address=self._bind_address)
-            case DriverLineSpec() if self.machine == _machine_of_the_driver():
-                return replace(argument, bind_address=LOOPBACK)
+            case HostSpec():
+                return replace(argument, bind_address=self.bind_address)
             case DeviceSpec() if self._compile_cache:
                 return replace(argument, compile_cache=self._compile_cache)
         return argument
@@ -185,12 +136,19 @@ def _put(value: Any) -> Any:
 
 
 def handles_of(
-    hosts: Sequence[Any], devices: Sequence[Any], *, machines: Sequence[str], bind_address: str, compile_cache: str
+    hosts: Sequence[Any],
+    devices: Sequence[Any],
+    *,
+    kind: type[RayHandle],
+    machines: Sequence[str],
+    bind_address: str,
+    compile_cache: str,
 ) -> list[HostHandles]:
     """Handles of the actors of a generation.
 
     Args:
       hosts, devices: actors by host.
+      kind: class of the handles.
       machines: by host, id of the node.
       bind_address: where hosts listen; empty for the address by which the cluster knows their machine.
       compile_cache: of the device processes; empty for none.
@@ -198,8 +156,8 @@ def handles_of(
     shared = SharedArguments(len(hosts))
     return [
         HostHandles(
-            RayHandle(Worker("host", rank), host, bind_address=bind_address, machine=machine, shared=shared),
-            RayHandle(Worker("device", rank), device, compile_cache=compile_cache, machine=machine),
+            kind(Worker("host", rank), host, bind_address=bind_address, machine=machine, shared=shared),
+            kind(Worker("device", rank), device, compile_cache=compile_cache, machine=machine),
         )
         for rank, (host, device, machine) in enumerate(zip(hosts, devices, machines, strict=True))
     ]
@@ -212,65 +170,21 @@ def of_ray(handle: Handle) -> RayHandle:
     return handle
 
 
-def _machine_of_the_driver() -> str:
-    import ray
-
-    return ray.get_runtime_context().get_node_id()
-
-
 def settled(calls: Sequence[Call[Any]], *, timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
-    """As `Backend.settled`, for calls by Ray and over lines."""
-    lines = [call for call in calls if isinstance(call, LineCall)]
-    if not lines:
-        return _settled_by_ray(calls, timeout_s)
-    for end in dict.fromkeys(call.end for call in lines):
-        end.advance()
-    ended, running = _looked_at(calls)
-    if ended or timeout_s <= 0:
-        return ended, running
-    others = [call for call in running if not _is_by_line(call)]
-    # Two ways cannot be waited for at once. Both are in use only while a line is broken.
-    wait_s = min(timeout_s, _LOOK_S) if others else timeout_s
-    ends = {call.end for call in running if isinstance(call, LineCall) and _is_by_line(call)}
-    DriverEnd.advance_all(ends, timeout_s=wait_s) if ends else _settled_by_ray(others, wait_s)
-    return _looked_at(calls)
-
-
-def _looked_at(calls: Sequence[Call[Any]]) -> tuple[list[Call[Any]], list[Call[Any]]]:
-    """(ended, running), without waiting. Of a line that is broken Ray is asked what became of the process."""
-    for call in calls:
-        if isinstance(call, LineCall) and call.end.is_broken and not call.has_ended and call.inquiry is None:
-            call.inquiry = call.handle.actor.identity.remote()
-    by_ray = _settled_by_ray([call for call in calls if not _is_by_line(call)], 0.0)[0]
-    ended = {id(call) for call in by_ray} | {id(c) for c in calls if isinstance(c, LineCall) and c.has_ended}
-    return [call for call in calls if id(call) in ended], [call for call in calls if id(call) not in ended]
-
-
-def _is_by_line(call: Call[Any]) -> bool:
-    """Whether its line will say when it has ended."""
-    return isinstance(call, LineCall) and call.inquiry is None
-
-
-def _settled_by_ray(calls: Sequence[Call[Any]], timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
+    """As `Backend.settled`."""
     import ray
 
     if not calls:
         return [], []
-    by_reference = {_reference_of(call): call for call in calls}
+    by_reference = {_ours(call).reference: call for call in calls}
     ended, running = ray.wait(list(by_reference), num_returns=len(by_reference), timeout=0)
     if not ended and timeout_s > 0:
         ended, running = ray.wait(running, num_returns=1, timeout=timeout_s)
     return [by_reference[r] for r in ended], [by_reference[r] for r in running]
 
 
-def _reference_of(call: Call[Any]) -> Any:
-    """Ray's reference to the answer of a call."""
-    call = _ours(call)
-    return call.inquiry if isinstance(call, LineCall) else call.reference
-
-
-def _ours(call: Call[Any]) -> RayCall | LineCall:
-    if not isinstance(call, RayCall | LineCall):
+def _ours(call: Call[Any]) -> RayCall:
+    if not isinstance(call, RayCall):
         raise TypeError(f"Found a {type(call).__name__}. Expected a call of the Ray backend.")
     return call
 
@@ -293,11 +207,8 @@ def outcome(call: Call[Any]) -> Any | Failure:
     import ray
     import ray.exceptions
 
-    if isinstance(call, LineCall) and call.ticket.answer is not None:
-        return _of_answer(call, call.ticket.answer)
     try:
-        found = ray.get(_reference_of(call))
-        return _cut(call.worker, call.end.why) if isinstance(call, LineCall) else found
+        return ray.get(_ours(call).reference)
     except ray.exceptions.ActorDiedError as error:
         return Failure(
             worker=call.worker, kind=FailureKind.DIED, message=death(str(error)), is_preemption=error.preempted
@@ -312,24 +223,3 @@ def outcome(call: Call[Any]) -> Any | Failure:
         return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)), memory="host")
     except ray.exceptions.RayError as error:
         return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)))
-
-
-def _of_answer(call: LineCall, content: bytearray) -> Any | Failure:
-    """What came over a line."""
-    from podembed.workers.stepwise.actors import RayPacking
-
-    try:
-        found = RayPacking().unpack(content)
-    except Exception as error:
-        # Made of classes that only the worker has, or that cannot be copied.
-        return replace(failure_of(call.worker, error, details=traceback.format_exc()), error=error)
-    if not isinstance(found, Raised):
-        return found
-    error = found.as_raised()
-    return replace(failure_of(call.worker, error, details=found.report), error=error)
-
-
-def _cut(worker: Worker, why: str) -> Failure:
-    """Of a process that lives, though its line is broken. What it does with the call under way is not known."""
-    said = f"the connection to its driver broke ({why or 'the process hung up'}), though the process lives"
-    return Failure(worker=worker, kind=FailureKind.PEER, message=said)

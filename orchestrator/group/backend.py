@@ -6,7 +6,6 @@ A backend carries calls and knows nothing of what they mean. `orchestrator.group
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -16,7 +15,6 @@ from podembed.workers.host.spec import HostSpec
 from podembed.workers.job.reference import AnyJob
 from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.stepwise.driver_line import DriverLineSpec
 
 Answer = TypeVar("Answer", covariant=True)
 
@@ -55,18 +53,6 @@ class Handle(Protocol):
     def control(self, method: str, *arguments: Any) -> Call[Any]:
         """Starts a method that answers while another one works."""
         ...
-
-
-class DirectHandle(ABC):
-    """A handle of a process that has a short way for short calls."""
-
-    @abstractmethod
-    def connect(self, address: tuple[str, int], spec: DriverLineSpec) -> None:
-        """Opens the short way to a process that answers there, if it can be reached from here."""
-
-    @abstractmethod
-    def call_directly(self, method: str, *arguments: Any) -> Call[Any]:
-        """As `call`, by the short way where it is open. The process may be in no other call but control calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,15 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure, cause, is_host_fault, listed
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.group.backend import Backend, Call, DirectHandle, HostHandles
+from podembed.orchestrator.group.backend import Backend, Call, HostHandles
 from podembed.orchestrator.group.calls import (
-    StepwiseCalls,
-    StepwiseDeviceCalls,
-    StepwiseHostCalls,
     WorkerCalls,
     answers_within,
 )
 from podembed.orchestrator.group.process_group import ProcessGroup
 from podembed.orchestrator.group.watch import Deadlines
+from podembed.orchestrator.stepwise.calls import StepwiseCalls, StepwiseDeviceCalls, StepwiseHostCalls
+from podembed.orchestrator.stepwise.line_calls import LineHandle
 from podembed.orchestrator.stepwise.request_thread import RequestThread
 from podembed.workers.stepwise.driver_line import DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseSpec
@@ -122,11 +121,11 @@ class Pod:
 
     def _open_lines(self, workers: Sequence[StepwiseCalls]) -> None:
         """A step's calls of these processes go over lines of their own from now on, as far as the backend can."""
-        able = [worker for worker in workers if isinstance(worker.handle, DirectHandle)]
+        able = [worker for worker in workers if isinstance(worker.handle, LineHandle)]
         specs = [DriverLineSpec(name=f"{self._id} {worker.handle.worker}", token=self._token) for worker in able]
         calls = [worker.open_line(spec) for worker, spec in zip(able, specs, strict=True)]
         for worker, spec, address in zip(able, specs, self._gather(calls, self.call_timeout_s), strict=True):
-            if isinstance(worker.handle, DirectHandle):
+            if isinstance(worker.handle, LineHandle):
                 worker.handle.connect(address, spec)
 
     def in_turn(self, what: str, do: Callable[[], Answer]) -> Answer:

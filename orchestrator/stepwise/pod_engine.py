@@ -13,7 +13,7 @@ from podembed.embedding.tf.engine.engine import EngineMetrics, EngineSpec, Learn
 from podembed.embedding.tf.engine.order import ANY_NAME
 from podembed.embedding.tf.engine.table_storage import WrittenTables
 from podembed.orchestrator.group.backend import Call
-from podembed.orchestrator.group.calls import StepwiseHostCalls
+from podembed.orchestrator.stepwise.calls import StepwiseHostCalls
 from podembed.orchestrator.stepwise.pod import Answer, Pod
 from podembed.workers.stepwise import saved_embedding as embedding_files
 from podembed.workers.stepwise import saved_index

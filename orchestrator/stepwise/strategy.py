@@ -23,9 +23,9 @@ from podembed.embedding.tf.replicas.per_replica import PerReplica, local_value
 from podembed.embedding.tf.replicas.strategies import entered, register
 from podembed.orchestrator.api.config import ScalingConfig
 from podembed.orchestrator.cluster.connection import is_connected, shared_connection
-from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.group.backend import Call
-from podembed.orchestrator.group.calls import StepwiseDeviceCalls
+from podembed.orchestrator.stepwise.calls import StepwiseDeviceCalls
+from podembed.orchestrator.stepwise.line_calls import LineBackend
 from podembed.orchestrator.stepwise.pod import Pod, in_sentences
 from podembed.orchestrator.stepwise.pod_engine import PodEngine
 from podembed.workers.stepwise.asking import Asked
@@ -230,12 +230,9 @@ class PodStrategy(CrossReplica):
             def lost() -> str | None:
                 return connection.lost() if is_connected() else "the program has left its Ray cluster"
 
-            from podembed.workers.stepwise.actors import StepwiseDeviceActor, StepwiseHostActor
-
-            backend = RayBackend(
+            backend = LineBackend(
                 self._scaling,
                 self._emit,
-                (StepwiseHostActor, StepwiseDeviceActor),
                 lost=lost,
                 answers=lambda: is_connected() and connection.answers(),
             )

@@ -20,12 +20,6 @@ ANNEXES = ("embedding/tf", "workers/stepwise", "orchestrator/stepwise")
 FACES = {"embedding/__init__.py"}
 # A port that looks its storage up by name, so that a program may import the lowest floor alone.
 KNOWS_ABOVE = {"embedding/tf/engine/table_storage.py"}
-# Still to be turned round.
-CORE_KNOWS_ANNEXES = {
-    "orchestrator/cluster/ray_calls.py",
-    "orchestrator/group/backend.py",
-    "orchestrator/group/calls.py",
-}
 KNOWS_RAY = {
     "workers/actors.py",
     "workers/stepwise/actors.py",
@@ -233,7 +227,7 @@ def test_the_core_names_no_annex() -> None:
         is_core = label(path).startswith(CORE) and not lies_in(label(path), ANNEXES) and label(path) not in FACES
         return {name for name in named(path) if lies_in(name, (*ANNEXES, "serving", "tools")) and is_core}
 
-    assert set(offenders(annexes)) == CORE_KNOWS_ANNEXES
+    assert offenders(annexes) == {}
 
 
 def test_an_annex_knows_those_below_alone() -> None:

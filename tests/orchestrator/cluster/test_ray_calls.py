@@ -8,22 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.cluster.ray_calls import (
     MANY_BUCKETS,
     MANY_HOSTS,
     MOST_BUCKETS,
-    LineCall,
     SharedArguments,
-    outcome,
 )
 from podembed.workers.checkpoint.digest import Digests
 from podembed.workers.checkpoint.records import ChunkFiles, TableFiles
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.index import InputIndex
-from podembed.workers.liveness.worker import Worker
-from podembed.workers.stepwise.actors import RayPacking
-from podembed.workers.stepwise.driver_line import Ticket
 
 
 class Board:
@@ -122,21 +116,3 @@ def test_addresses_and_manifests_are_packed_once() -> None:
 )
 def test_what_is_small_travels_within_the_call(num_hosts: int, arguments: list[Any]) -> None:
     assert SharedArguments(num_hosts, Board().put).of_call(arguments) is None
-
-
-class Unreadable:
-    """Its content is refused wherever it arrives, like a class that only a worker can import."""
-
-    def __reduce__(self) -> Any:
-        return int, ("no number",)
-
-
-def test_an_answer_that_the_driver_cannot_read_fails_the_call_and_says_why() -> None:
-    ticket = Ticket()
-    ticket.answer = bytearray(RayPacking().pack(Unreadable()))
-    call = LineCall(Worker("device", 1), ticket, end=None, handle=None, method="train")  # type: ignore[arg-type]
-    failure = outcome(call)
-    assert isinstance(failure, Failure)
-    assert (failure.worker, failure.kind) == (Worker("device", 1), FailureKind.ERROR)
-    assert isinstance(failure.error, ValueError)
-    assert "no number" in failure.message
