@@ -192,15 +192,14 @@ def output_of(*command: str, fails: bool = False) -> str:
 
 
 def simulate(given: argparse.Namespace) -> Found:
-    """The lines that `make simulate` prints, without what depends on the machine's speed."""
+    """What `make simulate` prints, without what depends on the machine's speed."""
     command = ("-m", "tests.simulation", "--seeds", str(given.seeds), "--processes", str(os.cpu_count()))
-    text = re.sub(r" in [\d.]+ s \([^)]*\)", "", output_of(*command, fails=True))
-    found: Found = {"seeds": given.seeds}
-    for line in text.splitlines():
-        number = re.match(r"\s+(\d+)  ([^:]+)", line)
-        key, value = (number[2], int(number[1])) if number else (re.split(r"[ ,:]", line)[0], line)
-        found[key] = value
-    return found
+    text = re.sub(r", in [\d.]+ s \([^)]*\)", "", output_of(*command, fails=True))
+    counts = {name: int(number) for number, name in re.findall(r"^ +(\d+)  ([^:\n]+)", text, re.MULTILINE)}
+    totals, failed = (
+        [line for line in text.splitlines() if re.match(start, line)] for start in (r"[a-z].*\d", "FAILED")
+    )
+    return {"seeds": given.seeds, "totals": totals, "failed": failed, **counts}
 
 
 def conformance(given: argparse.Namespace) -> Found:
@@ -320,7 +319,7 @@ def failures(found: Found) -> list[str]:
         for kind, number in found.get("conformance", {}).items()
         if kind.startswith(("failed", "error"))
     ]
-    told += [f"simulate: {line}" for line in found.get("simulate", {}) if str(line).startswith("FAILED")]
+    told += [f"simulate: {line}" for line in found.get("simulate", {}).get("failed", ())]
     for bench, ratios in found.get("pairs", {}).items():
         told += [
             f"pairs: {bench}: {metric} is {ratio} of the other checkout's"
