@@ -280,7 +280,7 @@ def leaves(found: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def moved(recorded: Found, found: Found) -> tuple[list[str], bool]:
-    """A line for each value that is another one, and whether one of them is worse."""
+    """A line for each value that is another one, and whether one of them is worse or could not be compared."""
     told, is_worse = [], False
     apart = [
         f"{name} is {found['machine'].get(name)}, recorded with {value}"
@@ -291,12 +291,14 @@ def moved(recorded: Found, found: Found) -> tuple[list[str], bool]:
         if part not in recorded or part not in found:
             continue
         if part == "digests" and apart:
+            is_worse = True
             told.append(
                 f"Digests are not compared: {'; '.join(apart)}. Record both on one machine with the same versions."
             )
             continue
         before, now = dict(leaves(recorded[part])), dict(leaves(found[part]))
         if part == "simulate" and before["seeds"] != now["seeds"]:
+            is_worse = True
             told.append(f"simulate is not compared: it ran {now['seeds']} seeds, recorded were {before['seeds']}.")
             continue
         for name in {**before, **now}:
