@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # Tests start several hundred processes, and each would compile all of our modules if none kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test check lint types tests-with-ray tests-without-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers signals test-other-python
+.PHONY: help train test check lint types kernels tests-with-ray tests-without-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers signals test-other-python
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"
@@ -72,6 +72,12 @@ test: lint
 	rm -rf $(VENV)/compiled
 	@$(MAKE) --no-print-directory -j 3 types tests-with-ray tests-without-ray
 endif
+
+# A dozen processes begin at the same time, and each that finds no kernels in numba's cache compiles for half a minute.
+kernels: $(STAMP)
+	$(BIN)/python -c 'from tests.small_job import compile_small_job; compile_small_job()'
+
+tests-with-ray tests-without-ray: kernels
 
 # One process more than processors: these tests wait, too, and those with Ray end in the middle.
 tests-without-ray: $(STAMP)

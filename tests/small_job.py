@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import Constant
+from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.optimizers import SGD, Adagrad
 from podembed.jobs.chaos.jobs import (
     BATCH_SIZE,
@@ -31,6 +32,7 @@ from podembed.jobs.chaos.jobs import (
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ReadOrder
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import choose_buckets, table_specs
 
 __all__ = ["BATCH_SIZE", "B_ROWS", "DIM", "NUM_LANES", "NUM_ROWS", "SmallModel", "small_job", "write_small_data"]
 
@@ -114,3 +116,9 @@ def small_job(
         staleness=staleness,
         overlap=overlap,
     )
+
+
+def compile_small_job() -> None:
+    """Leaves in numba's cache what hosts of the job need, as most tests do."""
+    job = small_job(folder="")
+    compile_kernels(table_specs(job, choose_buckets(job)))
