@@ -75,7 +75,7 @@ READS_CLOCK = {
     "jobs/chaos/rounds.py",
     "jobs/cli/fitting.py",
     "jobs/cli/main.py",
-    "jobs/prepare/command.py",
+    "jobs/prepare/progress.py",
     "jobs/synthetic.py",
     "orchestrator/api/clock.py",
     "orchestrator/cluster/marked_processes.py",
