@@ -12,8 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from podembed.jobs.prepare.command import Progress
-from podembed.jobs.prepare.preparation import Prepared, prepare
+from podembed.jobs.prepare.preparation import Prepared, Progress, prepare
 from tests.jobs.prepare.preparing import criteo_settings
 
 
