@@ -26,7 +26,6 @@ from podembed.orchestrator.events.run import (
     RunOpened,
 )
 from podembed.orchestrator.metrics.sinks import measuring
-from podembed.orchestrator.planning.of_run import with_prediction
 from podembed.orchestrator.run.finished import finished, untrained
 from podembed.orchestrator.run.run import OpenRun
 from podembed.tools.health.watch import HealthWatch
@@ -118,10 +117,8 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
                 emit=emit,
                 stop=place.stop,
             )
-            result = driver.run()
+            return driver.run()
         except StoppedAtStart as stopped:
             # Before there was a cluster, or a lease: no other process has to hear of it.
             reporter.close()
             return untrained(run, config, head, stopped_by=stopped.reason)
-    # The hosts are gone by now, so what has to be measured for it has the machine for itself.
-    return with_prediction(run, result, scaling, emit=emit)

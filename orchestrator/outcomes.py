@@ -19,7 +19,6 @@ from podembed.orchestrator.api.errors import (
 from podembed.orchestrator.commit.holder import RunIsHeld
 from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.run_record import RunMismatch
-from podembed.workers.calibration.record import CalibrationError
 from podembed.workers.data.columns import DataConfigError
 from podembed.workers.data.errors import InputError
 from podembed.workers.faults.plan import FaultPlanError
@@ -32,7 +31,6 @@ EXIT_INTERRUPTED = 130
 
 # What the user can mend; a traceback would hide the sentence that says how.
 _EXPECTED = (
-    CalibrationError,
     ConfigurationError,
     DataConfigError,
     FaultPlanError,

@@ -14,8 +14,7 @@ from podembed.orchestrator.api.errors import EXIT_STOPPED
 from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.orchestrator.decisions.table_plan import summary
 from podembed.orchestrator.events.reporter import Reporter, tell
-from podembed.orchestrator.planning.planner import planned
-from podembed.orchestrator.prediction.report import render_comparison
+from podembed.orchestrator.planning.recorded import planned
 from podembed.orchestrator.run.finished import finished
 from podembed.orchestrator.run.policy_record import policies_to_keep
 from podembed.orchestrator.run.run import OpenRun
@@ -51,8 +50,6 @@ def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, repor
         config=config.checkpoint_config,
         scaling=scaling,
     )
-    if result.prediction is not None:
-        reporter.notice(f"\n{render_comparison(result.prediction)}")
     return EXIT_STOPPED if result.stopped_by else 0
 
 

@@ -1,4 +1,4 @@
-"""The command line: `podembed train | resume | plan | calibrate | inspect | prepare` and those of `jobs.cli.tools`.
+"""The command line: `podembed train | resume | plan | inspect | prepare` and those of `jobs.cli.tools`.
 Also as `python -m podembed`.
 
 It turns flags into a job and its settings, calls the trainer, and turns outcomes into exit codes and words. It decides
@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import tyro
 
 from podembed.jobs.chaos import command as chaos
-from podembed.jobs.cli import calibrating, repeated, supervise, tools
+from podembed.jobs.cli import repeated, supervise, tools
 from podembed.jobs.cli.unknown import unknown_in
 from podembed.jobs.prepare import command as prepare_command
 from podembed.version import describe, pages
@@ -225,10 +225,10 @@ class Resume:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Show how tables would lie on so many hosts, what each host needs, and why. Starts no training.
+    """Show how tables would lie on so many hosts and why, what a step asks of them, and what memory and messages that
+    takes. Starts no training; reads a batch of the data where that is at hand.
 
-    With RUN: what `resume` on so many hosts would move. Without: a new run of the job. Where `podembed calibrate` has
-    measured this machine, also how long a step takes, part by part, and what would be faster.
+    With RUN: what `resume` on so many hosts would move. Without: a new run of the job.
     """
 
     run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
@@ -247,12 +247,6 @@ class Plan:
     """Generation of the slices' chips, such as TPU-V6E."""
     slices: int = 1
     """Slices to plan for."""
-    hosts_per_machine: int | None = None
-    """Of them on one machine. By default all if it has as many processors, else one each."""
-    threads_per_host: int = 1
-    """As for train."""
-    calibration: str | None = None
-    """File of `podembed calibrate --out`. Default: ~/.podembed/calibration.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +262,6 @@ Command = (
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[supervise.Supervise, tyro.conf.subcommand("supervise")]
     | Annotated[Plan, tyro.conf.subcommand("plan")]
-    | Annotated[calibrating.Calibrate, tyro.conf.subcommand("calibrate")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[prepare_command.Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[chaos.Chaos, tyro.conf.subcommand("chaos")]
@@ -363,8 +356,6 @@ def _dispatch(command: Any) -> int:
     _refuse_empty(command)
     if isinstance(command, chaos.Chaos):
         return chaos.run(command, command_line=main)
-    if isinstance(command, calibrating.Calibrate):
-        return calibrating.calibrate(command)
     if isinstance(command, tools.Tool):
         return tools.run(command)
     if isinstance(command, supervise.Supervise):

@@ -1,23 +1,29 @@
-"""`podembed plan`: where the tables of a job or of a run would lie on so many hosts."""
+"""`podembed plan`: where the tables of a job or of a run would lie on so many hosts, and what that takes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from podembed.jobs.cli.data_arguments import plan_arguments
-from podembed.jobs.cli.forecasting import show
 from podembed.jobs.cli.job_choice import job_reference
 from podembed.jobs.cli.settings import named_by_flags
 from podembed.jobs.search_path import current_folder
-from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
+from podembed.orchestrator.api.config import ConfigurationError, FailureConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts
 from podembed.orchestrator.api.text import plural
+from podembed.orchestrator.decisions.table_plan import Plan as PlannedTables
 from podembed.orchestrator.decisions.table_plan import plan as plan_tables
-from podembed.orchestrator.planning.planner import planned
+from podembed.orchestrator.decisions.table_plan import render
+from podembed.orchestrator.planning.memory import host_memory
+from podembed.orchestrator.planning.recorded import planned
+from podembed.orchestrator.planning.report import render_memory, render_step
+from podembed.orchestrator.planning.slices import on_slices, render_slices
+from podembed.orchestrator.planning.traffic import sent_bytes, traffic_of
 from podembed.orchestrator.run.opening import open_run
+from podembed.workers.input.index import InputIndex
 from podembed.workers.input.lengths import index_at_hand
-from podembed.workers.job.reference import JobReference
+from podembed.workers.input.profile import profiles_at_hand
+from podembed.workers.job.job import JobConfig
 
 if TYPE_CHECKING:
     from podembed.jobs.cli.main import Plan
@@ -36,45 +42,63 @@ def plan(command: Plan) -> int:
             accelerator_type=command.accelerator_type,
             num_slices=command.slices,
         )
-    if scaling.slices is not None:
-        # As many hosts as the slices have machines.
-        command = replace(command, hosts=scaling.least_hosts, hosts_per_machine=command.hosts_per_machine or 1)
-    if command.hosts_per_machine is not None and command.hosts_per_machine < 1:
-        raise ConfigurationError(f"Found --hosts-per-machine {command.hosts_per_machine}. Expected at least 1.")
+    # With slices, as many hosts as these have machines.
+    num_hosts, problem = scaling.least_hosts, None
     if command.run is None:
         job_name = command.job or ("criteo" if command.data else "synthetic")
-        reference = job_reference(job_name, command.set, plan_arguments(job_name, command.data))
-        job = reference.resolve()
+        job = job_reference(job_name, command.set, plan_arguments(job_name, command.data)).resolve()
         check_hosts(job, scaling)
         index, problem = index_at_hand(job)
-        show(
-            command,
-            job,
-            reference,
-            index,
-            plan=lambda hosts: plan_tables(job, num_hosts=hosts, index=index),
-            placed=lambda chosen: plan_tables(job, num_hosts=command.hosts, index=index, chosen=chosen),
-            problem=problem,
-            topology=scaling.slices,
-        )
-        return 0
-    if command.job or command.data or command.set:
-        raise ConfigurationError(
-            "Found RUN with --job, --data or --set. Expected one or the other: a run has its job recorded."
-        )
-    run = open_run(command.run, only_reads=True, job_folder=current_folder())
-    check_hosts(run.job, scaling)
-    base = run.newest_commit()
-    print(
-        f"{plural(base.hosts, 'host')} at commit {base.name}, {command.hosts} planned\n" if base else "no commit yet\n"
-    )
-    reference = run.job_for_workers if isinstance(run.job_for_workers, JobReference) else None
-    show(
-        command,
-        run.job,
-        reference,
-        run.train_index,
-        plan=lambda hosts: planned(run, base, num_hosts=hosts),
-        topology=scaling.slices,
-    )
+        found = plan_tables(job, num_hosts=num_hosts, index=index)
+    else:
+        if command.job or command.data or command.set:
+            raise ConfigurationError(
+                "Found RUN with --job, --data or --set. Expected one or the other: a run has its job recorded."
+            )
+        run = open_run(command.run, only_reads=True, job_folder=current_folder())
+        job, index = run.job, run.train_index
+        check_hosts(job, scaling)
+        base = run.newest_commit()
+        hosts = plural(base.hosts, "host") if base else ""
+        print(f"{hosts} at commit {base.name}, {num_hosts} planned\n" if base else "no commit yet\n")
+        found = planned(run, base, num_hosts=num_hosts)
+    print(render(found), flush=True)
+    _show_step(job, found, index, problem=problem, scaling=scaling, num_slices=command.slices)
     return 0
+
+
+def _show_step(
+    job: JobConfig,
+    found: PlannedTables,
+    index: InputIndex | None,
+    *,
+    problem: str | None,
+    scaling: ScalingConfig,
+    num_slices: int,
+) -> None:
+    """What a step asks of the tables, and what memory that takes.
+
+    Args:
+      index: of the files for training, where they are at hand.
+      problem: what is wrong with the files for training, if there is no index for that reason.
+    """
+    profiles = profiles_at_hand(job, index)
+    if (why := problem or profiles.why_assumed) is not None:
+        print(f"\nthe data could not be read: {why}")
+    traffic = traffic_of(job, found, profiles.tables)
+    parts = [
+        render_step(traffic, profiles),
+        render_memory(host_memory(job, found, traffic, undo_share=FailureConfig().undo_share)),
+    ]
+    if (topology := scaling.slices) is not None:
+        counted = on_slices(
+            job,
+            found,
+            profiles.tables,
+            topology=topology,
+            num_slices=num_slices,
+            sent_bytes=sent_bytes(traffic),
+        )
+        parts.append(render_slices(counted))
+    for part in parts:
+        print(f"\n{part}", flush=True)

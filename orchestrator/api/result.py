@@ -164,42 +164,6 @@ class MeasuredTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """The steps of a run as they were predicted and as they were measured, on host 0.
-
-    A part is what the host's working thread computes in a phase, or what it waits for. So where hosts and devices share
-    processors, a phase does not get longer because another process had the processor.
-
-    Attributes:
-      step_s: predicted seconds of a step.
-      phase_s: predicted seconds of each part of a step.
-      measured_step_s, measured_phase_s: of the steps beside which host 0 saved nothing, as `UndisturbedSteps`. Where
-        there are too few of these, of the median window of steps, and means over all of them.
-      saving_step_s, saving_share: as `UndisturbedSteps`.
-      is_beside_saves: whether there were too few steps without a save.
-    """
-
-    step_s: float
-    phase_s: Mapping[str, float]
-    measured_step_s: float
-    measured_phase_s: Mapping[str, float]
-    saving_step_s: float | None = None
-    saving_share: float = 0.0
-    is_beside_saves: bool = False
-
-    @property
-    def off(self) -> float:
-        """Predicted over measured, less 1: 0.1 is a tenth too long."""
-        return self.step_s / self.measured_step_s - 1
-
-    @property
-    def phases_off(self) -> Mapping[str, float]:
-        """The same of each part that took time."""
-        found = {name: (self.phase_s.get(name, 0.0), spent) for name, spent in self.measured_phase_s.items()}
-        return {name: expected / spent - 1 for name, (expected, spent) in found.items() if spent > 0}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UndisturbedSteps:
     """What a step of host 0 took while no save was under way there, beside what others took.
 
@@ -247,8 +211,6 @@ class Result:
       stopped_early: why the job's early stopping ended it; None where it did not. Nothing is left to train then.
       staleness: as in the job.
       failed_saves: saves of this call that the storage failed; each was made up for by a later one.
-      prediction: predicted and measured steps side by side. None where this machine has no constants (`podembed
-        calibrate`), where the job has no name, and where the call was short, stopped or changed its hosts.
       tables: what the first steps asked of each table, in the job's order; empty where nothing was trained.
     """
 
@@ -272,7 +234,6 @@ class Result:
     num_windows: int = 0
     phase_cpu_s: Mapping[str, float] = field(default_factory=dict)
     undisturbed: UndisturbedSteps = UndisturbedSteps()
-    prediction: Prediction | None = None
     tables: tuple[MeasuredTable, ...] = ()
 
     @property

@@ -42,8 +42,8 @@ class ScalingConfig:
         their parameters are cut. Hosts follow each other along `data`. None spreads samples over all devices.
       transfers: how arrays travel to devices and back: "packed" in one buffer, "separate", or "auto", which packs them
         for accelerators.
-      plan: how tables lie on the hosts: "rule", by their sizes and features, or "auto". That is the predicted best,
-        for runs that began on a machine with constants (`podembed calibrate`), and the rule for others.
+      plan: how tables lie in a run of an older version that recorded plans: "auto" follows them, "rule" places tables
+        by sizes and features, as in all other runs.
     """
 
     num_hosts: int | tuple[int, int] = 1

@@ -139,7 +139,7 @@ class Generation:
         before = base.placement if base else None
         if base and self._kept and self.placement is not None:
             before = renumbered(self.placement, self._kept, num_hosts=group.num_hosts)
-        chosen = shared.patiently(lambda: shared.planner.begin(num_hosts=group.num_hosts, step=self.base_step))
+        chosen = shared.patiently(lambda: shared.plans.begin(num_hosts=group.num_hosts, step=self.base_step))
         plan = plan_generation(
             shared.run,
             shared.config,
@@ -202,11 +202,10 @@ class Generation:
                 with tracing.driver.span("work", "evaluation", step=step):
                     windows.evaluate(group, step)
                 evaluated_step = step
-            is_scheduled = saves.is_scheduled(step)
             other_plan = None
             if is_at_commit := saves.take(step, shared.journal.metrics_at(step)):
                 # The plan that follows a commit must be known before the commit is: a restart from there follows it.
-                other_plan = self._other_plan(step, windows, is_scheduled=is_scheduled)
+                other_plan = shared.plans.leaves(step)
                 committing.begin(step)
             if step < schedule.total_steps and not shared.is_stopping:
                 if other_plan is not None:
@@ -229,11 +228,6 @@ class Generation:
         if self._shared.journal.owed_step is None:
             committing.begin(self.base_step)
             committing.commits.finish()
-
-    def _other_plan(self, step: int, windows: Windows, *, is_scheduled: bool) -> str | None:
-        """As `Planner.leaves`. Data decides at commits that are due by their step number alone."""
-        planner, profiles = self._shared.planner, windows.profiles if is_scheduled else ()
-        return self._shared.patiently_beside(self.poll)(lambda: planner.leaves(step, profiles))
 
     def _left(self, why: str, step: int, committing: Committing) -> HostsLeave:
         """Ends training in order, with everything committed, because other hosts are wanted."""

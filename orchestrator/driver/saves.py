@@ -79,10 +79,6 @@ class Saves:
             return True
         return is_due(schedule.save_policies, Moment(step=step, saved_step=self._saved_step))
 
-    def is_scheduled(self, step: int) -> bool:
-        """Whether a commit is due after `step` steps by their number alone, wherever the run may end."""
-        return is_due(self.schedule.save_policies, Moment(step=step, saved_step=self._saved_step))
-
     def take(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Whether a commit is due after `step` steps; if so, it counts as made.
 

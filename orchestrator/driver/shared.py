@@ -18,7 +18,7 @@ from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.reporter import Reporter
 from podembed.orchestrator.group.survivors import Groups
 from podembed.orchestrator.group.worker_group import Backend
-from podembed.orchestrator.planning.planner import Planner
+from podembed.orchestrator.planning.recorded import RecordedPlans
 from podembed.orchestrator.run.claims import Claims
 from podembed.orchestrator.run.run import OpenRun
 
@@ -52,7 +52,7 @@ class Shared:
     saves: Saves
     journal: Journal
     storage_wait: StorageWait
-    planner: Planner
+    plans: RecordedPlans
 
     @staticmethod
     def of(
@@ -69,7 +69,7 @@ class Shared:
         publisher: Callable[[], Publisher],
     ) -> Shared:
         """All that the generations need, of what a driver is given; the arguments are those of `Driver`."""
-        limits, planner = config.failure_config, Planner(run, scaling, emit=emit)
+        limits, plans = config.failure_config, RecordedPlans(run, scaling, emit=emit)
         groups = Groups(backend, standby_after_s=limits.standby_after_s, emit=emit, clock=clock)
         return Shared(
             run=run,
@@ -86,7 +86,7 @@ class Shared:
             publisher=publisher,
             groups=groups,
             watch=HostWatch(
-                cluster, scaling=scaling, limits=limits, emit=emit, describe_plan=planner.describe, clock=clock
+                cluster, scaling=scaling, limits=limits, emit=emit, describe_plan=plans.describe, clock=clock
             ),
             saves=Saves.of(
                 config,
@@ -99,7 +99,7 @@ class Shared:
             storage_wait=StorageWait(
                 limits.storage_timeout_s, stop=stop, emit=emit, clock=clock, meanwhile=groups.greet_at_times
             ),
-            planner=planner,
+            plans=plans,
         )
 
     @property
@@ -108,11 +108,6 @@ class Shared:
         error at once; a run that is under way waits for it.
         """
         return self.storage_wait if self.claims.generation else at_once
-
-    def patiently_beside(self, meanwhile: Callable[[], None]) -> StorageWait:
-        """The same between two windows of a generation, which must be polled meanwhile."""
-        timeout_s = self.config.failure_config.storage_timeout_s
-        return StorageWait(timeout_s, stop=self.stop, emit=self.emit, clock=self.clock, meanwhile=meanwhile)
 
     @property
     def is_stopping(self) -> bool:

@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
-from podembed.embedding.costs.profile import TableProfile
 from podembed.orchestrator.api.errors import JobFailed
 from podembed.orchestrator.api.save_policies import declared_orders
 from podembed.orchestrator.decisions.failure import window_end, window_target_s
@@ -26,8 +25,7 @@ from podembed.orchestrator.events.progress import (
     WindowTrained,
 )
 from podembed.orchestrator.group.worker_group import WorkerGroup
-from podembed.orchestrator.planning.measured import measured_tables, profiles_of_hosts
-from podembed.orchestrator.prediction.forecast import setting_of
+from podembed.orchestrator.planning.measured import measured_tables
 from podembed.workers.device.process import DeviceWindow
 from podembed.workers.host.row_norms import table_norms
 from podembed.workers.host.spec import HostWindow, ScoredSamples
@@ -42,7 +40,6 @@ class Windows:
 
     Attributes:
       deadlines: those that a group begins with.
-      profiles: per table, what the last batch of the last window asked of it; empty where hosts did not look.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -55,7 +52,6 @@ class Windows:
             emit=shared.emit,
         )
         self.deadlines = self._health.deadlines
-        self.profiles: Sequence[TableProfile] = ()
         self._owners: Mapping[str, Sequence[int]] | None = None
         self._relayed: tuple[str, ...] = ()
         self._num_compiled, self._compiled_s = 0, 0.0
@@ -82,15 +78,13 @@ class Windows:
         # The lookup of a step right after a commit must see every update. Otherwise a run that goes on would differ
         # from one that resumes there.
         is_first = not shared.journal.tables
-        is_profiled = is_first or (shared.planner.is_active and shared.saves.is_scheduled(last))
         hosts, devices = group.train(
             first,
             last,
             is_followed=not shared.saves.may_follow(last),
-            is_profiled=is_profiled,
+            is_profiled=is_first,
             is_sampled=self._is_look_due(began_s),
         )
-        self.profiles = profiles_of_hosts(hosts)
         ended_s = shared.clock.monotonic_s()
         shared.journal.tell_unknown([host.unknown for host in hosts])
         shared.journal.put_aside([row for host in hosts for row in host.bad_rows])
@@ -169,11 +163,9 @@ class Windows:
         self._num_compiled, self._compiled_s = total, seconds
 
     def _tell_tables(self, step: int, hosts: Sequence[HostWindow], *, num_steps: int) -> None:
-        run, num_hosts = self._shared.run, len(hosts)
-        planner = self._shared.planner
-        found = planner.tables(num_hosts).plan(planner.chosen, previous=self._owners)
-        setting = setting_of(run.job, num_hosts=num_hosts, hosts_a_machine=1, reads_files=True)
-        tables = measured_tables(run.job, found, hosts, setting, num_steps=num_steps)
+        plans = self._shared.plans
+        found = plans.tables(len(hosts), plans.chosen, previous=self._owners)
+        tables = measured_tables(self._shared.run.job, found, hosts, num_steps=num_steps)
         if tables:
             self._shared.journal.tables = tables
             self._shared.emit(TablesMeasured(step=step, tables=tables))

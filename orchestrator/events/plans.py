@@ -1,4 +1,4 @@
-"""Events of plans: how tables lie, and when that changes."""
+"""Events of recorded plans: how tables lie."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TableReason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablesPlanned(Event):
-    """A generation follows a plan for its tables.
+    """A generation follows a recorded plan for its tables.
 
     Attributes:
       step: from which on.
@@ -45,29 +45,7 @@ class TablesPlanned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanChanges(Event):
-    """At this commit the generation ends, and the next one follows another plan.
-
-    Attributes:
-      why: which plan it is.
-      step_s, other_s: predicted seconds of the hosts in a step with it, and with the plan before it.
-      moved_bytes: that change hosts.
-      cost_s: of the change.
-      left_steps: that follow, over all epochs.
-    """
-
-    step: int
-    num_hosts: int
-    why: str
-    step_s: float
-    other_s: float
-    moved_bytes: int
-    cost_s: float
-    left_steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NotPlanned(Event):
-    """Tables of a new run lie by the rule, although this machine has constants."""
+    """The run has recorded plans, but none for these hosts, so tables lie by the rule."""
 
     reason: str

@@ -144,13 +144,6 @@ class RowGroupsShared(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotPredicted(Event):
-    """The run has ended, and its steps cannot be compared with a prediction although this machine has constants."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStarted(Event):
     """A generation runs, and no fault came before it. After a fault `Recovered` says so.
 

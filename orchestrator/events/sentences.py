@@ -232,15 +232,6 @@ def _(event: plans.TablesPlanned) -> str:
 
 
 @sentence.register
-def _(event: plans.PlanChanges) -> str:
-    return (
-        f"step {event.step}: the plan of the tables changes to: {event.why}. Hosts take {1e3 * event.step_s:.2f} ms a "
-        f"step as predicted, and {1e3 * event.other_s:.2f} now. {event.left_steps} steps follow, and the change takes "
-        f"about {event.cost_s:.1f} s. It moves {format_bytes(event.moved_bytes)}"
-    )
-
-
-@sentence.register
 def _(event: progress.TablesMeasured) -> str:
     slowest = sorted(event.tables, key=lambda table: -table.step_s)[:MOST_TABLES]
     each = "; ".join(

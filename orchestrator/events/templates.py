@@ -58,7 +58,7 @@ TEMPLATES: dict[type[Event], str] = {
         "loss and evaluations of earlier steps are lost to history/, training is not touched: {reason}"
     ),
     commits.HistoryUnwritten: "loss and evaluations were not written to history/, training is not touched: {reason}",
-    plans.NotPlanned: "tables lie by size and features, not by predicted time: {reason}",
+    plans.NotPlanned: "tables lie by size and features: {reason}",
     run.DriverBegan: "a driver begins",
     run.RunOpened: "run folder {url}",
     run.BatchNotFilled: (
@@ -84,7 +84,6 @@ TEMPLATES: dict[type[Event], str] = {
     tracing.TraceLost: "NO TRACE of steps {asked}: {reason}. Training is as without it",
     run.MetricsServed: "measurements for Prometheus: http://localhost:{port}/metrics",
     run.NothingLeft: "nothing is left to do in {url}: step {step} is committed as {commit}",
-    run.NotPredicted: "not compared with a prediction: {reason}",
     run.GenerationLost: "fault: {cause}",
     run.GenerationEnded: "generation {generation} ends in order: {reason}",
     run.SurvivorsDropped: "the hosts that lived on are ended and all processes are started anew: {reason}",

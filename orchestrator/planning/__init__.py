@@ -1,6 +1,3 @@
-"""What a run makes of predictions: what its tables took, which plan it follows, and when it changes that plan.
-
-Predictions themselves are in `orchestrator.prediction`, and where tables lie in `decisions.table_plan`.
-
-Read `measured.py` first.
+"""What is known before a run begins: what a step asks of each table, what it sends, and what memory it needs
+(`podembed plan`). And the plans that older runs recorded, which they follow.
 """

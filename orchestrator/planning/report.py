@@ -1,33 +1,70 @@
-"""Which plan a new run would follow, as text."""
+"""What `podembed plan` says beside the tables: what a step asks of them, an estimate, and memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from podembed.embedding.costs.profile import TableProfile
-from podembed.orchestrator.api.text import columns, printable
-from podembed.orchestrator.decisions.table_plan import render
-from podembed.orchestrator.planning.best import FIRST_GAIN, Tables, candidates, fastest
-from podembed.workers.calibration.record import Calibration
-from podembed.workers.input.index import InputIndex
-from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import choose_buckets
+from podembed.orchestrator.api.text import columns, format_bytes, printable
+from podembed.orchestrator.planning.memory import HostMemory
+from podembed.orchestrator.planning.traffic import TableTraffic, sent_bytes
+from podembed.workers.input.profile import ProfilesAtHand
+from podembed.workers.input.table_profile import HOT_ROWS, TableProfile
+
+MEMORY_BYTES_S, WIRE_BYTES_S = 10e9, 1.25e9
+"""Constants of the estimate: what one processor reads and writes at random in memory, and 10 Gbit/s between hosts."""
+MOST_LINES = 40
 
 
-def render_followed(
-    job: JobConfig,
-    index: InputIndex | None,
-    calibration: Calibration,
-    profiles: Sequence[TableProfile],
-    *,
-    num_hosts: int,
-    threads: int,
-) -> str:
-    """All plans with what hosts take, and the tables of the chosen one where that is not the rule."""
-    tables = Tables(job=job, buckets=choose_buckets(job), index=index, num_hosts=num_hosts, threads=threads)
-    found = candidates(tables, calibration, profiles)
-    best = fastest(found, least_gain=FIRST_GAIN)
-    lines = [("plan of a new run", "hosts take, ms a step", "")]
-    lines += [(one.name, f"{1e3 * one.step_s:.2f}", "chosen" if one is best else "") for one in found]
-    text = printable(columns(lines))
-    return text if best is found[0] else f"{text}\n\n{render(best.plan)}"
+def render_step(traffic: Sequence[TableTraffic], profiles: ProfilesAtHand) -> str:
+    """What a step asks of each table, those that a host touches most first; and an estimate from its bytes."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for one, profile in sorted(zip(traffic, profiles.tables, strict=True), key=lambda pair: -pair[0].touched_bytes):
+        alike.setdefault(_cells(one, profile), []).append(one.table.spec.name)
+    hot = f"of {HOT_ROWS} rows"
+    rows = [("table", "way", "ids a sample", "distinct", hot, "a host touches", "and sends, a step")]
+    for cells, names in list(alike.items())[:MOST_LINES]:
+        rows.append((names[0] if len(names) == 1 else f"{len(names)} tables: {names[0]} ... {names[-1]}", *cells))
+    more = sum(len(names) for names in list(alike.values())[MOST_LINES:])
+    lines = [columns(rows), *([f"  ... {more} more tables"] if more else []), _estimate(traffic)]
+    if not profiles.is_measured:
+        lines.append("ids are taken to be spread evenly, and lengths of bags are assumed where nothing else says them")
+    return printable("\n".join(lines))
+
+
+def _cells(one: TableTraffic, profile: TableProfile) -> tuple[str, ...]:
+    return (
+        one.way,
+        f"{sum(profile.ids_per_sample):.2f}",
+        f"{profile.distinct_share:.0%}",
+        f"{profile.hot_share:.0%}",
+        format_bytes(one.touched_bytes),
+        format_bytes(one.sent_bytes),
+    )
+
+
+def _estimate(traffic: Sequence[TableTraffic]) -> str:
+    touched, sent = sum(one.touched_bytes for one in traffic), sent_bytes(traffic)
+    on_wire = f" and sends {format_bytes(sent)}" if sent else ""
+    times = f"{1e3 * touched / MEMORY_BYTES_S:.2g} ms with a thread at {MEMORY_BYTES_S / 1e9:g} GB/s of memory"
+    if sent:
+        times += f", and {1e3 * sent / WIRE_BYTES_S:.2g} ms at {8 * WIRE_BYTES_S / 1e9:g} Gbit/s"
+    return (
+        f"in a step a host touches {format_bytes(touched)} of rows, slots and vectors{on_wire}: about {times}; the "
+        "model's step comes on top or hides it"
+    )
+
+
+def render_memory(found: HostMemory) -> str:
+    """The memory of the fullest host, part by part."""
+    parts = [
+        ("rows and slots", found.table_bytes),
+        ("marks of rows", found.mark_bytes),
+        ("hash slots", found.hash_slot_bytes),
+        ("undo log, when full", found.undo_bytes),
+        ("saves beside training", found.save_bytes),
+        ("batches in flight", found.batch_bytes),
+        ("the process without tables", found.process_bytes),
+        ("all", found.total_bytes),
+    ]
+    rows = [("memory of the fullest host", ""), *((name, format_bytes(size)) for name, size in parts)]
+    return printable(columns(rows))

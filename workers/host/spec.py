@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from podembed.embedding.costs.profile import TableProfile
 from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.data.unknown_values import UnknownColumn
 from podembed.workers.device.shared_memory import Invitation
@@ -17,6 +16,7 @@ from podembed.workers.faults.plan import FaultPlan
 from podembed.workers.host.row_norms import HostNorms
 from podembed.workers.input.data_sample import DataSample
 from podembed.workers.input.index import InputIndex
+from podembed.workers.input.table_profile import TableProfile
 from podembed.workers.job.candidates import Ranks
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import AnyJob, JobReference

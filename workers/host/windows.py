@@ -114,7 +114,7 @@ class Windows:
             relayed=steps.relayed,
             bad_rows=self._input.take_bad_rows(),
             unknown=self._input.take_unknown(),
-            profiles=tuple(profiles_of(self._job, [step.batch])) if is_profiled else (),
+            profiles=tuple(profiles_of(self._job, step.batch)) if is_profiled else (),
             usage=own_usage(),
             data=None if sampler is None else sampler.finish(),
             rates=steps.rates(step),

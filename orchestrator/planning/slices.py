@@ -8,33 +8,31 @@ does it where slices are alike. No run here has seen a TPU, so these are counts 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 
-from podembed.embedding.costs.profile import TableProfile
 from podembed.orchestrator.api.text import columns, format_bytes, plural, printable
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.decisions.table_plan import Plan
-from podembed.orchestrator.prediction.demand import Setting, traffic_of
-from podembed.orchestrator.prediction.forecast import demands
-from podembed.orchestrator.prediction.on_devices.exchanged import exchanged_bytes, ids_per_bag
-from podembed.orchestrator.prediction.parts import sent_bytes
 from podembed.workers.device.dense_half import initial
+from podembed.workers.input.table_profile import TableProfile
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.on_devices.declared import device_tables, weighted_features
+from podembed.workers.job.on_devices.rooms import level_for, room_at
 
-_FLOAT_BYTES = 4
+_WORD_BYTES = 4  # of a float, and of an id on a device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlicesForecast:
+class OnSlices:
     """A job on some slices.
 
     Attributes:
       held_bytes: rows and slots of the host that has most.
       all_bytes, all_rows: of all hosts.
-      exchanged_bytes: that a host sends to others in a step over DCN, in the mean.
+      sent_bytes: that a host sends to others in a step over DCN, in the mean.
       gradient_bytes: of the dense model, and of tables on the devices.
       lost_bytes, lost_rows: of the slice that has most; rows in the mean, as if all had equally many bytes.
     """
@@ -44,7 +42,7 @@ class SlicesForecast:
     held_bytes: int
     all_bytes: int
     all_rows: int
-    exchanged_bytes: float
+    sent_bytes: float
     gradient_bytes: int
     lost_bytes: int
     lost_rows: int
@@ -69,37 +67,33 @@ class SlicesForecast:
         """That read what a lost slice held: those that are left, or those of a slice that takes its place."""
         return self.topology.hosts * max(1, self.num_slices - 1)
 
-    def reading_s(self, byte_s: float) -> float:
-        """Seconds to read what a lost slice held, if each host gets a byte in so many seconds."""
-        return self.lost_bytes / self.reading_hosts * byte_s
 
-
-def forecast_slices(
+def on_slices(
     job: JobConfig,
     plan: Plan,
     profiles: Sequence[TableProfile],
-    setting: Setting,
     *,
     topology: Topology,
     num_slices: int,
-) -> SlicesForecast:
+    sent_bytes: float,
+) -> OnSlices:
     """Counts what a job needs on slices.
 
     Args:
       plan: of its tables, on all hosts. Hosts of a slice have numbers in a row.
       profiles: one a table.
-      setting: of all hosts, each on a machine of its own.
+      sent_bytes: that a host sends in a step for tables.
     """
     held = [host.shard_bytes for host in plan.hosts]
     of_slices = [sum(held[first : first + topology.hosts]) for first in range(0, len(held), topology.hosts)]
     all_rows, all_bytes = sum(table.spec.num_rows for table in plan.tables), sum(held)
-    return SlicesForecast(
+    return OnSlices(
         topology=topology,
         num_slices=num_slices,
         held_bytes=max(held),
         all_bytes=all_bytes,
         all_rows=all_rows,
-        exchanged_bytes=sent_bytes(traffic_of(demands(job, plan, profiles), setting), setting),
+        sent_bytes=sent_bytes,
         gradient_bytes=gradient_bytes(job) + math.ceil(exchanged_bytes(job, ids_per_bag(job, profiles))),
         lost_bytes=max(of_slices),
         lost_rows=round(all_rows * max(of_slices) / all_bytes) if all_bytes else 0,
@@ -109,27 +103,62 @@ def forecast_slices(
 def gradient_bytes(job: JobConfig) -> int:
     """Of the gradients that devices add up in a step: those of all parameters, as float32, and the loss."""
     params, _ = jax.eval_shape(lambda: initial(job, jax.random.key(job.seed)))
-    return _FLOAT_BYTES * (1 + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)))
+    return _WORD_BYTES * (1 + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)))
 
 
-def render_slices(found: SlicesForecast, *, byte_s: float | None) -> str:
-    """Text for `podembed plan`.
+def ids_per_bag(job: JobConfig, profiles: Sequence[TableProfile]) -> Mapping[str, float]:
+    """By feature the mean length of its bags.
 
     Args:
-      byte_s: of this machine's constants, for a byte between hosts; None where there are none.
+      profiles: one a table.
     """
+    found = {}
+    for table, profile in zip(job.tables, profiles, strict=True):
+        names = [name for name, feature in job.features.items() if feature.table is table]
+        for name, ids in zip(names, profile.ids_per_sample, strict=True):
+            found[name] = ids / _bags_per_sample(job, name)
+    return found
+
+
+def exchanged_bytes(job: JobConfig, lengths: Mapping[str, float]) -> float:
+    """What devices exchange in a step for the tables that they hold, as the bytes of a sum over all devices.
+
+    Of a table with fewer rows than bags, the sums of all rows are added up. Of others, all devices get the ids and
+    gradients of all. That is half the way of a sum.
+
+    Args:
+      lengths: by feature the mean length of its bags.
+    """
+    found, weighted = 0.0, weighted_features(job)
+    for table in device_tables(job):
+        spec = table.spec
+        if spec.optimizer is None:
+            continue
+        bags = {name: job.batch_size * _bags_per_sample(job, name) for name in table.features}
+        if spec.optimizer.touches_all_rows or spec.num_rows <= sum(bags.values()):
+            found += _WORD_BYTES * spec.num_rows * (spec.dim + 1)
+            continue
+        for name, count in bags.items():
+            room = room_at(level_for(math.ceil(lengths.get(name, 1.0)))) * (2 if name in weighted else 1)
+            found += _WORD_BYTES * count * (spec.dim + room) / 2
+    return found
+
+
+def _bags_per_sample(job: JobConfig, name: str) -> int:
+    return math.prod(job.activation_shapes[name][:-1])
+
+
+def render_slices(found: OnSlices) -> str:
+    """Text for `podembed plan`."""
     topology = found.topology
     each = f"{format_bytes(found.lost_bytes / found.reading_hosts)} each"
     lost = f"about {found.lost_rows:,} of {found.all_rows:,} rows, {format_bytes(found.lost_bytes)}"
-    if byte_s is not None:
-        rate = format_bytes(1 / byte_s)
-        each += f", in {found.reading_s(byte_s):.1f} s if it comes as fast as between hosts here ({rate}/s)"
     rows = [
         (f"{plural(found.num_slices, 'slice')} of {topology}", ""),
         ("hosts", f"{found.num_hosts}, {topology.hosts} a slice with {plural(topology.chips_per_host, 'chip')} each"),
         ("devices", f"{found.num_slices * topology.chips}, {topology.chips} a slice"),
         ("the fullest host holds", f"{format_bytes(found.held_bytes)} of {format_bytes(found.all_bytes)}"),
-        ("a host sends over DCN, a step", f"{format_bytes(found.exchanged_bytes)} of ids, rows and activations"),
+        ("a host sends over DCN, a step", f"{format_bytes(found.sent_bytes)} of ids, rows and activations"),
         ("and to other slices", f"{format_bytes(found.dcn_gradient_bytes)} of gradients"),
         ("a chip sends over ICI, a step", f"{format_bytes(found.ici_bytes)} of gradients"),
         ("a lost slice held", lost),

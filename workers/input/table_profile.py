@@ -1,8 +1,8 @@
-"""`TableProfile`: what the data asks of a table, measured on some batches or assumed from lengths.
+"""`TableProfile`: what samples ask of one table, measured on a batch or assumed from the lengths of bags.
 
-How many distinct rows a batch names decides what updates and messages cost. It is kept as a curve over the number of
-samples, so that other batches and other numbers of hosts can be asked about. Between two points, and beyond them, it is
-a power law.
+How many distinct rows a batch names decides what an update touches and what messages carry. It is kept as a curve over
+the number of samples, so that other batches and other numbers of hosts can be asked about. Between two points, and
+beyond them, it is a power law.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 HOT_ROWS = 256
 """So many of a table's most frequent rows are looked at together."""
-_ANY = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +22,12 @@ class TableProfile:
     Attributes:
       ids_per_sample: per feature of the table, the mean.
       distinct: numbers of samples, rising, and the distinct rows that so many name.
-      hot_share: of the ids, those that name one of the `HOT_ROWS` most frequent rows.
-      free_bags, free_rows: shares of a batch that the batch before does not touch.
-      is_measured: whether batches were read; otherwise ids are taken to be spread evenly.
+      hot_share: share of the ids that name one of the `HOT_ROWS` most frequent rows.
     """
 
     ids_per_sample: tuple[float, ...]
     distinct: tuple[tuple[float, float], ...]
     hot_share: float
-    free_bags: float
-    free_rows: float
-    is_measured: bool = True
 
     def rows(self, samples: float, *, num_rows: int) -> float:
         """Distinct rows that so many samples name, of a table of so many rows."""
@@ -60,30 +54,6 @@ class TableProfile:
         return rows / ids if ids else 0.0
 
 
-def difference(profiles: Sequence[TableProfile], others: Sequence[TableProfile], *, dims: Sequence[int]) -> float:
-    """How much of what the data ask of all tables is not the same, as a share of it. Ids count, and floats of distinct
-    rows; the larger share is returned. It is 1 where something was not measured, or nothing is asked.
-
-    Args:
-      dims: columns of each table.
-    """
-    ids, floats = [], []
-    for one, other, dim in zip(profiles, others, dims, strict=True):
-        if not (one.is_measured and other.is_measured) or len(one.ids_per_sample) != len(other.ids_per_sample):
-            return 1.0
-        ids += zip(one.ids_per_sample, other.ids_per_sample, strict=True)
-        # Batches of different sizes are compared at the size of the smaller one.
-        samples = min((found.distinct[-1][0] if found.distinct else 0.0) for found in (one, other))
-        rows = [found.rows(samples, num_rows=_ANY) for found in (one, other)]
-        floats.append((dim * rows[0], dim * rows[1]))
-    return max(_differing(ids), _differing(floats))
-
-
-def _differing(pairs: Sequence[tuple[float, float]]) -> float:
-    whole = max(sum(one for one, _ in pairs), sum(other for _, other in pairs))
-    return sum(abs(one - other) for one, other in pairs) / whole if whole else 1.0
-
-
 def joined(profiles: Sequence[TableProfile]) -> TableProfile:
     """Of one table, from the profiles of several hosts' shares of a batch: means of them. Shares of unequal size are
     compared at the sizes of the first.
@@ -98,28 +68,15 @@ def joined(profiles: Sequence[TableProfile]) -> TableProfile:
             (size, sum(profile.rows(size, num_rows=most) for profile in profiles) / count) for size in sizes
         ),
         hot_share=sum(profile.hot_share for profile in profiles) / count,
-        free_bags=sum(profile.free_bags for profile in profiles) / count,
-        free_rows=sum(profile.free_rows for profile in profiles) / count,
-        is_measured=all(profile.is_measured for profile in profiles),
     )
 
 
 def even_profile(*, ids_per_sample: Sequence[float], num_rows: int, batch_size: int) -> TableProfile:
     """Of ids that are spread evenly over a table, as far as nothing is known of them."""
     ids = sum(ids_per_sample)
-
-    def rows(samples: float) -> float:
-        return -num_rows * math.expm1(-samples * ids / num_rows)
-
     counts = [batch_size / 2**power for power in range(12, -3, -1)]
-    touched = rows(batch_size) / num_rows
-    bags = len(ids_per_sample)
-    length = ids / bags if bags else 0.0
     return TableProfile(
         ids_per_sample=tuple(ids_per_sample),
-        distinct=tuple((count, rows(count)) for count in counts),
+        distinct=tuple((count, -num_rows * math.expm1(-count * ids / num_rows)) for count in counts),
         hot_share=min(1.0, HOT_ROWS / num_rows),
-        free_bags=(1 - touched) ** length,
-        free_rows=1 - touched,
-        is_measured=False,
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from podembed.embedding.costs.work import TableTraffic, TableWay
 from podembed.embedding.lookup.compiled import num_hash_slots
+from podembed.orchestrator.decisions.table_plan import Plan
+from podembed.orchestrator.planning.traffic import TableTraffic
 from podembed.workers.checkpoint.background_save import save_bytes
 from podembed.workers.checkpoint.undo import log_bytes
+from podembed.workers.job.job import JobConfig
 
 _FLOAT_BYTES, _MARK_BYTES, _HASH_SLOT_BYTES = 4, 4, 16
 PROCESS_BYTES = 480_000_000
@@ -46,29 +48,30 @@ class HostMemory:
         return self.table_bytes + beside + self.process_bytes
 
 
-def host_memory(
-    traffic: Sequence[TableTraffic], *, shard_bytes: int, num_hosts: int, undo_share: float, num_buffers: int
-) -> HostMemory:
+def host_memory(job: JobConfig, plan: Plan, traffic: Sequence[TableTraffic], *, undo_share: float) -> HostMemory:
     """Of the host that holds most.
 
     Args:
-      shard_bytes: its rows and slots.
-      undo_share: of them, as the run's settings say.
-      num_buffers: batches in flight.
+      traffic: of all tables, as the plan places them.
+      undo_share: share of rows and slots that the undo log may have, as the run's settings say.
     """
-    all_bytes = sum(_FLOAT_BYTES * table.num_rows * (table.dim + table.slot_floats) for table in traffic)
-    all_rows = sum(table.num_rows for table in traffic)
-    rows = all_rows * shard_bytes / all_bytes if all_bytes else 0.0
-    vectors = sum(table.bags * table.dim for table in traffic)
-    partial = sum(table.bags * table.dim for table in traffic if table.way is TableWay.PARTIAL)
-    travelling = sum(2 * table.host_rows * table.dim for table in traffic if table.way is TableWay.ROWS)
-    most_ids = max((int(table.ids) for table in traffic if table.way is TableWay.ROWS), default=0)
-    floats = num_buffers * (2 * vectors + num_hosts * partial) + num_buffers * travelling
+    shard_bytes = max(host.shard_bytes for host in plan.hosts)
+    specs = [table.spec for table in plan.tables]
+    all_bytes = sum(_FLOAT_BYTES * spec.num_rows * sum(spec.widths.values()) for spec in specs)
+    rows = sum(spec.num_rows for spec in specs) * shard_bytes / all_bytes if all_bytes else 0.0
+    travelling = [one for one in traffic if not one.table.is_pooled]
+    # Activations and their gradients; partial sums from all hosts; rows that travel and their gradients.
+    floats = sum(2 * one.vector_floats for one in traffic)
+    floats += len(plan.hosts) * sum(
+        one.vector_floats for one in traffic if one.table.is_pooled and not one.table.is_whole
+    )
+    floats += sum(2 * one.host_rows * one.table.spec.dim for one in travelling)
+    num_batches = 2 if job.overlap is not False or job.staleness else 1
     return HostMemory(
         table_bytes=shard_bytes,
         mark_bytes=int(_MARK_BYTES * rows),
-        hash_slot_bytes=_HASH_SLOT_BYTES * num_hash_slots(most_ids),
+        hash_slot_bytes=_HASH_SLOT_BYTES * num_hash_slots(max((int(one.ids) for one in travelling), default=0)),
         undo_bytes=log_bytes(shard_bytes, share=undo_share) + int(_BITS_A_ROW * rows / 8),
         save_bytes=save_bytes(shard_bytes),
-        batch_bytes=int(_FLOAT_BYTES * floats),
+        batch_bytes=int(_FLOAT_BYTES * num_batches * floats),
     )
