@@ -264,9 +264,7 @@ def host_specs(arguments: argparse.Namespace, reference: JobReference, **same: A
     data = job.resolved_data
     index = InputIndex(files=(file,)) if isinstance(data, ReaderSource) else build_index(data)
     lanes, token = tuple(split_evenly(job.num_lanes, num_hosts)), secrets.token_bytes(32)
-    placed, pools_cut = placement(job, buckets, arguments), None
-    if arguments.placement == "planned":
-        placed, pools_cut = planned(job, buckets, arguments)
+    placed = placement(job, buckets, arguments)
     return [
         HostSpec(
             job=reference,
@@ -279,7 +277,6 @@ def host_specs(arguments: argparse.Namespace, reference: JobReference, **same: A
             lanes=lanes,
             table_buckets=buckets,
             placement=placed,
-            pools_cut=pools_cut,
             train_index=index,
             eval_index=None,
             bind_address="",
@@ -302,41 +299,6 @@ def placement(job: JobConfig, buckets: tuple[int, ...], arguments: argparse.Name
         return tuple(place_tables(specs, num_features=host_features_per_table(job), num_hosts=arguments.hosts))
     sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
     return tuple(place(bucket_bytes=sizes, num_hosts=arguments.hosts))
-
-
-def planned(
-    job: JobConfig, buckets: tuple[int, ...], arguments: argparse.Namespace
-) -> tuple[tuple[np.ndarray, ...], tuple[bool, ...] | None]:
-    """As a new run of a calibrated machine places its tables after a look at its data.
-
-    Returns:
-      Owners, and which of the cut tables owners pool.
-    """
-    from podembed.embedding.lookup.placement import place_tables
-    from podembed.orchestrator.decisions.table_plan import cut_ways
-    from podembed.orchestrator.planning.best import FIRST_GAIN, Tables, candidates, fastest
-    from podembed.workers.calibration.pod_specs import index_of
-    from podembed.workers.calibration.record import read_calibration, this_machine
-    from podembed.workers.input.profile import measure_profile
-    from podembed.workers.job.tables import host_features_per_table, table_specs
-
-    if arguments.constants is None:
-        sys.exit("Found --placement planned without --constants. Expected the file of podembed calibrate --out.")
-    index, hosts = index_of(job), arguments.hosts
-    tables = Tables(job=job, buckets=buckets, index=index, num_hosts=hosts, threads=arguments.threads)
-    constants = read_calibration(Path(arguments.constants), this_machine())
-    if constants is None:
-        sys.exit(f"Found no file {arguments.constants}. Expected what podembed calibrate --out wrote. Run it first.")
-    found = candidates(tables, constants, measure_profile(job, index))
-    best = fastest(found, least_gain=FIRST_GAIN)
-    times = ", ".join(f"{one.name} {1e3 * one.step_s:.1f} ms" for one in found)
-    print(f"Hosts would take for a step: {times}. Chosen: {best.name}.", file=sys.stderr)
-    specs = table_specs(job, buckets)
-    placed = place_tables(specs, num_features=host_features_per_table(job), num_hosts=hosts, chosen=best.chosen)
-    if best.chosen is None:
-        return tuple(placed), None
-    ways = cut_ways(job, specs, (), num_hosts=hosts, chosen=best.chosen)
-    return tuple(placed), tuple(way.is_pooled for way in ways)
 
 
 def measure(group: Any, arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
@@ -389,13 +351,7 @@ def add_workload(parser: argparse.ArgumentParser, *, names: Sequence[str] = ("A"
     parser.add_argument("--hosts", type=int, default=2, help="each is a host process and a device process")
     parser.add_argument("--threads", type=int, default=1, help="of each of the two processes of a host")
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
-    parser.add_argument(
-        "--placement",
-        default="tables",
-        choices=["tables", "buckets", "planned"],
-        help="whole tables, none, or as a run of a calibrated machine plans it from its data",
-    )
-    parser.add_argument("--constants", help="what podembed calibrate wrote, for a plan")
+    parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="whole tables, or none")
     parser.add_argument(
         "--resources", nargs="+", default=(), metavar="NAME=AMOUNT", help="Ray resources of a host, such as CPU=4 GPU=1"
     )
@@ -433,8 +389,6 @@ def parse() -> argparse.Namespace:
     arguments.max_seconds = arguments.max_seconds or 2 * arguments.seconds
     if arguments.bench == "D":  # weak scaling: as many samples a host whatever their number
         arguments.bench = f"D{arguments.hosts}"
-    if arguments.constants is not None and arguments.placement != "planned":
-        parser.error("Found --constants without --placement planned. Expected both or none. Pass the other one.")
     if arguments.device_ms and arguments.bench in workloads.NAMES:
         parser.error(
             f"Found --device-ms with workload {arguments.bench}. Expected A, B, cut, D or tiny. Leave one out."

@@ -2,12 +2,10 @@
 
     python benchmarks/engine.py --bench A --emb-opt rowwise
     python benchmarks/engine.py --bench C --emb-opt rowwise
-    python benchmarks/engine.py --bench C --constants constants.json
 
 One host holds all tables of the workload. `request` finds rows, `group` sorts the batch by row, `pool` writes
 activations, and `update` sums gradients and applies the optimizer. Times are medians over the batches, which take
-turns. With one thread the rate is that of its CPU time, with several that of wall time. With `--constants` the line
-also has what constants of `podembed calibrate --out FILE` predict for the same tables and batches.
+turns. With one thread the rate is that of its CPU time, with several that of wall time.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +36,6 @@ from benchmarks.workloads import (  # noqa: E402
     write_mixed,
 )
 from podembed.embedding.config import TableConfig  # noqa: E402
-from podembed.embedding.costs.work import TableTraffic, TableWay, Touched, Work, table_work  # noqa: E402
 from podembed.embedding.kernels.arrays import aligned_empty  # noqa: E402
 from podembed.embedding.lookup.activation_layout import ActivationLayout  # noqa: E402
 from podembed.embedding.lookup.owner_pooled import PooledLookup  # noqa: E402
@@ -47,7 +44,6 @@ from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
-from podembed.workers.calibration.record import read_calibration, this_machine  # noqa: E402
 from podembed.workers.crew import ThreadCrew  # noqa: E402
 
 NUM_BATCHES = 8
@@ -117,52 +113,12 @@ def mixed_steps(shape: MixedWorkload) -> list[dict[str, Ragged]]:
     return [{shape.feature(at): Ragged.of(*bag) for at, bag in enumerate(batch.bags)} for batch in batches]
 
 
-def predicted_ms(engine: Engine, steps: Sequence[Mapping[str, Ragged]], constants: Path) -> dict[str, float]:
-    """Of `group`, `pool` and `update`, as kernels alone take them."""
-    found = read_calibration(constants, this_machine())
-    if found is None:
-        raise SystemExit(f"Found no constants in {constants}. Expected a file of podembed calibrate --out.")
-    kernels = found.kernels_for(1)
-    traffic = [_traffic(engine, at, steps) for at in range(len(engine.tables))]
-    touched, work = Touched.of(traffic, 1), Work()
-    for table in traffic:
-        work.merge(table_work(table, num_hosts=1, touched=touched, caches=kernels.caches).owner)
-    counts = work.of_host(1)
-    return {
-        part: round(1e3 * kernels.seconds(f"{part}/pooled", counts[f"{part}/pooled"]), 2)
-        for part in ("group", "pool", "update")
-    }
-
-
-def _traffic(engine: Engine, at: int, steps: Sequence[Mapping[str, Ragged]]) -> TableTraffic:
-    """What a step asks of a table, in the mean of all batches."""
-    spec = engine.tables[at].spec
-    features = [feature for feature in engine.features if feature.table == at]
-    bags = [[step[feature.name] for feature in features] for step in steps]
-    ids = [np.concatenate([ragged.values for ragged in of_step]) for of_step in bags]
-    rows = float(np.mean([len(np.unique(values)) for values in ids]))
-    num_bags = float(sum(ragged.num_samples for ragged in bags[0]))
-    return TableTraffic(
-        dim=spec.dim,
-        slot_floats=sum(spec.widths.values()) - spec.dim,
-        num_rows=spec.num_rows,
-        way=TableWay.WHOLE,
-        features=len(features),
-        bags=num_bags,
-        ids=float(np.mean([len(values) for values in ids])),
-        divided_bags=num_bags / len(features) * sum(feature.combiner != "sum" for feature in features),
-        host_rows=rows,
-        all_rows=rows,
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", default="A", choices=["A", "B", "tiny", *NAMES])
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--constants", type=Path, help="what podembed calibrate wrote, for a prediction")
     arguments = parser.parse_args()
     measuring.tune_allocator()
     if arguments.bench in NAMES:
@@ -212,8 +168,6 @@ def main() -> None:
     rate = round(shape.batch_size / total * 1e3, 0)
     per_cpu = rate if arguments.threads == 1 else round(shape.batch_size * len(parts["pool"]) / cpu_s, 0)
     times = {"ms": round(total, 2), "parts_ms": found, "samples_per_s": rate, "samples_per_cpu_s": per_cpu}
-    if arguments.constants is not None:
-        times["predicted_ms"] = predicted_ms(engine, steps, arguments.constants)
     print(json.dumps({"benchmark": "engine", **line, **times, "load1": os.getloadavg()[0]}))
 
 

@@ -40,9 +40,8 @@ from podembed.orchestrator.cluster.connection import connected  # noqa: E402
 from podembed.orchestrator.cluster.ray_backend import RayBackend  # noqa: E402
 from podembed.orchestrator.decisions.table_plan import plan  # noqa: E402
 from podembed.orchestrator.events.reporter import tell  # noqa: E402
-from podembed.orchestrator.prediction.demand import traffic_of  # noqa: E402
-from podembed.orchestrator.prediction.forecast import demands, setting_of  # noqa: E402
-from podembed.orchestrator.prediction.memory import host_memory  # noqa: E402
+from podembed.orchestrator.planning.memory import host_memory  # noqa: E402
+from podembed.orchestrator.planning.traffic import traffic_of  # noqa: E402
 from podembed.orchestrator.run.opening import create_run  # noqa: E402
 from podembed.workers.data.columns import IdColumn  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
@@ -191,14 +190,8 @@ def planned_bytes(arguments: argparse.Namespace, *, table_rows: int) -> int:
     job = memory_job(folder="nowhere", num_tables=num_tables, table_rows=table_rows, ids=arguments.ids)
     found = plan(job, num_hosts=hosts)
     profiles = assumed_profiles(job, [float(IDS_A_SAMPLE)] * num_tables)
-    setting = setting_of(job, num_hosts=hosts, hosts_a_machine=hosts, reads_files=True)
-    return host_memory(
-        traffic_of(demands(job, found, profiles), setting),
-        shard_bytes=max(host.shard_bytes for host in found.hosts),
-        num_hosts=hosts,
-        undo_share=FailureConfig().undo_share,
-        num_buffers=2,
-    ).total_bytes
+    traffic = traffic_of(job, found, profiles)
+    return host_memory(job, found, traffic, undo_share=FailureConfig().undo_share).total_bytes
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Processors of their own for hosts that share a machine.
 
-Where as many hosts as processors share a machine, the kernel moves their threads to another processor at almost every
-turn. Whatever a thread left in its caches is then fetched again, in each phase. So each host keeps to a processor of
-its own, with its device process. What works beside the steps roams: it reads input, writes files, compares rows.
+Left alone, the kernel moves their threads to another processor at almost every turn. Whatever a thread left in its
+caches is then fetched again, in each phase. So each host gets an even part of the processors, with its device process.
+What works beside the steps roams: it reads input, writes files, compares rows.
 
 Only a cluster that the program started for itself has the machine for itself. In others, nothing is kept to.
 """
@@ -29,27 +29,18 @@ def number_of_processors() -> int:
     return len(_ALL if _keeps.is_set() else os.sched_getaffinity(0))
 
 
-def are_kept_to(num_hosts: int, processors: int, *, threads: int) -> bool:
-    """Whether so many hosts of one machine keep to a processor each. With fewer of them, some processors would be idle.
-    With more of them, it gains nothing.
-
-    Args:
-      threads: of a host's kernels.
-    """
-    return threads == 1 < num_hosts == processors
-
-
 def processors_of(host: int, num_hosts: int, *, threads: int, known: Iterable[int] | None = None) -> frozenset[int]:
-    """Those that a host of a machine works on.
+    """Those that a host of a machine works on: its part of them, or all where each part would have fewer processors
+    than a host's kernels have threads. Those of a part follow each other, since neighbours share caches and memory.
 
     Args:
-      threads: of its kernels.
+      threads: number of threads of its kernels.
       known: that it may use; None for those of this process.
     """
     allowed = sorted(_ALL if known is None else known)
-    if not are_kept_to(num_hosts, len(allowed), threads=threads):
+    if len(allowed) // num_hosts < threads:
         return frozenset(allowed)
-    return frozenset([allowed[host]])
+    return frozenset(allowed[host * len(allowed) // num_hosts : (host + 1) * len(allowed) // num_hosts])
 
 
 def keep_thread_to(processors: Collection[int]) -> None:

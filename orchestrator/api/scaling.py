@@ -22,8 +22,8 @@ class ScalingConfig:
         change while the run goes on, at its commits; below `min` it waits. With `topology` they are those of the
         slices.
       threads_per_host: threads of a host's kernels and of its CPU device. None is one for the kernels and the
-        library's own choice for the device. In a cluster of the program's own, with as many hosts as processors, one or
-        None keeps each host to one processor.
+        library's own choice for the device. In a cluster of the program's own, hosts keep to
+        processors of their own where each gets as many as that.
       resources_per_host: Ray resources reserved for each host, such as `{"CPU": 8, "TPU": 4}`; None takes an even part
         of the cluster's CPUs, at most one. Models run on accelerators that are reserved here, and without any on CPUs.
         A host of a slice has one CPU unless this says otherwise, and all chips of its machine.

@@ -57,7 +57,6 @@ NOT_IN_EMBEDDING = {
     "time",
 }
 READS_ENVIRONMENT = {
-    "orchestrator/prediction/dense_half.py",
     "jobs/chaos/command.py",
     "jobs/cli/main.py",
     "jobs/search_path.py",
@@ -68,7 +67,6 @@ READS_ENVIRONMENT = {
 }
 # Time is read and waited for here; elsewhere it is an argument, so that tests need not wait.
 READS_CLOCK = {
-    "jobs/cli/calibrating.py",
     "jobs/chaos/command.py",
     "jobs/chaos/oracles.py",
     "jobs/chaos/round.py",
@@ -89,12 +87,6 @@ READS_CLOCK = {
     "orchestrator/run/job_settings.py",
     "orchestrator/supervise/ray_jobs.py",
     "workers/tracing/recorder.py",
-    "workers/calibration/device.py",
-    "workers/calibration/exchange.py",
-    "workers/calibration/lookups.py",
-    "workers/calibration/model.py",
-    "workers/calibration/pod_process.py",
-    "workers/calibration/reading.py",
     "workers/checkpoint/background_save.py",
     "workers/checkpoint/frozen_rows.py",
     "workers/checkpoint/file_threads.py",
@@ -108,7 +100,6 @@ READS_CLOCK = {
     "workers/host/survivors/moves.py",
     "workers/host/survivors/surviving_shard.py",
     "workers/host/survivors/verification.py",
-    "workers/input/profile.py",
     "workers/liveness/progress.py",
 }
 CLOCK_CALL = re.compile(r"\btime\.(?:monotonic|perf_counter|process_time|thread_time|time|sleep)(?:_ns)?\(")

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from podembed.embedding.costs.profile import TableProfile
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import CrashLoop, JobFailed, WorkerFailure, WorkerRefused
 from podembed.orchestrator.api.result import Recovery, Result
@@ -30,7 +29,7 @@ from podembed.orchestrator.decisions.host_watch import Cluster, HostWatch
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.publication import Answer
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.planning.records import PLANNING_FILE, PlanningRecord
+from podembed.orchestrator.planning.records import PlanRecord, plan_file
 from podembed.orchestrator.run.run import OpenRun
 from podembed.tools.fsck.check import check_run
 from podembed.tools.fsck.findings import Finding
@@ -161,13 +160,12 @@ class Simulation:
     """A run and its faults. Used once.
 
     Attributes:
-      planning: what the run plans with, and `profiles` what its hosts find.
+      plans: that the run recorded before.
     """
 
     schedule: Schedule
     keeps_log: bool = False
-    planning: PlanningRecord | None = None
-    profiles: tuple[TableProfile, ...] = ()
+    plans: tuple[PlanRecord, ...] = ()
     model: Model = field(default_factory=the_model)
     world: World = field(init=False)
     shared: SharedFiles = field(init=False)
@@ -203,12 +201,11 @@ class Simulation:
             survived=self.witness.survived,
             undo_bytes=schedule.undo_bytes,
             buffer_bytes=schedule.buffer_bytes,
-            profiles=self.profiles,
         )
         self._waiting = [fault for fault in schedule.faults if fault.point]
         self.shared.files[RUN_FILE] = encode(self.model.record)
-        if self.planning is not None:
-            self.shared.files[PLANNING_FILE] = encode(self.planning)
+        for plan in self.plans:
+            self.shared.files[plan_file(plan.step, plan.num_hosts)] = encode(plan)
 
     def run(self) -> Outcome:
         """Raises:
@@ -289,7 +286,7 @@ class Simulation:
         return kind(process, clock, self._around)
 
     def _scaling(self, num_hosts: int) -> ScalingConfig:
-        return ScalingConfig(num_hosts=num_hosts, plan="auto" if self.planning else "rule")
+        return ScalingConfig(num_hosts=num_hosts, plan="auto" if self.plans else "rule")
 
     def _cluster(self, backend: SimulatedBackend) -> Cluster | None:
         """There is none: see `_change_hosts`."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podembed.embedding.costs.profile import TableProfile
 from podembed.embedding.lookup.activation_layout import ActivationLayout
 from podembed.embedding.table.table import Table
 from podembed.orchestrator.commit.manifest import parse_commit_name
@@ -61,7 +60,6 @@ class Surroundings:
       undo_bytes: of the way back to the last commit.
       buffer_bytes: of the pre-images; None as in a real host.
       lanes: of each process, for calls that work and for those in the background.
-      profiles: what hosts find that samples ask of each table.
     """
 
     world: World
@@ -75,7 +73,6 @@ class Surroundings:
     undo_bytes: int
     buffer_bytes: int | None = None
     lanes: dict[Process, tuple[Lane, Lane]] = field(default_factory=dict)
-    profiles: tuple[TableProfile, ...] = ()
 
 
 class SimulatedTracker(Tracker):
@@ -483,7 +480,6 @@ class SimulatedHost(HostWorker):
             num_samples=num_samples,
             phase_s={Phase.DEVICE: 0.1},
             bytes_sent=0,
-            profiles=self._around.profiles if is_profiled else (),
         )
 
     def _device_step(self, step: int, timeout_s: float) -> None:

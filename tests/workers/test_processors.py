@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podembed.orchestrator.prediction.demand import Setting
 from podembed.workers import actors
 from podembed.workers.checkpoint.file_threads import FileThreads
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.liveness import memory
 from podembed.workers.processors import (
     OWN_CLUSTER,
-    are_kept_to,
     keep_thread_to,
     number_of_processors,
     processors_of,
@@ -62,19 +60,23 @@ def keeps_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podembed.workers.processors._keeps", threading.Event())
 
 
-def test_as_many_hosts_as_processors_get_one_each() -> None:
-    known = (2, 3, 7)
-    assert [processors_of(host, 3, threads=1, known=known) for host in range(3)] == [{2}, {3}, {7}]
+@pytest.mark.parametrize("num_processors", [2, 3, 7, 64])
+@pytest.mark.parametrize("num_hosts", [1, 2, 3, 5])
+def test_hosts_of_a_machine_get_even_parts_of_its_processors(num_hosts: int, num_processors: int) -> None:
+    known = range(5, 5 + 2 * num_processors, 2)
+    parts = [processors_of(host, num_hosts, threads=1, known=known) for host in range(num_hosts)]
+    if num_hosts > num_processors:
+        assert parts == [frozenset(known)] * num_hosts
+        return
+    # Neighbours stay together, and none is idle or has two hosts.
+    assert [one for part in parts for one in sorted(part)] == list(known)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize(
-    ("num_hosts", "processors", "threads"), [(1, 1, 1), (2, 3, 1), (4, 2, 1), (1, 2, 1), (2, 2, 2)]
-)
-def test_otherwise_all_share_all(num_hosts: int, processors: int, threads: int) -> None:
-    assert not are_kept_to(num_hosts, processors, threads=threads)
-    known = range(processors)
-    for host in range(num_hosts):
-        assert processors_of(host, num_hosts, threads=threads, known=known) == frozenset(known)
+def test_parts_that_are_too_small_for_the_threads_of_a_host_are_not_made() -> None:
+    assert processors_of(0, 2, threads=2, known=range(4)) == {0, 1}
+    assert processors_of(0, 2, threads=2, known=range(3)) == {0, 1, 2}
+    assert processors_of(1, 2, threads=3, known=range(4)) == {0, 1, 2, 3}
 
 
 @with_two
@@ -206,17 +208,7 @@ def test_hosts_keep_to_processors_in_clusters_of_the_programs_own(
         actors._processors_for(Spec(1, 2)),
         actors._processors_for(Spec(3, 4, 2)),
     ]
-    assert found == [frozenset([3]) if is_own else known, known, known]
-
-
-def test_steps_are_followed_on_processors_of_their_own_where_a_run_keeps_to_them() -> None:
-    def keeps(num_hosts: int, hosts_a_machine: int, threads: int = 1) -> bool:
-        setting = Setting(num_hosts=num_hosts, batch_size=64, hosts_a_machine=hosts_a_machine, threads=threads)
-        return setting.keeps_to_processors(2)
-
-    assert keeps(2, 2)
-    # With more threads, on several machines, and with processors to spare or too few.
-    assert not any((keeps(2, 2, threads=2), keeps(8, 2), keeps(3, 2), keeps(1, 1), keeps(4, 4)))
+    assert found == [frozenset([3]) if is_own else known, frozenset([2, 3]) if is_own else known, known]
 
 
 @with_two

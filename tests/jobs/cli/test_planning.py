@@ -12,7 +12,7 @@ from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.decisions.table_plan import summary
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.group.generation_plan import plan_generation
-from podembed.orchestrator.planning.planner import planned
+from podembed.orchestrator.planning.recorded import planned
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.workers.job.reference import JobReference
 from tests.jobs.cli.test_main import run

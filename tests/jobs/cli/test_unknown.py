@@ -20,6 +20,9 @@ ENTRY = re.compile(r"^[ │]{0,4}(?:-h, )?(--[a-z][a-z0-9-]*)(?:, (--[a-z][a-z0-
         ("train --host=2", "Found --host. Did you mean --hosts? Expected"),
         ("train --batch_size 3", "Found --batch_size. Expected a flag of train: podembed train --help lists them."),
         ("trian --hosts 2", "Found the command 'trian'. Did you mean train? Expected one of train, resume"),
+        ("calibrate --out x", "Found the command 'calibrate'. It is gone: podembed plan estimates from what it counts"),
+        ("plan --calibration=x", "Found --calibration. It is gone: podembed plan estimates from what it counts"),
+        ("plan --hosts_per_machine 2", "Found --hosts_per_machine. It is gone: bytes are counted"),
         ("qqq", "Found the command 'qqq'. Expected one of train, resume"),
     ],
 )

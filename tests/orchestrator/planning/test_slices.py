@@ -9,10 +9,7 @@ import pytest
 
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.decisions.table_plan import plan
-from podembed.orchestrator.prediction.demand import traffic_of
-from podembed.orchestrator.prediction.forecast import demands, setting_of
-from podembed.orchestrator.prediction.parts import sent_bytes
-from podembed.orchestrator.prediction.slices import SlicesForecast, forecast_slices, gradient_bytes, render_slices
+from podembed.orchestrator.planning.slices import OnSlices, gradient_bytes, on_slices, render_slices
 from podembed.workers.device.dense_half import initial
 from podembed.workers.input.profile import profiles_at_hand
 from podembed.workers.job.job import JobConfig
@@ -21,13 +18,11 @@ from tests.small_job import small_job
 V6E = Topology.of("4x4", "TPU-V6E")
 
 
-def counted(job: JobConfig, num_slices: int) -> SlicesForecast:
+def counted(job: JobConfig, num_slices: int) -> OnSlices:
     hosts = num_slices * V6E.hosts
     placed = plan(job, num_hosts=hosts)
-    setting = setting_of(job, num_hosts=hosts, hosts_a_machine=1, reads_files=False)
     profiles = profiles_at_hand(job, None).tables
-    found = forecast_slices(job, placed, profiles, setting, topology=V6E, num_slices=num_slices)
-    assert found.exchanged_bytes == sent_bytes(traffic_of(demands(job, placed, profiles), setting), setting) > 0
+    found = on_slices(job, placed, profiles, topology=V6E, num_slices=num_slices, sent_bytes=1e6)
     held = [host.shard_bytes for host in placed.hosts]
     assert found.held_bytes == max(held)
     assert found.all_bytes == sum(held)
@@ -45,7 +40,6 @@ def test_what_a_lost_slice_costs(job: JobConfig) -> None:
     assert (two.num_hosts, two.reading_hosts) == (8, 4)
     assert two.all_rows == 50 + 30_000 + 300
     assert 0 < two.lost_rows < two.all_rows
-    assert two.reading_s(1e-6) == pytest.approx(two.lost_bytes / 4 * 1e-6)
     # The only one takes all rows with it, and the one in its place reads them.
     one = counted(job, 1)
     assert (one.num_hosts, one.reading_hosts, one.lost_rows, one.lost_bytes) == (4, 4, one.all_rows, one.all_bytes)
@@ -63,10 +57,8 @@ def test_gradients_over_ici_and_dcn(job: JobConfig) -> None:
     assert replace(found, num_slices=1).dcn_gradient_bytes == 0
 
 
-def test_times_need_constants(job: JobConfig) -> None:
-    found = replace(counted(job, 2), lost_bytes=4 << 30)
-    text = render_slices(found, byte_s=1 / (1 << 28))
+def test_the_text_has_the_counts(job: JobConfig) -> None:
+    text = render_slices(replace(counted(job, 2), lost_bytes=4 << 30))
     assert "8, 4 a slice with 4 chips each" in text
-    assert "1.0 GiB each, in 4.0 s if it comes as fast as between hosts here (256.0 MiB/s)" in text
-    assert "1.0 GiB each\n" in render_slices(found, byte_s=None)
+    assert "1.0 GiB each\n" in text
     assert "no run has seen a TPU" in text
