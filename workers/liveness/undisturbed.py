@@ -1,6 +1,6 @@
 """`UndisturbedTimer`: what those steps of a window took beside which a host saved nothing.
 
-A prediction is of such steps. Where a run saves often, few of its windows are free of a save, but many steps are.
+Where a run saves often, few of its windows are free of a save, but many steps are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`podembed plan` with the data of a job at hand: what a step asks of the tables, or what keeps that from being known.
+"""`podembed plan` with the data of a job: what a step asks of the tables, or what keeps that from being known."""
 
 from __future__ import annotations
 
