@@ -18,7 +18,7 @@ from podembed.workers.liveness.undisturbed import StepTimes
 PACE_WINDOWS = 20
 """Windows by which the time that is left is guessed."""
 COMPARED_WINDOWS = 512
-"""The last ones, whose steps without a save are what a prediction is compared with."""
+"""The last ones, of which the steps without a save are told."""
 LEAST_COMPARED_S = 1.0
 """Fewer seconds of such steps say little."""
 
@@ -51,8 +51,8 @@ def median_samples_per_s(windows: Sequence[Window]) -> float:
     """Half of the steps went at least so fast; 0.0 without a window.
 
     The first window of each generation is left out, unless there are no others: caches are cold there, and programs are
-    compiled. Windows differ in length, so each counts with its steps. This one figure is what the summary, the report,
-    the live view and the comparison with predictions have.
+    compiled. Windows differ in length, so each counts with its steps. This one figure is what the summary, the report
+    and the live view have.
 
     Args:
       windows: whose steps count, in their order.
