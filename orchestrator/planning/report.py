@@ -49,8 +49,8 @@ def _estimate(traffic: Sequence[TableTraffic]) -> str:
     if sent:
         times += f", and {1e3 * sent / WIRE_BYTES_S:.2g} ms at {8 * WIRE_BYTES_S / 1e9:g} Gbit/s"
     return (
-        f"in a step a host touches {format_bytes(touched)} of rows, slots and vectors{on_wire}: about {times}; the "
-        "model's step comes on top or hides it"
+        f"\nin a step a host touches {format_bytes(touched)} of rows, slots and vectors{on_wire}\n"
+        f"that takes about {times}; the model's step comes on top or hides it"
     )
 
 
