@@ -95,8 +95,8 @@ def warm_up(job: JobConfig) -> None:
 
 def _processors_for(spec: Any) -> frozenset[int]:
     """Of a host or device process by its spec. Only in a cluster of the program's own, all hosts are on one machine."""
-    num_hosts = spec.num_hosts if OWN_CLUSTER in os.environ else 1
-    return processors_of(spec.host, num_hosts, threads=spec.threads)
+    host, num_hosts = (spec.host, spec.num_hosts) if OWN_CLUSTER in os.environ else (0, 1)
+    return processors_of(host, num_hosts, threads=spec.threads)
 
 
 def _copied(value: Any) -> Any:
