@@ -21,7 +21,9 @@ def render_step(traffic: Sequence[TableTraffic], profiles: ProfilesAtHand) -> st
     for one, profile in sorted(zip(traffic, profiles.tables, strict=True), key=lambda pair: -pair[0].touched_bytes):
         alike.setdefault(_cells(one, profile), []).append(one.table.spec.name)
     hot = f"of {HOT_ROWS} rows"
-    rows = [("table", "way", "ids a sample", "distinct", hot, "a host touches", "and sends, a step")]
+    rows: list[tuple[str, ...]] = [
+        ("table", "way", "ids a sample", "distinct", hot, "a host touches", "and sends, a step")
+    ]
     for cells, names in list(alike.items())[:MOST_LINES]:
         rows.append((names[0] if len(names) == 1 else f"{len(names)} tables: {names[0]} ... {names[-1]}", *cells))
     more = sum(len(names) for names in list(alike.values())[MOST_LINES:])
