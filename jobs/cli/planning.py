@@ -14,11 +14,10 @@ from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.decisions.table_plan import Plan as PlannedTables
 from podembed.orchestrator.decisions.table_plan import plan as plan_tables
 from podembed.orchestrator.decisions.table_plan import render
-from podembed.orchestrator.planning.memory import host_memory
+from podembed.orchestrator.planning.memory import host_memory, render_memory
 from podembed.orchestrator.planning.recorded import planned
-from podembed.orchestrator.planning.report import render_memory, render_step
 from podembed.orchestrator.planning.slices import on_slices, render_slices
-from podembed.orchestrator.planning.traffic import sent_bytes, traffic_of
+from podembed.orchestrator.planning.traffic import render_step, sent_bytes, traffic_of
 from podembed.orchestrator.run.opening import open_run
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.lengths import index_at_hand

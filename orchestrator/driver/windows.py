@@ -25,7 +25,7 @@ from podembed.orchestrator.events.progress import (
     WindowTrained,
 )
 from podembed.orchestrator.group.worker_group import WorkerGroup
-from podembed.orchestrator.planning.measured import measured_tables
+from podembed.orchestrator.planning.traffic import measured_tables
 from podembed.workers.device.process import DeviceWindow
 from podembed.workers.host.row_norms import table_norms
 from podembed.workers.host.spec import HostWindow, ScoredSamples

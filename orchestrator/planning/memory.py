@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from podembed.embedding.lookup.compiled import num_hash_slots
+from podembed.orchestrator.api.text import columns, format_bytes, printable
 from podembed.orchestrator.decisions.table_plan import Plan
 from podembed.orchestrator.planning.traffic import TableTraffic
 from podembed.workers.checkpoint.background_save import save_bytes
@@ -75,3 +76,19 @@ def host_memory(job: JobConfig, plan: Plan, traffic: Sequence[TableTraffic], *, 
         save_bytes=save_bytes(shard_bytes),
         batch_bytes=int(_FLOAT_BYTES * num_batches * floats),
     )
+
+
+def render_memory(found: HostMemory) -> str:
+    """The memory of the fullest host, part by part."""
+    parts = [
+        ("rows and slots", found.table_bytes),
+        ("marks of rows", found.mark_bytes),
+        ("hash slots", found.hash_slot_bytes),
+        ("undo log, when full", found.undo_bytes),
+        ("saves beside training", found.save_bytes),
+        ("batches in flight", found.batch_bytes),
+        ("the process without tables", found.process_bytes),
+        ("all", found.total_bytes),
+    ]
+    rows = [("memory of the fullest host", ""), *((name, format_bytes(size)) for name, size in parts)]
+    return printable(columns(rows))

@@ -13,19 +13,12 @@ from tests.architecture.test_imports import ANNEXES, CORE, FLOORS, MODULES, ROOT
 FEW_LINES = 80
 ONE_RULE = "one row optimizer a file"
 LARGE = "a subject of its own, beside one of the largest files"
-PLANNING = "goes with prediction and planning"
 # Files of the core below `FEW_LINES` that one other file imports, and why they stay alone.
 LONELY = {
     "embedding/row_optimizers/adagrad.py": ONE_RULE,
     "embedding/row_optimizers/momentum.py": ONE_RULE,
     "embedding/row_optimizers/sgd.py": ONE_RULE,
     "orchestrator/cluster/agent_ports.py": "its importer is a program, which begins to work when it is imported",
-    "orchestrator/planning/measured.py": PLANNING,
-    "orchestrator/planning/report.py": PLANNING,
-    "orchestrator/prediction/memory.py": PLANNING,
-    "orchestrator/prediction/placed.py": PLANNING,
-    "workers/calibration/device.py": PLANNING,
-    "workers/calibration/reading.py": PLANNING,
     "workers/checkpoint/spoilt_rows.py": LARGE,
     "workers/device/waiting_threads.py": "what it knows of the threads of XLA is nobody else's business",
     "workers/faults/updates.py": "faults stay apart from what they strike",

@@ -9,10 +9,9 @@ import pytest
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam
 from podembed.orchestrator.decisions.table_plan import plan, render, summary
-from podembed.orchestrator.planning.memory import PROCESS_BYTES, host_memory
-from podembed.orchestrator.planning.report import render_memory, render_step
+from podembed.orchestrator.planning.memory import PROCESS_BYTES, host_memory, render_memory
 from podembed.orchestrator.planning.slices import exchanged_bytes, ids_per_bag
-from podembed.orchestrator.planning.traffic import TableTraffic, sent_bytes, traffic_of
+from podembed.orchestrator.planning.traffic import TableTraffic, render_step, sent_bytes, traffic_of
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.input.profile import ProfilesAtHand, assumed_profiles
