@@ -42,7 +42,8 @@ from podembed.workers.model.context import StepContext
 from tests.orchestrator.committed_tables import flip_byte
 from tests.pages import blocks
 from tests.run_state import committed_state
-from tests.serving.predict import served_data, serving_process
+from tests.serving.artifact import serving_process
+from tests.serving.predict import served_data
 from tests.serving.predict.served_data import NUM_ROWS, columns_job, pooled_job, sequence_job, write_data
 
 
