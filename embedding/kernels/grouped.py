@@ -7,8 +7,6 @@ sweep and can ask for them ahead.
 
 from __future__ import annotations
 
-from enum import Enum, auto
-
 import numpy as np
 
 from podembed.embedding.kernels.arrays import plain
@@ -62,21 +60,6 @@ def _select_part(local_rows, addresses, part, mask, out_rows, out_addresses):
     return found
 
 
-class Grouping(Enum):
-    """How entries are grouped by row: by a count of every row, by marks of rows, or with a hash table."""
-
-    COUNTED = auto()
-    MARKED = auto()
-    HASHED = auto()
-
-
-def grouping_of(num_entries: float, num_rows: float) -> Grouping:
-    """The way of so many entries of a table of which so many rows are held here. As `many_tables` chooses it."""
-    if num_rows <= ROWS_PER_COUNTED * num_entries:
-        return Grouping.COUNTED
-    return Grouping.HASHED if _is_hashed(num_entries, num_rows) else Grouping.MARKED
-
-
 @inlined
 def num_slots(num_entries):
     """Of the hash table of so many entries: a power of two."""
@@ -84,10 +67,6 @@ def num_slots(num_entries):
     while count <= 4 * num_entries // 3:
         count *= 2
     return count
-
-
-def _is_hashed(num_entries: float, num_rows: float) -> bool:
-    return num_entries <= MOST_HASHED and num_rows > ROWS_PER_HASHED * num_entries
 
 
 def group_by_row(
@@ -124,7 +103,7 @@ def _numbered(rows: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """
     count = len(rows)
     unique, starts, numbers = np.empty(count + 1, np.int64), np.zeros(count + 2, np.int32), np.empty(count, np.int32)
-    if _is_hashed(count, len(marks)):
+    if count <= MOST_HASHED and len(marks) > ROWS_PER_HASHED * count:
         slots = np.zeros(num_slots.py_func(count), np.int64)
         num_unique = number_by_hash(rows, len(marks), slots, unique, starts, numbers)
     else:

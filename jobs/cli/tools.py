@@ -1,8 +1,8 @@
 """The commands that look at a run or tidy its commits: `podembed fsck | health | diff | export | import | extract |
 compact | prune`.
 
-None of them trains, and those here need no JAX. `jobs.inference` has the ones that score data, `jobs.watching` those
-that show a run. Here are their flags.
+None of them trains, and those here need no JAX. `jobs.cli.scoring` has the ones that score data, `jobs.cli.watching`
+those that show a run. Here are their flags.
 `jobs.cli.looking` and `jobs.cli.tidying` call the tools of `tools.inspect` and print what they answer.
 """
 
@@ -13,8 +13,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from podembed.jobs.cli import scoring as inference
-from podembed.jobs.cli import watching as watching
+from podembed.jobs.cli import scoring, watching
 
 EXIT_ALARM = 1
 
@@ -147,7 +146,7 @@ class Prune:
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
-Tool = Fsck | Health | Diff | Export | Import | Extract | Compact | Prune | inference.Scoring | watching.Watching
+Tool = Fsck | Health | Diff | Export | Import | Extract | Compact | Prune | scoring.Scoring | watching.Watching
 
 ToolCommand = (
     Annotated[Fsck, tyro.conf.subcommand("fsck")]
@@ -158,7 +157,7 @@ ToolCommand = (
     | Annotated[Extract, tyro.conf.subcommand("extract")]
     | Annotated[Compact, tyro.conf.subcommand("compact")]
     | Annotated[Prune, tyro.conf.subcommand("prune")]
-    | inference.ScoringCommand
+    | scoring.ScoringCommand
     | watching.WatchingCommand
 )
 
@@ -192,7 +191,7 @@ def run(command: Tool) -> int:
         case watching.Report() | watching.Top():
             return watching.run(command)
         case _:
-            return inference.run(command)
+            return scoring.run(command)
 
 
 def _health(command: Health) -> int:

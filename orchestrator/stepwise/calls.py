@@ -94,7 +94,7 @@ class StepwiseHostCalls(StepwiseCalls):
 
 @dataclass(frozen=True, slots=True)
 class StepwiseDeviceCalls(StepwiseCalls):
-    """Calls to a device process of a strategy: `workers.stepwise.host.StepwiseDevice`."""
+    """Calls to a device process of a strategy: `workers.stepwise.device.StepwiseDevice`."""
 
     def reserve_coordinator(self, address: str) -> Call[str]:
         return self.handle.call("reserve_coordinator", address)
