@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,15 @@ class Far:
 
 
 @pytest.fixture
-def far_job(tmp_path: Path, small_data: str, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
+def far_job(tmp_path: Path, small_data: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobConfig]:
     """A job whose model lies in a folder of its own."""
     (tmp_path / "far_away_model.py").write_text(MODEL)
     (tmp_path / "far_away_helper.py").write_text("def zero(dense):\n    return dense.sum(axis=1) * 0\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    return replace(small_job(folder=small_data), model=importlib.import_module("far_away_model").Far())
+    yield replace(small_job(folder=small_data), model=importlib.import_module("far_away_model").Far())
+    # Other tests in this process ask which modules are found, and one that is loaded always is.
+    for name in ("far_away_model", "far_away_helper"):
+        sys.modules.pop(name, None)
 
 
 def test_a_job_names_the_packages_that_it_travels_with(far_job: JobConfig) -> None:
