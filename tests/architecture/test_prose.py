@@ -13,7 +13,7 @@ import pytest
 
 from tests.architecture.test_imports import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 MOST_COLUMNS = 120
 
 FENCE = re.compile(r"^\s*(```|~~~)")

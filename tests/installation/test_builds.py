@@ -21,6 +21,6 @@ def test_a_wheel_has_every_module_under_one_name(tmp_path: Path, with_links: boo
         names = {name for name in opened.namelist() if ".dist-info/" not in name}
         (entries,) = [opened.read(name).decode() for name in opened.namelist() if name.endswith("entry_points.txt")]
     own = {f"podembed/{path.name}" for path in (ROOT / "podembed").glob("*.py")} | {"podembed/py.typed"}
-    own |= {f"podembed/docs/{path.name}" for path in (ROOT / "docs").iterdir()}
+    own |= {f"podembed/docs/{path.name}" for path in (ROOT / "docs").iterdir() if path.is_file()}
     assert names == own | {f"podembed/{label(path)}" for path in MODULES}
     assert entries.split() == ["[console_scripts]", "podembed", "=", "podembed.jobs.cli.main:main"]
