@@ -31,7 +31,7 @@ class Chaos:
     """Inject faults into a job of yours, or into a tiny one, and check that nothing is lost, doubled or different.
 
     Each round is a run of its own, supervised, with one schedule of faults; its end is compared with a run without
-    faults. Exits with 0 if all oracles hold in every round. docs/operations.md tells how to read the table.
+    faults. Exits with 0 if all oracles hold in every round. docs/faults.md tells how to read the table.
     """
 
     job: str | None = None

@@ -5,13 +5,14 @@ Whether prose reads well is judged by people.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.test_imports import ROOT
+from tests.architecture.test_imports import MODULES, ROOT, nodes
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 MOST_COLUMNS = 120
@@ -67,3 +68,12 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         if is_page and not (other.exists() and (not anchor or anchor in anchors(other.read_text(encoding="utf-8")))):
             broken.append(link)
     assert broken == []
+
+
+def test_messages_that_a_page_explains_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = page.partition("## Messages\n")[2].partition("\n## ")[0].splitlines()
+    told = [piece for row in rows if row.startswith("| `") for piece in re.findall("`(.*?)`", row.split("|")[1])]
+    said = [str(node.value) for path in MODULES for node in nodes(path) if isinstance(node, ast.Constant)]
+    assert [piece for piece in told if not any(piece in text for text in said)] == []
+    assert told
