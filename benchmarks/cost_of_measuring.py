@@ -226,7 +226,7 @@ class DeviceStep:
         self.num_samples, self._step = num_samples, 0
         real = programs.scored, programs.norms, window.measured_labels
         if not is_measured:
-            programs.scored = lambda *_: step.Scored((), ())
+            programs.scored = lambda *_: step.DeviceScores((), ())
             programs.norms = lambda *_: jnp.zeros(step.NUM_NORMS)
             window.measured_labels = lambda _: ()
         try:
@@ -289,7 +289,7 @@ def _apart_s(job: JobConfig, params: Any, num_samples: int) -> float:
 
     def nothing(*_: Any) -> Any:
         empty = jnp.zeros(1)
-        return step.Scored((empty,), (empty,)), empty
+        return step.DeviceScores((empty,), (empty,)), empty
 
     copies = [jax.tree.map(partial(jnp.multiply, scale), params) for scale in (1.0, 2.0, 3.0)]
     outputs = jnp.linspace(-3, 3, num_samples)

@@ -40,7 +40,7 @@ from podembed.orchestrator.driver import driver as driver_module  # noqa: E402
 from podembed.orchestrator.driver.committing import Committing  # noqa: E402
 from podembed.orchestrator.driver.driver import Driver  # noqa: E402
 from podembed.orchestrator.driver.generation import Finished, Generation, HostsLeave  # noqa: E402
-from podembed.orchestrator.driver.windows import Windows  # noqa: E402
+from podembed.orchestrator.driver.windows import DriverWindows  # noqa: E402
 from podembed.orchestrator.events.reporter import SilentReporter  # noqa: E402
 from podembed.orchestrator.group.worker_group import HostHandles, WorkerGroup  # noqa: E402
 from podembed.orchestrator.run.opening import create_run  # noqa: E402
@@ -159,7 +159,7 @@ class TrainingGeneration(Generation):
 
     spent_s = 0.0
 
-    def _train(self, group: WorkerGroup, windows: Windows, committing: Committing) -> Finished | HostsLeave:
+    def _train(self, group: WorkerGroup, windows: DriverWindows, committing: Committing) -> Finished | HostsLeave:
         committing.begin = lambda step: None  # type: ignore[method-assign]
         committing.conclude = lambda step: None  # type: ignore[method-assign]
         started = time.thread_time()

@@ -29,8 +29,7 @@ from podembed.embedding.ragged import Ragged
 if TYPE_CHECKING:
     from podembed.embedding.features.activations import Activations
     from podembed.embedding.features.inputs import Sparse
-    from podembed.embedding.tf.keras import schedules
-    from podembed.embedding.tf.keras import sgd_ftrl as keras_optimizers
+    from podembed.embedding.tf.keras import keras_optimizers, schedules
     from podembed.embedding.tf.keras.reducer import GradientReducer, default_gradient_reducer
     from podembed.embedding.tf.keras.row_slices import RowSlices
     from podembed.embedding.tf.keras.tape import GradientTape
@@ -64,7 +63,7 @@ _LATE = {
     "send_tpu_embedding_gradients": "podembed.embedding.tf.tpu_embedding.send_gradients",
     "serving_embedding_lookup": "podembed.embedding.tf.tpu_embedding.serving",
     "latest_checkpoint": "podembed.embedding.tf.tpu_embedding.checkpoint",
-    "keras_optimizers": "podembed.embedding.tf.keras.sgd_ftrl",
+    "keras_optimizers": "podembed.embedding.tf.keras.keras_optimizers",
     "schedules": "podembed.embedding.tf.keras.schedules",
 }
 

@@ -26,7 +26,7 @@ from podembed.orchestrator.api.errors import EXIT_STOPPED
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.lease_files import read_head
 from podembed.orchestrator.driver.event_log import LoggedEvent, read_events
-from podembed.orchestrator.supervise.driver_pulse import Look
+from podembed.orchestrator.supervise.driver_pulse import DriverSigns
 from podembed.orchestrator.supervise.supervision import look_at_child, supervise
 from podembed.workers.faults.inject import FaultPlan, FaultRecord, read_records
 from podembed.workers.storage.errors import StorageError
@@ -279,8 +279,8 @@ class LoggedRunner:
         if self._child is not None:
             os.kill(self._child, signal.SIGTERM)
 
-    def look(self, url: str) -> Look:
-        return Look(heartbeat=None, statistics=None) if self._child is None else look_at_child(url, self._child)
+    def look(self, url: str) -> DriverSigns:
+        return DriverSigns(heartbeat=None, statistics=None) if self._child is None else look_at_child(url, self._child)
 
     def kill(self) -> None:
         """Ends the attempt at once, and waits for it."""

@@ -11,7 +11,7 @@ from podembed.jobs.search_path import current_folder
 from podembed.orchestrator.api.config import ConfigurationError, FailureConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts
 from podembed.orchestrator.api.text import plural
-from podembed.orchestrator.decisions.table_plan import Plan as PlannedTables
+from podembed.orchestrator.decisions.table_plan import PlacementPlan as PlannedTables
 from podembed.orchestrator.decisions.table_plan import plan as plan_tables
 from podembed.orchestrator.decisions.table_plan import render
 from podembed.orchestrator.planning.memory import host_memory, render_memory

@@ -20,7 +20,7 @@ from podembed.jobs.prepare.settings import PrepareError, PrepareSettings
 from podembed.workers.formats.criteo_lines import (
     CATEGORY_NAMES,
     INTEGER_NAMES,
-    Fault,
+    LineFault,
     has_labels,
     parse_lines,
     plain_lines,
@@ -49,7 +49,7 @@ class ParsedBlock:
     label: pa.Array
     dense: dict[str, pa.Array]
     values: dict[str, pa.Array]
-    faults: list[tuple[int, Fault, bytes]]
+    faults: list[tuple[int, LineFault, bytes]]
 
 
 # Stands before lines without a label while they are read.
@@ -96,7 +96,7 @@ class CriteoForm:
         for at in np.flatnonzero(~parsed.is_good):
             line = parsed.line(block, int(at))
             fault = read_line(line)
-            if not isinstance(fault, Fault):
+            if not isinstance(fault, LineFault):
                 raise RuntimeError(
                     f"A line was refused by one reader and read by the other. Please report it: {line!r}."
                 )
@@ -149,7 +149,7 @@ class CsvForm:
         ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
         bounds = np.concatenate([np.zeros(1, np.int64), ends + 1])
         kinds = line_faults(block, ends, delimiter=",", num_fields=len(self.header))
-        faults: dict[int, Fault] = {}
+        faults: dict[int, LineFault] = {}
         lines = np.flatnonzero(kinds == LINE_IS_GOOD)
         table = None
         try:
@@ -171,7 +171,7 @@ class CsvForm:
         )
 
     def _table(
-        self, block: bytes, bounds: np.ndarray, lines: np.ndarray, faults: dict[int, Fault], max_faults: int
+        self, block: bytes, bounds: np.ndarray, lines: np.ndarray, faults: dict[int, LineFault], max_faults: int
     ) -> pa.Table:
         """A row for each of the lines, which have all fields; nulls for those that do not parse."""
         text, starts = block, bounds
@@ -183,7 +183,7 @@ class CsvForm:
             return table
 
         def add(fault: CsvFault) -> None:
-            found = Fault(field=fault.column, found=fault.found, reason=self._reason(fault.column))
+            found = LineFault(field=fault.column, found=fault.found, reason=self._reason(fault.column))
             _put(faults, int(lines[fault.row]), found, max_faults)
 
         return self._parser.salvage(text, starts, add)
@@ -194,7 +194,7 @@ class CsvForm:
         block: bytes,
         bounds: np.ndarray,
         lines: np.ndarray,
-        faults: dict[int, Fault],
+        faults: dict[int, LineFault],
         max_faults: int,
     ) -> None:
         """Adds the lines with a number that training would refuse."""
@@ -206,16 +206,18 @@ class CsvForm:
             for at in lines[is_bad].tolist():
                 if at not in faults:
                     texts = self._parser.texts(block[bounds[at] : bounds[at + 1]]) or {}
-                    found = Fault(field=name, found=_quoted(texts.get(name, "")), reason=self._reason(name))
+                    found = LineFault(field=name, found=_quoted(texts.get(name, "")), reason=self._reason(name))
                     _put(faults, at, found, max_faults)
 
-    def _line_fault(self, line: bytes, kind: int) -> Fault:
+    def _line_fault(self, line: bytes, kind: int) -> LineFault:
         shown = _quoted(line[: 4 * _QUOTED_CHARACTERS].decode("utf-8", "backslashreplace"))
         if kind == OTHER_FIELDS:
-            return Fault(field="line", found=shown, reason=f"a line has {len(self.header)} values, as the header")
+            return LineFault(field="line", found=shown, reason=f"a line has {len(self.header)} values, as the header")
         if kind == OPEN_QUOTE:
-            return Fault(field="line", found=shown, reason="a line is a row, and quotes are closed in their line")
-        return Fault(field="line", found=shown, reason="in a line nothing stands between a closing quote and a comma")
+            return LineFault(field="line", found=shown, reason="a line is a row, and quotes are closed in their line")
+        return LineFault(
+            field="line", found=shown, reason="in a line nothing stands between a closing quote and a comma"
+        )
 
     def _reason(self, column: str) -> str:
         if column == self.label:
@@ -232,7 +234,7 @@ class _EnoughFaults(Exception):
     """The block is not worth going on with."""
 
 
-def _put(faults: dict[int, Fault], at: int, fault: Fault, max_faults: int) -> None:
+def _put(faults: dict[int, LineFault], at: int, fault: LineFault, max_faults: int) -> None:
     faults[at] = fault
     if len(faults) > max_faults:
         raise _EnoughFaults

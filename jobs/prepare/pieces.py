@@ -22,7 +22,7 @@ _LONGEST_LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class ByteSpan:
     """Bytes `start` to `stop - 1` of a file, whole lines; a `stop` of None is the end of the file.
 
     Attributes:
@@ -50,7 +50,7 @@ class Piece:
     """One unit of work: spans that become one Parquet file, named by the piece's number."""
 
     number: int
-    spans: tuple[Span, ...]
+    spans: tuple[ByteSpan, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -68,7 +68,7 @@ def plan_pieces(files: Sequence[str], *, piece_bytes: int) -> tuple[Piece, ...]:
       TextError: a file has no line end where it should be cut.
     """
     pieces: list[Piece] = []
-    gathered: list[Span] = []
+    gathered: list[ByteSpan] = []
     weight = 0
     for path in files:
         size, _ = file_version(path)
@@ -85,14 +85,14 @@ def plan_pieces(files: Sequence[str], *, piece_bytes: int) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _spans(path: str, size: int, count: int) -> list[Span]:
+def _spans(path: str, size: int, count: int) -> list[ByteSpan]:
     starts = {0}
     if count > 1:
         with open_ranges(path) as file:
             starts |= {_next_line(file, path, size * at // count) for at in range(1, count)}
     bounds = [*sorted(start for start in starts if start < size or start == 0), size]
     return [
-        Span(path=path, start=start, stop=None if stop == size else stop, size_bytes=stop - start)
+        ByteSpan(path=path, start=start, stop=None if stop == size else stop, size_bytes=stop - start)
         for start, stop in pairwise(bounds)
     ]
 

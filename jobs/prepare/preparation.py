@@ -49,7 +49,7 @@ _NAMED_BAD_LINES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class PreparationProgress:
     """How far one stage is: `count` or `write`. Bytes are those of the sources on disk."""
 
     stage: str
@@ -60,7 +60,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedFolder:
     """A prepared set in place.
 
     Attributes:
@@ -84,8 +84,8 @@ def prepare(
     workers: int,
     max_bad_lines: int,
     like: Path | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> Prepared:
+    on_progress: Callable[[PreparationProgress], None] = lambda progress: None,
+) -> PreparedFolder:
     """Prepares text, or goes on with it, or finds it prepared.
 
     Args:
@@ -122,7 +122,7 @@ def prepare(
         place.records.mkdir(exist_ok=True)
         (place.prepared / "vocabulary").mkdir(parents=True, exist_ok=True)
         pieces = plan_pieces(files, piece_bytes=settings.piece_bytes)
-        with Crew(workers) as crew:
+        with WorkerProcesses(workers) as crew:
             stages = _Stages(place, pieces, crew, on_progress)
             fields = stages.fields(like)
             resumed = sum(work.read_record(place.record(work.part_record_name(piece))) is not None for piece in pieces)
@@ -131,7 +131,9 @@ def prepare(
         declaration = PreparedSet(form=settings.form, label=settings.label, dense=settings.dense, fields=fields)
         report = _finish(place, folder, identity, declaration, pieces, records)
         shutil.rmtree(unfinished)
-    return Prepared(folder=folder, declaration=declaration, report=report, was_there=False, resumed_pieces=resumed)
+    return PreparedFolder(
+        folder=folder, declaration=declaration, report=report, was_there=False, resumed_pieces=resumed
+    )
 
 
 def _identity(files: Sequence[str], settings: PrepareSettings) -> dict[str, Any]:
@@ -141,14 +143,14 @@ def _identity(files: Sequence[str], settings: PrepareSettings) -> dict[str, Any]
     return json.loads(json.dumps({"format_version": _FORMAT_VERSION, "sources": sources, "settings": described}))
 
 
-def _present(folder: Path, report: dict[str, Any], identity: dict[str, Any]) -> Prepared:
+def _present(folder: Path, report: dict[str, Any], identity: dict[str, Any]) -> PreparedFolder:
     if report.get("prepared_from") != identity:
         raise PrepareError(
             f"Found {folder}, prepared from other sources or with other settings: "
             f"{_difference(report.get('prepared_from'), identity)}. "
             "Expected none, or one of these. Choose another --out, or remove the folder."
         )
-    return Prepared(
+    return PreparedFolder(
         folder=folder,
         declaration=read_prepared(str(folder / FILE_NAME)),
         report=json.loads((folder / REPORT_NAME).read_text(encoding="utf-8")),
@@ -238,8 +240,8 @@ class _Stages:
 
     place: work.Workplace
     pieces: tuple[Piece, ...]
-    crew: Crew
-    on_progress: Callable[[Progress], None]
+    crew: WorkerProcesses
+    on_progress: Callable[[PreparationProgress], None]
 
     def fields(self, like: Path | None) -> tuple[PreparedField, ...]:
         """How many rows each field's table has; makes or copies the vocabularies on the way."""
@@ -316,7 +318,9 @@ class _Stages:
         done_bytes = sum(piece.size_bytes for piece in self.pieces if piece.number in records)
         total_bytes = sum(piece.size_bytes for piece in self.pieces)
         self.on_progress(
-            Progress(stage=stage, done_bytes=done_bytes, total_bytes=total_bytes, lines=lines, malformed=len(bad))
+            PreparationProgress(
+                stage=stage, done_bytes=done_bytes, total_bytes=total_bytes, lines=lines, malformed=len(bad)
+            )
         )
         if len(bad) > self.place.max_bad_lines:
             dead_letters = self.place.prepared.parent / DEAD_LETTER_NAME
@@ -386,7 +390,7 @@ def _remove_leftovers(
         (place.prepared / "vocabulary").rmdir()
 
 
-class Crew:
+class WorkerProcesses:
     """The processes that work; with one, this process itself."""
 
     def __init__(self, workers: int) -> None:
@@ -397,7 +401,7 @@ class Crew:
         with without_current_folder():
             self._pool = ProcessPoolExecutor(workers, context, _begin_worker) if workers > 1 else None
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerProcesses:
         return self
 
     def __exit__(self, *problem: object) -> None:

@@ -33,7 +33,7 @@ class Bars:
         if self._bars is not None:
             self._bars.stop()
 
-    def __call__(self, progress: preparation.Progress) -> None:
+    def __call__(self, progress: preparation.PreparationProgress) -> None:
         name = _STAGES[progress.stage]
         found = f"{progress.lines:,} lines" + (f", {progress.malformed:,} malformed" if progress.malformed else "")
         if self._bars is not None:

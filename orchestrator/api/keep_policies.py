@@ -15,7 +15,7 @@ from podembed.orchestrator.api.save_policies import Order, is_better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class CommitMetrics:
     """What the policies know of a commit. `metrics` is empty where none was evaluated at its step."""
 
     name: str
@@ -26,7 +26,7 @@ class Committed:
 class KeepPolicy(Protocol):
     """One reason to keep commits."""
 
-    def kept(self, commits: Sequence[Committed]) -> Collection[str]:
+    def kept(self, commits: Sequence[CommitMetrics]) -> Collection[str]:
         """Names of the commits that should stay, of a lineage that is given newest first."""
         ...
 
@@ -37,7 +37,7 @@ class KeepEvery:
 
     steps: int
 
-    def kept(self, commits: Sequence[Committed]) -> Collection[str]:
+    def kept(self, commits: Sequence[CommitMetrics]) -> Collection[str]:
         first = {commit.step // self.steps: commit.name for commit in commits}
         return first.values()
 
@@ -50,13 +50,13 @@ class KeepBest:
     metric: str
     order: Order | None = None
 
-    def kept(self, commits: Sequence[Committed]) -> Collection[str]:
+    def kept(self, commits: Sequence[CommitMetrics]) -> Collection[str]:
         sign = 1.0 if is_better(self.metric, 0.0, 1.0, order=self.order) else -1.0
         scored = [commit for commit in commits if self.metric in commit.metrics]
         ranked = sorted(scored, key=lambda commit: (sign * commit.metrics[self.metric], commit.step))
         return [commit.name for commit in ranked[: self.count]]
 
 
-def kept(policies: Sequence[KeepPolicy], commits: Sequence[Committed]) -> frozenset[str]:
+def kept(policies: Sequence[KeepPolicy], commits: Sequence[CommitMetrics]) -> frozenset[str]:
     """Names that any of the policies wants."""
     return frozenset(name for policy in policies for name in policy.kept(commits))

@@ -20,7 +20,7 @@ from podembed.orchestrator.commit.lease_files import (
     read_newest_base,
     read_used_generations,
 )
-from podembed.orchestrator.commit.lease_protocol import DriverState, Phase, after, is_fenced
+from podembed.orchestrator.commit.lease_protocol import DriverState, LeasePhase, after, is_fenced
 from podembed.orchestrator.commit.storage_wait import at_once
 from podembed.orchestrator.commit.vanished import require_own
 from podembed.workers.storage.errors import StorageError
@@ -61,10 +61,10 @@ def acquire(
     """
     state = DriverState()
     own: dict[str, bytes] = {}
-    while state.phase is not Phase.READY:
+    while state.phase is not LeasePhase.READY:
         generation = state.generation
         match state.phase:
-            case Phase.LIST_CLAIMS:
+            case LeasePhase.LIST_CLAIMS:
                 answer: Any = patiently(partial(read_used_generations, store))
                 if held and is_fenced(held, answer):
                     raise Fenced(held, max(answer), store.location)
@@ -72,7 +72,7 @@ def acquire(
                 patiently(partial(require_own, store, held_files or {}))
                 if not take_over:
                     patiently(partial(refuse_if_held, store, answer, holder, unix_s()))
-            case Phase.CLAIM:
+            case LeasePhase.CLAIM:
                 claim = Claim(
                     generation=generation, holder=holder, created_unix_s=unix_s(), token=secrets.token_hex(16)
                 )
@@ -80,26 +80,26 @@ def acquire(
                 answer = patiently(_Creation(store, file, content))
                 own = {file: content}
                 held, held_files = (generation, own) if answer else (held, held_files)
-            case Phase.READ_BASE:
+            case LeasePhase.READ_BASE:
                 # It is tried once, so a short outage of the storage may lose it; no generation should be given up for
                 # that.
                 with contextlib.suppress(StorageError, OSError):
                     Lease(store=store, holder=holder, state=state, unix_s=unix_s).heartbeat()
                 with _letting_go(Lease(store=store, holder=holder, state=state, unix_s=unix_s)):
                     answer = patiently(partial(read_newest_base, store, rebuild=rebuild))
-            case Phase.LIST_COMMITS:
+            case LeasePhase.LIST_COMMITS:
                 answer = patiently(partial(read_commit_names, store))
-            case Phase.CHOOSE_BASE:
+            case LeasePhase.CHOOSE_BASE:
                 with _letting_go(Lease(store=store, holder=holder, state=state, unix_s=unix_s)):
                     answer = patiently(partial(choose_base, state.head))
-            case Phase.CREATE_BASE:
+            case LeasePhase.CREATE_BASE:
                 record = BaseRecord(
                     generation=generation, commit=state.head, created_unix_s=unix_s(), token=secrets.token_hex(16)
                 )
                 file, content = lease_file(generation, "base.json"), encode(record)
                 answer = patiently(_Creation(store, file, content))
                 own[file] = content
-            case Phase.CONFIRM_CLAIM:
+            case LeasePhase.CONFIRM_CLAIM:
                 answer = patiently(partial(read_claims, store))
             case _:
                 raise Fenced(generation, max(read_claims(store), default=0), store.location)

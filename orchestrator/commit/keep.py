@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.keep_policies import Committed, KeepPolicy
+from podembed.orchestrator.api.keep_policies import CommitMetrics, KeepPolicy
 from podembed.orchestrator.api.keep_policies import kept as kept_by
 from podembed.orchestrator.commit.checkpoint import load
 from podembed.orchestrator.commit.deletions import forget_deletions, record_deletion
@@ -44,14 +44,14 @@ class Removal:
     num_bytes: int
 
 
-def read_committed(store: Store, names: Iterable[str]) -> list[Committed]:
+def read_committed(store: Store, names: Iterable[str]) -> list[CommitMetrics]:
     """What policies know of these commits, in the same order.
 
     Raises:
       StorageError: a manifest is missing or damaged.
     """
     manifests = (load(store, name) for name in names)
-    return [Committed(name=manifest.name, step=manifest.step, metrics=manifest.metrics) for manifest in manifests]
+    return [CommitMetrics(name=manifest.name, step=manifest.step, metrics=manifest.metrics) for manifest in manifests]
 
 
 def keep_latest(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from podembed.orchestrator.api.errors import EXIT_FENCED
 from podembed.orchestrator.commit.holder import HEARTBEAT_EVERY_S, Heartbeat, Holder
 from podembed.orchestrator.commit.lease_files import lease_file, read_claims
-from podembed.orchestrator.commit.lease_protocol import DriverState, Phase, after, is_fenced, propose
+from podembed.orchestrator.commit.lease_protocol import DriverState, LeasePhase, after, is_fenced, propose
 from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
 from podembed.orchestrator.commit.vanished import require_own
 from podembed.workers.storage.errors import StorageError, may_pass
@@ -115,7 +115,7 @@ class Lease:
           RunVanished: claim or base are gone.
         """
         claims = self.require_newest()
-        if self._state.phase is Phase.FENCED:
+        if self._state.phase is LeasePhase.FENCED:
             raise Fenced(self.generation, max(claims, default=0), self.store.location)
 
     def require_newest(self) -> list[int]:
@@ -143,7 +143,7 @@ class Lease:
             nothing else before `settle` returned.
         """
         ready = self._state
-        state, self._state = propose(ready, name), replace(ready, phase=Phase.FENCED)
+        state, self._state = propose(ready, name), replace(ready, phase=LeasePhase.FENCED)
         try:
             self._carry_out(_Proposal(state, name, manifest), earlier=False)
         except PublicationUnsettled as error:
@@ -188,7 +188,7 @@ class Lease:
         return False
 
     def _confirm(self, state: DriverState, name: str) -> None:
-        if state.phase is Phase.FENCED:
+        if state.phase is LeasePhase.FENCED:
             raise CommitExists(
                 f"Commit {name} existed before generation {self.generation} created it, though the generation is ours "
                 "alone. Somebody "
@@ -196,7 +196,7 @@ class Lease:
             )
         claims = read_claims(self.store)
         state = after(state, claims)
-        if state.phase is Phase.FENCED:
+        if state.phase is LeasePhase.FENCED:
             raise Fenced(self.generation, max(claims), self.store.location)
         # Whoever removed them may have begun another run here; a manifest alone would be a commit of nothing.
         require_own(self.store, self.own_files)

@@ -26,7 +26,7 @@ class Base:
     commit: str | None
 
 
-class Phase(Enum):
+class LeasePhase(Enum):
     """Where a driver stands. In each phase but READY and FENCED exactly one action is due."""
 
     LIST_CLAIMS = "list claims"
@@ -54,7 +54,7 @@ class DriverState:
       pending: the commit under way between PUBLISH and ACKNOWLEDGE.
     """
 
-    phase: Phase = Phase.LIST_CLAIMS
+    phase: LeasePhase = LeasePhase.LIST_CLAIMS
     generation: int = 0
     base: Base | None = None
     head: str | None = None
@@ -77,31 +77,31 @@ def after(state: DriverState, answer: Any) -> DriverState:
       ValueError: no action is due.
     """
     match state.phase:
-        case Phase.LIST_CLAIMS:
-            return replace(state, phase=Phase.CLAIM, generation=max(answer, default=0) + 1)
-        case Phase.CLAIM:
-            return replace(state, phase=Phase.READ_BASE if answer else Phase.LIST_CLAIMS)
-        case Phase.READ_BASE:
+        case LeasePhase.LIST_CLAIMS:
+            return replace(state, phase=LeasePhase.CLAIM, generation=max(answer, default=0) + 1)
+        case LeasePhase.CLAIM:
+            return replace(state, phase=LeasePhase.READ_BASE if answer else LeasePhase.LIST_CLAIMS)
+        case LeasePhase.READ_BASE:
             # A driver that was held up since its claim may meet the base of a newer driver. That must not become its
             # own base.
             is_late = answer is not None and answer.generation > state.generation
-            return replace(state, phase=Phase.FENCED if is_late else Phase.LIST_COMMITS, base=answer)
-        case Phase.LIST_COMMITS:
-            return replace(state, phase=Phase.CHOOSE_BASE, base=None, head=head(state.base, answer))
-        case Phase.CHOOSE_BASE:
+            return replace(state, phase=LeasePhase.FENCED if is_late else LeasePhase.LIST_COMMITS, base=answer)
+        case LeasePhase.LIST_COMMITS:
+            return replace(state, phase=LeasePhase.CHOOSE_BASE, base=None, head=head(state.base, answer))
+        case LeasePhase.CHOOSE_BASE:
             # Who checks the commits reads the lineage anew, which may be that of a newer generation by now.
             is_late = answer is not None and _parsed(answer)[1] >= state.generation
-            return replace(state, phase=Phase.FENCED if is_late else Phase.CREATE_BASE, head=answer)
-        case Phase.CREATE_BASE:
-            return replace(state, phase=Phase.CONFIRM_CLAIM if answer else Phase.LIST_CLAIMS)
-        case Phase.CONFIRM_CLAIM:
-            return replace(state, phase=_unless_fenced(state, answer, Phase.READY))
-        case Phase.PUBLISH:
-            return replace(state, phase=Phase.CONFIRM_COMMIT if answer else Phase.FENCED)
-        case Phase.CONFIRM_COMMIT:
-            return replace(state, phase=_unless_fenced(state, answer, Phase.ACKNOWLEDGE))
-        case Phase.ACKNOWLEDGE:
-            return replace(state, phase=Phase.READY, head=state.pending, pending=None)
+            return replace(state, phase=LeasePhase.FENCED if is_late else LeasePhase.CREATE_BASE, head=answer)
+        case LeasePhase.CREATE_BASE:
+            return replace(state, phase=LeasePhase.CONFIRM_CLAIM if answer else LeasePhase.LIST_CLAIMS)
+        case LeasePhase.CONFIRM_CLAIM:
+            return replace(state, phase=_unless_fenced(state, answer, LeasePhase.READY))
+        case LeasePhase.PUBLISH:
+            return replace(state, phase=LeasePhase.CONFIRM_COMMIT if answer else LeasePhase.FENCED)
+        case LeasePhase.CONFIRM_COMMIT:
+            return replace(state, phase=_unless_fenced(state, answer, LeasePhase.ACKNOWLEDGE))
+        case LeasePhase.ACKNOWLEDGE:
+            return replace(state, phase=LeasePhase.READY, head=state.pending, pending=None)
     raise ValueError(
         f"No action is due in phase '{state.phase.value}'. Call `propose` when ready; start over when fenced."
     )
@@ -117,13 +117,13 @@ def propose(state: DriverState, name: str) -> DriverState:
     parsed, before = parse_commit_name(name), parse_commit_name(state.head or "")
     # A generation may commit the step it started from once more, under its own name.
     follows = parsed is not None and parsed[1] == state.generation and (before is None or parsed > before)
-    if state.phase is not Phase.READY or not follows:
+    if state.phase is not LeasePhase.READY or not follows:
         raise ValueError(
             f"Commit {name} in phase '{state.phase.value}' of generation {state.generation} after {state.head}. A "
             "ready driver and a later "
             "step of its own generation are expected: commit each step once, in order."
         )
-    return replace(state, phase=Phase.PUBLISH, pending=name)
+    return replace(state, phase=LeasePhase.PUBLISH, pending=name)
 
 
 def head(base: Base | None, commits: Iterable[str]) -> str | None:
@@ -173,8 +173,8 @@ def is_fenced(generation: int, claims: Iterable[int]) -> bool:
     return any(claim > generation for claim in claims)
 
 
-def _unless_fenced(state: DriverState, claims: Iterable[int], phase: Phase) -> Phase:
-    return Phase.FENCED if is_fenced(state.generation, claims) else phase
+def _unless_fenced(state: DriverState, claims: Iterable[int], phase: LeasePhase) -> LeasePhase:
+    return LeasePhase.FENCED if is_fenced(state.generation, claims) else phase
 
 
 def _of_generation(generation: int, commits: Iterable[str]) -> list[str]:

@@ -22,7 +22,7 @@ DRIVER_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class StepSchedule:
     """Steps at which something happens besides training.
 
     Attributes:
@@ -38,7 +38,7 @@ class Schedule:
     counts_last: bool = False
 
     @staticmethod
-    def of(config: RunConfig, *, all_steps: int, has_evaluation: bool, stops_early: bool = False) -> Schedule:
+    def of(config: RunConfig, *, all_steps: int, has_evaluation: bool, stops_early: bool = False) -> StepSchedule:
         """The schedule of a run.
 
         Args:
@@ -47,7 +47,7 @@ class Schedule:
           stops_early: evaluations decide when the run ends. It may go on behind `max_steps`, so the one there counts.
         """
         eval_every = known_steps("eval_every_steps", config.eval_every_steps)
-        return Schedule(
+        return StepSchedule(
             total_steps=config.last_step(all_steps),
             save_policies=config.checkpoint_config.save_policies,
             eval_every=eval_every if has_evaluation else None,

@@ -21,7 +21,7 @@ COMMIT_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SliceMember:
     """Which part of a TPU slice a machine is.
 
     Attributes:
@@ -63,7 +63,7 @@ class Node:
     own_hosts: int = 0
     is_draining: bool = False
     drain_unix_s: float | None = None
-    part: Part | None = None
+    part: SliceMember | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

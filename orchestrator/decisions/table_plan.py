@@ -75,7 +75,7 @@ class PlannedHost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlacementPlan:
     """Tables in the job's order, hosts by number."""
 
     tables: tuple[PlannedTable, ...]
@@ -90,7 +90,7 @@ def plan(
     previous: Mapping[str, Sequence[int]] | None = None,
     index: InputIndex | None = None,
     chosen: Sequence[Chosen] | None = None,
-) -> Plan:
+) -> PlacementPlan:
     """Places a job's tables as the driver would.
 
     Args:
@@ -111,7 +111,7 @@ def plan(
             job.tables, specs, found, features_per_table(job), owners, why_rows(job), cut, strict=True
         )
     )
-    return Plan(tables=tables, hosts=_hosts(tables, owners, before, num_hosts=num_hosts))
+    return PlacementPlan(tables=tables, hosts=_hosts(tables, owners, before, num_hosts=num_hosts))
 
 
 def _table(
@@ -178,7 +178,7 @@ def _hosts(
     )
 
 
-def summary(found: Plan) -> str:
+def summary(found: PlacementPlan) -> str:
     """One line: how many tables lie which way, what a host holds, and what another host held before."""
     on_hosts = [table for table in found.tables if not table.is_on_devices]
     whole = sum(table.is_whole for table in on_hosts)
@@ -195,7 +195,7 @@ def summary(found: Plan) -> str:
     return f"tables: {', '.join(parts)}; a host holds {held} of rows and slots{moves}"
 
 
-def render(found: Plan) -> str:
+def render(found: PlacementPlan) -> str:
     """Text for `podembed plan`."""
     lines = [("table", "rows", "dim", "optimizer", "size", "buckets", "features", "on", "why")]
     lines += [_line(tables, len(found.hosts)) for tables in _alike(found.tables)]

@@ -29,8 +29,8 @@ from podembed.orchestrator.commit.manifest import Manifest, commit_name
 from podembed.orchestrator.commit.patience import Patience, SavesFailed
 from podembed.orchestrator.driver.publication import (
     Answer,
-    Committed,
     Publication,
+    Published,
     Publisher,
     PublishingThread,
     SaveLost,
@@ -259,7 +259,7 @@ class BackgroundCommits:
 
     def _take(self, save: _Save, answer: Answer) -> None:
         match answer:
-            case Committed(manifest=manifest):
+            case Published(manifest=manifest):
                 self.head, self.failed_in_a_row, self._needs_all = manifest, 0, False
                 self._acknowledge(manifest, self._clock.monotonic_s() - save.begun_s)
             case SaveLost():

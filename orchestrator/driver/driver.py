@@ -19,7 +19,7 @@ from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
 from podembed.orchestrator.decisions.host_watch import Cluster
 from podembed.orchestrator.driver.generation import Finished, Generation, Placement
 from podembed.orchestrator.driver.publication import Publisher, PublishingThread
-from podembed.orchestrator.driver.recovery import Fault
+from podembed.orchestrator.driver.recovery import LostGeneration
 from podembed.orchestrator.driver.shared import Shared
 from podembed.orchestrator.events.callbacks import CallbackThread
 from podembed.orchestrator.events.commits import StepsGivenUp
@@ -110,7 +110,7 @@ class Driver:
 
     def _generations(self) -> int:
         """Runs generation after generation until one ends well. Returns the step that it ended at, with a commit."""
-        fault: Fault | None = None
+        fault: LostGeneration | None = None
         placement: Placement | None = None
         while True:
             try:
@@ -138,7 +138,7 @@ class Driver:
                 generation.close()
             placement = generation.placement
 
-    def _tell_given_up(self, fault: Fault | None) -> None:
+    def _tell_given_up(self, fault: LostGeneration | None) -> None:
         """Says what a stop in the middle of a recovery costs: the steps that would have been done again."""
         lease = self.shared.claims.lease
         if fault is not None and lease is not None and fault.reached_step > lease.head_step:

@@ -18,9 +18,9 @@ from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.commit.vanished import RunVanished
 from podembed.orchestrator.decisions.failure import window_end, window_target_s
 from podembed.orchestrator.driver.committing import Committing
-from podembed.orchestrator.driver.recovery import Fault, announce, stop_lost
+from podembed.orchestrator.driver.recovery import LostGeneration, announce, stop_lost
 from podembed.orchestrator.driver.shared import Shared
-from podembed.orchestrator.driver.windows import Windows
+from podembed.orchestrator.driver.windows import DriverWindows
 from podembed.orchestrator.events.commits import HeartbeatMissed, RunVanishing
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.run import GenerationEnded, WarmStarted, WorkersKilled
@@ -71,7 +71,7 @@ class Generation:
         self._shared = shared
         self._base = base
         self._laps = laps
-        self._heartbeat = Heartbeat(lease, shared.groups, emit=shared.emit, clock=shared.clock)
+        self._heartbeat = DriverHeartbeat(lease, shared.groups, emit=shared.emit, clock=shared.clock)
         self._kept: Mapping[int, int] = {}
         # There are none while it starts.
         self._committing: Committing | None = None
@@ -80,7 +80,7 @@ class Generation:
     def base_step(self) -> int:
         return self._base.step if self._base else 0
 
-    def run(self, fault: Fault | None) -> Finished | HostsLeave:
+    def run(self, fault: LostGeneration | None) -> Finished | HostsLeave:
         """Starts the processes and trains, until the end, a stop, or a change of hosts.
 
         Args:
@@ -92,7 +92,7 @@ class Generation:
           JobFailed, and what ends a run: see `Driver.run`.
         """
         shared, lease = self._shared, self.lease
-        windows = Windows(shared)
+        windows = DriverWindows(shared)
         group = self.group = self._launched(windows)
         placement = self._formed(group, compares_first=fault is not None and fault.doubts_rows)
         windows.placed(placement)
@@ -118,7 +118,7 @@ class Generation:
 
     # ------------------------------------------------------------------ its start
 
-    def _launched(self, windows: Windows) -> WorkerGroup:
+    def _launched(self, windows: DriverWindows) -> WorkerGroup:
         """Chooses the hosts and launches their processes."""
         shared, laps = self._shared, self._laps
         num_hosts = shared.watch.choose(self.poll, step=self.base_step)
@@ -170,7 +170,7 @@ class Generation:
 
     # ------------------------------------------------------------------ its training
 
-    def _train(self, group: WorkerGroup, windows: Windows, committing: Committing) -> Finished | HostsLeave:
+    def _train(self, group: WorkerGroup, windows: DriverWindows, committing: Committing) -> Finished | HostsLeave:
         """Windows of steps, with commits and evaluations at their boundaries, until the end or a stop.
 
         A commit begins at its boundary and is written while the next windows run; the end waits for the last one.
@@ -220,7 +220,7 @@ class Generation:
         committing.conclude(step)
         return Finished(step=step)
 
-    def _evaluate_late(self, group: WorkerGroup, windows: Windows, committing: Committing) -> None:
+    def _evaluate_late(self, group: WorkerGroup, windows: DriverWindows, committing: Committing) -> None:
         """Makes the evaluation that the base commit owes, and commits its figures. What follows, such as which commits
         are the best, is then as if the evaluation had been made before that commit.
         """
@@ -263,7 +263,7 @@ class Generation:
         if self._committing is not None:
             self._committing.commits.leave(can_finish=can_finish)
 
-    def lost(self, failure: WorkerFailure, before: Fault | None) -> Fault | None:
+    def lost(self, failure: WorkerFailure, before: LostGeneration | None) -> LostGeneration | None:
         """Ends it after a failure of its workers. What lives on is used for the next one.
 
         Args:
@@ -323,7 +323,7 @@ class Generation:
 HEARTBEAT_S = 5.0
 
 
-class Heartbeat:
+class DriverHeartbeat:
     """How a driver says, while it waits for workers, that it lives; and how it learns that it was replaced.
 
     Mutated: the time of the last one, and whether the run was gone then.

@@ -1,6 +1,6 @@
 """`Publication`: how a save becomes a commit, once all workers have written it; and the thread that does this.
 
-A publication answers with a value: `Committed`, `SaveLost` or `Unsettled`. What it raises instead ends the run.
+A publication answers with a value: `Published`, `SaveLost` or `Unsettled`. What it raises instead ends the run.
 Verifying, publishing and deleting need storage, which may be slow, so a thread of its own does them, one at a time. Of
 the lease that thread uses `check`, `publish` and `settle`; the driver's thread meanwhile only the heartbeat and names.
 """
@@ -27,7 +27,7 @@ from podembed.workers.storage.errors import StorageError, StorageFull, may_pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class Published:
     """The commit stands, and may be acknowledged to anybody."""
 
     manifest: Manifest
@@ -58,7 +58,7 @@ class Unsettled:
     error: PublicationUnsettled
 
 
-Answer = Committed | SaveLost | Unsettled
+Answer = Published | SaveLost | Unsettled
 
 
 class Publication(Protocol):
@@ -155,10 +155,10 @@ class RunPublication:
             return replace(lost, left=in_words(error).rstrip("."))
         return replace(lost, left=None)
 
-    def _committed(self, manifest: Manifest) -> Committed:
+    def _committed(self, manifest: Manifest) -> Published:
         self.keeper.write(self.record)
         self.upkeep.clean(self.lease)
-        return Committed(manifest=manifest)
+        return Published(manifest=manifest)
 
 
 class Publisher(Protocol):

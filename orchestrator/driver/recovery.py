@@ -1,4 +1,4 @@
-"""What a fault cost: `Fault`, when it ended a generation, and `announce`, when the next one runs."""
+"""What a fault cost: `LostGeneration`, when it ended a generation, and `announce`, when the next one runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from podembed.workers.host.survivors.surviving_shard import Restored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class LostGeneration:
     """A lost generation, on the way to the next one.
 
     Attributes:
@@ -52,7 +52,7 @@ def stop_lost(
     noticed_s: float,
     base_step: int,
     doubts_rows: bool,
-) -> Fault:
+) -> LostGeneration:
     """Ends a lost generation; what lives on of it is used for the next one.
 
     Args:
@@ -60,7 +60,7 @@ def stop_lost(
       failures: that ended it.
       noticed_s: wall time at which the driver learned of the fault.
       base_step: to which the next generation goes back.
-      doubts_rows: as in `Fault`.
+      doubts_rows: as in `LostGeneration`.
     """
     shared.reporter.close()
     failed = {failure.worker for failure in roots(failures) or failures if failure.worker is not None}
@@ -82,7 +82,7 @@ def stop_lost(
         last_step_s = max((p.step_unix_s for p in progress), default=0.0)
         shared.groups.salvage(group, decision.cause)
     stopped_s = shared.clock.monotonic_s()
-    return Fault(
+    return LostGeneration(
         cause=decision.cause,
         reached_step=reached,
         detect_s=max(0.0, noticed_s - last_step_s) if last_step_s else 0.0,
@@ -96,7 +96,7 @@ def announce(
     shared: Shared,
     group: WorkerGroup,
     base: Manifest | None,
-    fault: Fault | None,
+    fault: LostGeneration | None,
     *,
     survivors: int,
     before_s: Mapping[str, float],

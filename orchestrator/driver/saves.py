@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.config import RunConfig
-from podembed.orchestrator.api.keep_policies import Committed
+from podembed.orchestrator.api.keep_policies import CommitMetrics
 from podembed.orchestrator.api.save_policies import Moment, OnBest, Order, is_better, is_due, next_known
-from podembed.orchestrator.decisions.failure import Schedule
+from podembed.orchestrator.decisions.failure import StepSchedule
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Saves:
       monotonic: the clock, in seconds.
     """
 
-    schedule: Schedule
+    schedule: StepSchedule
     monotonic: Callable[[], float] = time.monotonic
     _saved_step: int = 0
     _saved_s: float = 0.0
@@ -37,11 +37,11 @@ class Saves:
     def of(
         config: RunConfig, *, all_steps: int, has_evaluation: bool, clock: Clock, stops_early: bool = False
     ) -> Saves:
-        """For a run of so many steps, see `Schedule.of`."""
-        schedule = Schedule.of(config, all_steps=all_steps, has_evaluation=has_evaluation, stops_early=stops_early)
+        """For a run of so many steps, see `StepSchedule.of`."""
+        schedule = StepSchedule.of(config, all_steps=all_steps, has_evaluation=has_evaluation, stops_early=stops_early)
         return Saves(schedule, monotonic=clock.monotonic_s)
 
-    def begin(self, step: int, commits: Sequence[Committed]) -> None:
+    def begin(self, step: int, commits: Sequence[CommitMetrics]) -> None:
         """A generation starts from `step`.
 
         Args:

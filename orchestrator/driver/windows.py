@@ -1,4 +1,4 @@
-"""`Windows`: one generation's windows of steps and evaluations, and what they find: for history, health and user."""
+"""`DriverWindows`: a generation's windows of steps and evaluations, and what they find for the history and the user."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOOK_EVERY_S, LOOK_SHARE, LOOK_AT_LEAST_EVERY_S = 1.0, 0.04, 30.0
 """How often hosts look at samples: often at first, later each time that a generation has grown older by a 25th."""
 
 
-class Windows:
+class DriverWindows:
     """See the module.
 
     Attributes:

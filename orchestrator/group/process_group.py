@@ -16,7 +16,7 @@ from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.group.backend import Backend, Call, Handle, HostHandles, Locating
 from podembed.orchestrator.group.calls import LOOK_S, looks
 from podembed.orchestrator.group.waiting import charged
-from podembed.orchestrator.group.watch import Deadlines, Silence, Watch
+from podembed.orchestrator.group.watch import CallWatch, Deadlines, Silence
 from podembed.workers.liveness.progress import Progress
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.tracing.recorder import Recorder
@@ -79,7 +79,7 @@ class ProcessGroup:
         borne: list[Failure] = []
         number = {id(call): at for at, call in enumerate(calls)}
         patient = frozenset(call.worker for call in calls if is_users_function and not call.worker.is_host)
-        watch = Watch(self, timeout_s=timeout_s, counts_marks=counts_marks, patient_with=patient)
+        watch = CallWatch(self, timeout_s=timeout_s, counts_marks=counts_marks, patient_with=patient)
         longest_grace_s = GRACE_S if grace_s is None else grace_s
         failed_at: float | None = None
         began_s = self.trace.now_s() if self.trace.is_on else 0.0

@@ -1,5 +1,4 @@
-"""`Watch`: finds the workers of a group that are frozen, cut off or stuck, while the driver waits for what they were
-asked to do.
+"""`CallWatch`: finds workers that are frozen, cut off or stuck while the driver waits for the answers to its calls.
 
 Once a second it asks the control side of workers how far they are. It distinguishes four faults:
 
@@ -154,7 +153,7 @@ def why_frozen(
     return None
 
 
-class Watch:
+class CallWatch:
     """The watch over one round of calls.
 
     Args:

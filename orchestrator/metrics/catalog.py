@@ -14,7 +14,7 @@ _LATELY = "as of five processor seconds ago at most"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class MetricSeries:
     """One series, or one for each value of its labels.
 
     Attributes:
@@ -39,15 +39,15 @@ class Metric:
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
-def _gauge(name: str, unit: str, meaning: str, *labels: str) -> Metric:
-    return Metric(name=name, kind="gauge", unit=unit, meaning=meaning, labels=labels)
+def _gauge(name: str, unit: str, meaning: str, *labels: str) -> MetricSeries:
+    return MetricSeries(name=name, kind="gauge", unit=unit, meaning=meaning, labels=labels)
 
 
-def _counter(name: str, unit: str, meaning: str, *labels: str) -> Metric:
-    return Metric(name=name, kind="counter", unit=unit, meaning=meaning, labels=labels)
+def _counter(name: str, unit: str, meaning: str, *labels: str) -> MetricSeries:
+    return MetricSeries(name=name, kind="counter", unit=unit, meaning=meaning, labels=labels)
 
 
-CATALOG: dict[str, Metric] = {
+CATALOG: dict[str, MetricSeries] = {
     metric.name: metric
     for metric in (
         # Where the run stands.

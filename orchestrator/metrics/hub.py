@@ -18,7 +18,7 @@ from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.run import SinkFailed
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import POINT, Line, Point
+from podembed.orchestrator.metrics.point import POINT, Point, StreamLine
 from podembed.workers.liveness.carried_error import words_of
 
 MOST_LINES = 4096
@@ -41,14 +41,14 @@ class Sink(Protocol):
     name: str
     flush_s: float
 
-    def write(self, line: Line) -> None: ...
+    def write(self, line: StreamLine) -> None: ...
 
     def flush(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Watch(Protocol):
+class PointJudge(Protocol):
     """Judges points as they come, in the driver's thread. It should take no time that anybody would notice.
 
     Attributes:
@@ -67,7 +67,7 @@ class SinkThread:
     def __init__(self, sink: Sink, failures: queue.SimpleQueue[SinkFailed], *, wall_s: Callable[[], float]) -> None:
         self.sink = sink
         self._failures, self._wall_s = failures, wall_s
-        self._lines: deque[Line] = deque()
+        self._lines: deque[StreamLine] = deque()
         # All that it has missed, and how much of that was said.
         self._num_dropped = self._num_told = 0
         self._num_taken = 0
@@ -77,7 +77,7 @@ class SinkThread:
         self._thread = threading.Thread(target=self._run, name=f"sink {sink.name}", daemon=True)
         self._thread.start()
 
-    def put(self, line: Line) -> None:
+    def put(self, line: StreamLine) -> None:
         """Never waits."""
         with self._changed:
             if len(self._lines) >= MOST_LINES:
@@ -148,7 +148,7 @@ class MetricsHub:
         *,
         measurer: Measurer,
         wall_s: Callable[[], float],
-        watch: Watch | None = None,
+        watch: PointJudge | None = None,
     ) -> None:
         self._emit, self._measurer, self._wall_s, self._watch = emit, measurer, wall_s, watch
         self._failures: queue.SimpleQueue[SinkFailed] = queue.SimpleQueue()
@@ -204,7 +204,7 @@ class MetricsHub:
         # All that a window says is in its point.
         if event.kind != "window":
             self._send(
-                Line(
+                StreamLine(
                     kind=event.kind,
                     unix_s=self._wall_s(),
                     values=event.values(),
@@ -214,7 +214,7 @@ class MetricsHub:
             )
         return point
 
-    def _send(self, line: Line) -> None:
+    def _send(self, line: StreamLine) -> None:
         for thread in self._threads:
             thread.put(line)
 
@@ -226,5 +226,5 @@ class MetricsHub:
             self._emit(failure)
 
 
-def _line_of(point: Point) -> Line:
-    return Line(kind=POINT, unix_s=point.unix_s, values=point.to_json(), point=point)
+def _line_of(point: Point) -> StreamLine:
+    return StreamLine(kind=POINT, unix_s=point.unix_s, values=point.to_json(), point=point)

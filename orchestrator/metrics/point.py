@@ -1,4 +1,4 @@
-"""`Point`: what was measured at one moment of a run, and `Line`, as which points and events are kept."""
+"""`Point`: what was measured at one moment of a run, and `StreamLine`, as which points and events are kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from podembed.orchestrator.metrics.catalog import CATALOG, Metric
+from podembed.orchestrator.metrics.catalog import CATALOG, MetricSeries
 
 # The kind of a line that is no event.
 POINT = "point"
@@ -20,7 +20,7 @@ class Measurement:
     """One number.
 
     Attributes:
-      name: of a `Metric` in the catalog.
+      name: of a `MetricSeries` in the catalog.
       labels: all labels of that metric.
     """
 
@@ -29,7 +29,7 @@ class Measurement:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def metric(self) -> Metric:
+    def metric(self) -> MetricSeries:
         return CATALOG[self.name]
 
 
@@ -80,7 +80,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class StreamLine:
     """One line of a run's stream: a point, or an event.
 
     Attributes:

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from podembed.orchestrator.metrics.catalog import CATALOG, PREFIX
-from podembed.orchestrator.metrics.point import Line
+from podembed.orchestrator.metrics.point import StreamLine
 
 # Gauges that a window may leave out, such as before it has anything to compare with.
 _OF_WINDOWS = {"samples_per_cpu_second"}
@@ -57,7 +57,7 @@ class PrometheusSink(Collector):
             self._server, self._thread = start_http_server(self._asked, addr=self._address, registry=self._registry)
         return self._server.server_port
 
-    def write(self, line: Line) -> None:
+    def write(self, line: StreamLine) -> None:
         if line.point is None:
             return
         fresh = {(one.name, tuple(sorted(one.labels.items()))): one.value for one in line.point.measurements}

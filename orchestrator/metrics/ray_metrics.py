@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from podembed.orchestrator.metrics.catalog import CATALOG
-from podembed.orchestrator.metrics.point import Line, Measurement
+from podembed.orchestrator.metrics.point import Measurement, StreamLine
 
 
 class RaySink:
@@ -35,7 +35,7 @@ class RaySink:
         self._metrics: dict[str, Any] = {}
         self._counted: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
-    def write(self, line: Line) -> None:
+    def write(self, line: StreamLine) -> None:
         """Raises:
         ConnectionError: this process is in no cluster.
         """

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from podembed.orchestrator.metrics.point import POINT, Line, Point, point_of
+from podembed.orchestrator.metrics.point import POINT, Point, StreamLine, point_of
 from podembed.orchestrator.metrics.segments import MOST_SEGMENT_BYTES, SegmentName, list_segments
 from podembed.orchestrator.run.history import Window, median_samples_per_s
 from podembed.workers.storage.errors import NameNotFound
@@ -35,7 +35,7 @@ FAULTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class RunStream:
     """A run's stream at one moment.
 
     Attributes:
@@ -48,7 +48,7 @@ class Stream:
 
     points: tuple[Point, ...]
     lost: tuple[Point, ...]
-    events: tuple[Line, ...]
+    events: tuple[StreamLine, ...]
     num_drivers: int
     num_unread: int = 0
 
@@ -88,9 +88,9 @@ class StreamReader:
     """See the module. Mutated: what it has read; segments never change, so each is read once."""
 
     store: Store
-    _read: dict[SegmentName, tuple[list[tuple[int, Line]], int]] = field(default_factory=dict)
+    _read: dict[SegmentName, tuple[list[tuple[int, StreamLine]], int]] = field(default_factory=dict)
 
-    def read(self) -> Stream:
+    def read(self) -> RunStream:
         """The stream as it is now. Empty for a run without measurements.
 
         Raises:
@@ -108,7 +108,7 @@ class StreamReader:
                 # Its driver has merged it in between.
                 if attempt == _READS - 1:
                     raise
-        lines: dict[tuple[str, int], Line] = {}
+        lines: dict[tuple[str, int], StreamLine] = {}
         for name, (numbered, _) in sorted(self._read.items()):
             for number, line in numbered:
                 lines[name.driver, number] = line
@@ -116,7 +116,7 @@ class StreamReader:
         ordered = [lines[key] for key in sorted(lines, key=lambda key: (places[key[0]], key[1]))]
         points = [line.point for line in ordered if line.point is not None]
         counted, lost = without_lost(points)
-        return Stream(
+        return RunStream(
             points=tuple(counted),
             lost=tuple(lost),
             events=tuple(line for line in ordered if line.point is None),
@@ -125,7 +125,7 @@ class StreamReader:
         )
 
 
-def _places(lines: Mapping[tuple[str, int], Line]) -> dict[str, int]:
+def _places(lines: Mapping[tuple[str, int], StreamLine]) -> dict[str, int]:
     """Of each driver, how many went before it. Clocks of machines differ, so generations decide; one that trained
     nothing stays behind the one that its clock names.
     """
@@ -155,7 +155,7 @@ def without_lost(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
     return counted, lost
 
 
-def _lines(store: Store, name: SegmentName) -> tuple[list[tuple[int, Line]], int]:
+def _lines(store: Store, name: SegmentName) -> tuple[list[tuple[int, StreamLine]], int]:
     """Numbered lines of a segment, and how many could not be read."""
     found, unread = [], 0
     for text in store.read(name.path, max_bytes=MOST_SEGMENT_BYTES).splitlines():
@@ -166,16 +166,16 @@ def _lines(store: Store, name: SegmentName) -> tuple[list[tuple[int, Line]], int
     return found, unread
 
 
-def _line(text: bytes) -> Iterator[tuple[int, Line]]:
+def _line(text: bytes) -> Iterator[tuple[int, StreamLine]]:
     document = json.loads(text)
     number, kind, unix_s = int(document["number"]), str(document["kind"]), float(document["unix_s"])
     if kind == POINT:
         point = point_of(document, unix_s=unix_s)
-        yield number, Line(kind=kind, unix_s=unix_s, values={}, point=point)
+        yield number, StreamLine(kind=kind, unix_s=unix_s, values={}, point=point)
     else:
         yield (
             number,
-            Line(
+            StreamLine(
                 kind=kind,
                 unix_s=unix_s,
                 values=dict(document["values"]),

@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.metrics.point import POINT, Line
+from podembed.orchestrator.metrics.point import POINT, StreamLine
 from podembed.workers.storage.errors import NameNotFound
 from podembed.workers.storage.store import Store
 
@@ -93,7 +93,7 @@ class Segments:
         # Segments that nothing more can be taken from.
         self._smallest: set[SegmentName] = set()
 
-    def write(self, line: Line) -> None:
+    def write(self, line: StreamLine) -> None:
         document = {"number": self._number, "kind": line.kind, "unix_s": round(line.unix_s, 3)}
         # The kind comes early, so that points are known without reading their lines.
         document |= (

@@ -11,9 +11,9 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.run import MetricsServed, SinkFailed
-from podembed.orchestrator.metrics.hub import MetricsHub, Sink, Watch
+from podembed.orchestrator.metrics.hub import MetricsHub, PointJudge, Sink
 from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import Line, Point
+from podembed.orchestrator.metrics.point import Point, StreamLine
 from podembed.orchestrator.metrics.segments import Segments
 from podembed.workers.storage.store import Store
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def measuring(
-    config: MetricsConfig, store: Store, emit: Emit, *, watch: Watch | None = None, is_in_cluster: bool = False
+    config: MetricsConfig, store: Store, emit: Emit, *, watch: PointJudge | None = None, is_in_cluster: bool = False
 ) -> Iterator[Emit]:
     """Where a driver's events go from now on: to the sinks, and then to `emit`.
 
@@ -82,7 +82,7 @@ class CallbackSink:
         self.name = f"the function {getattr(on_point, '__qualname__', type(on_point).__name__)}"
         self._on_point = on_point
 
-    def write(self, line: Line) -> None:
+    def write(self, line: StreamLine) -> None:
         if line.point is not None:
             self._on_point(line.point)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
-from podembed.orchestrator.metrics.point import Line, Measurement, Point
+from podembed.orchestrator.metrics.point import Measurement, Point, StreamLine
 
 _Fold = Callable[[Iterable[float]], float]
 
@@ -81,7 +81,7 @@ class TensorBoardSink:
         # Tag → labels → value of what is summed: a point names only what changed.
         self._summed: dict[str, dict[tuple[str, ...], float]] = {}
 
-    def write(self, line: Line) -> None:
+    def write(self, line: StreamLine) -> None:
         point = line.point
         if point is None:
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from podembed.embedding.lookup.compiled import num_hash_slots
 from podembed.orchestrator.api.text import columns, format_bytes, printable
-from podembed.orchestrator.decisions.table_plan import Plan
+from podembed.orchestrator.decisions.table_plan import PlacementPlan
 from podembed.orchestrator.planning.traffic import TableTraffic
 from podembed.workers.checkpoint.background_save import save_bytes
 from podembed.workers.checkpoint.undo import log_bytes
@@ -49,7 +49,9 @@ class HostMemory:
         return self.table_bytes + beside + self.process_bytes
 
 
-def host_memory(job: JobConfig, plan: Plan, traffic: Sequence[TableTraffic], *, undo_share: float) -> HostMemory:
+def host_memory(
+    job: JobConfig, plan: PlacementPlan, traffic: Sequence[TableTraffic], *, undo_share: float
+) -> HostMemory:
     """Of the host that holds most.
 
     Args:

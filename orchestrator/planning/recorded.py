@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from podembed.embedding.lookup.placement import Chosen
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.commit.manifest import Manifest
-from podembed.orchestrator.decisions.table_plan import Plan, plan, summary
+from podembed.orchestrator.decisions.table_plan import PlacementPlan, plan, summary
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.plans import NotPlanned, TableReason, TablesPlanned
 from podembed.orchestrator.planning.records import PlanRecord, plan_file, plan_names, plan_steps, read_plan
@@ -39,7 +39,7 @@ class RecordedPlans:
         chosen: Sequence[Chosen] | None = None,
         *,
         previous: Mapping[str, Sequence[int]] | None = None,
-    ) -> Plan:
+    ) -> PlacementPlan:
         """Where the run's tables lie on so many hosts. `chosen` and `previous` as of `plan`."""
         run = self._run
         return plan(
@@ -111,7 +111,7 @@ class RecordedPlans:
         return found
 
 
-def _reasons(found: Plan) -> tuple[TableReason, ...]:
+def _reasons(found: PlacementPlan) -> tuple[TableReason, ...]:
     return tuple(
         TableReason(
             table=table.spec.name,
@@ -124,7 +124,7 @@ def _reasons(found: Plan) -> tuple[TableReason, ...]:
     )
 
 
-def planned(run: OpenRun, base: Manifest | None, *, num_hosts: int) -> Plan:
+def planned(run: OpenRun, base: Manifest | None, *, num_hosts: int) -> PlacementPlan:
     """Where the tables of a run will lie when it goes on from a commit; None for its beginning."""
     plans = RecordedPlans(run, ScalingConfig(num_hosts=num_hosts), emit=lambda event: None)
     record = plans.at(num_hosts=num_hosts, step=base.step if base else 0)

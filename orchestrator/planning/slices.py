@@ -15,7 +15,7 @@ import jax
 
 from podembed.orchestrator.api.text import columns, format_bytes, plural, printable
 from podembed.orchestrator.api.topology import Topology
-from podembed.orchestrator.decisions.table_plan import Plan
+from podembed.orchestrator.decisions.table_plan import PlacementPlan
 from podembed.workers.device.dense_half import initial
 from podembed.workers.input.table_profile import TableProfile
 from podembed.workers.job.job import JobConfig
@@ -70,7 +70,7 @@ class OnSlices:
 
 def on_slices(
     job: JobConfig,
-    plan: Plan,
+    plan: PlacementPlan,
     profiles: Sequence[TableProfile],
     *,
     topology: Topology,

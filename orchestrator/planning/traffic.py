@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.api.result import MeasuredTable
 from podembed.orchestrator.api.text import columns, format_bytes, printable
-from podembed.orchestrator.decisions.table_plan import Plan, PlannedTable
+from podembed.orchestrator.decisions.table_plan import PlacementPlan, PlannedTable
 from podembed.workers.host.spec import HostWindow
 from podembed.workers.input.profile import ProfilesAtHand
 from podembed.workers.input.table_profile import HOT_ROWS, TableProfile, joined
@@ -90,7 +90,7 @@ class TableTraffic:
         return _FLOAT_BYTES * floats
 
 
-def traffic_of(job: JobConfig, plan: Plan, profiles: Sequence[TableProfile]) -> list[TableTraffic]:
+def traffic_of(job: JobConfig, plan: PlacementPlan, profiles: Sequence[TableProfile]) -> list[TableTraffic]:
     """Of all tables, in the job's order, on the hosts of the plan.
 
     Args:
@@ -164,7 +164,7 @@ def _estimate(traffic: Sequence[TableTraffic]) -> str:
 
 
 def measured_tables(
-    job: JobConfig, plan: Plan, hosts: Sequence[HostWindow], *, num_steps: int
+    job: JobConfig, plan: PlacementPlan, hosts: Sequence[HostWindow], *, num_steps: int
 ) -> tuple[MeasuredTable, ...]:
     """One a table, from a window of so many steps; empty where hosts were not asked.
 

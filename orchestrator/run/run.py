@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from podembed.orchestrator.api.keep_policies import Committed
+from podembed.orchestrator.api.keep_policies import CommitMetrics
 from podembed.orchestrator.commit.keep import read_committed
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.lease_files import read_claims, read_lineage
@@ -102,7 +102,7 @@ class OpenRun:
         """
         return newest_commit(self.store, allow_ancestor=self.allow_ancestor)
 
-    def committed(self, lease: Lease) -> list[Committed]:
+    def committed(self, lease: Lease) -> list[CommitMetrics]:
         """What the save policies know of the commits that the lease's generation follows; those that cannot be read are
         left out.
         """

@@ -13,7 +13,7 @@ from podembed.embedding.tf.replicas.kept import Kept
 from podembed.orchestrator.group.backend import Call
 from podembed.orchestrator.group.calls import WorkerCalls
 from podembed.orchestrator.stepwise.line_calls import LineHandle
-from podembed.workers.stepwise.asking import Asked
+from podembed.workers.stepwise.asking import UserQuestion
 from podembed.workers.stepwise.device import Ran
 from podembed.workers.stepwise.driver_line import DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseSpec
@@ -113,10 +113,10 @@ class StepwiseDeviceCalls(StepwiseCalls):
 
     def run_function(
         self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], after: int
-    ) -> Call[Ran | Asked]:
+    ) -> Call[Ran | UserQuestion]:
         return self.directly("run_function", function, arguments, keywords, after)
 
-    def go_on(self, answer: Any) -> Call[Ran | Asked]:
+    def go_on(self, answer: Any) -> Call[Ran | UserQuestion]:
         return self.directly("go_on", answer)
 
     def give_up(self) -> Call[None]:

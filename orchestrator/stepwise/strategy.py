@@ -28,7 +28,7 @@ from podembed.orchestrator.stepwise.calls import StepwiseDeviceCalls
 from podembed.orchestrator.stepwise.line_calls import LineBackend
 from podembed.orchestrator.stepwise.pod import Pod, in_sentences
 from podembed.orchestrator.stepwise.pod_engine import PodEngine
-from podembed.workers.stepwise.asking import Asked
+from podembed.workers.stepwise.asking import UserQuestion
 from podembed.workers.stepwise.device import Ran
 from podembed.workers.storage.store import Store
 
@@ -148,7 +148,7 @@ class PodStrategy(CrossReplica):
             engine.has_room = False
             engine.forget_sizes()
 
-        def ask(replica: int, device: StepwiseDeviceCalls) -> Call[Ran | Asked]:
+        def ask(replica: int, device: StepwiseDeviceCalls) -> Call[Ran | UserQuestion]:
             own, named = arguments(replica)
             return device.run_function(packed, own, named, after)
 
@@ -257,7 +257,7 @@ def _packed(function: Callable[..., Any]) -> Any:
     return PackedFunction.of(function)
 
 
-def until_ended(pod: Pod, answers: Sequence[Ran | Asked], *, timeout_s: float) -> list[Ran]:
+def until_ended(pod: Pod, answers: Sequence[Ran | UserQuestion], *, timeout_s: float) -> list[Ran]:
     """Answers what the functions ask about learning rates, until they have ended.
 
     A rate is called here, once for an update of all replicas, and then travels to each of them.
@@ -282,8 +282,8 @@ def until_ended(pod: Pod, answers: Sequence[Ran | Asked], *, timeout_s: float) -
     return [one for one in answers if isinstance(one, Ran)]
 
 
-def _same_question(answers: Sequence[Ran | Asked]) -> RatesQuestion:
-    questions: list[RatesQuestion | None] = [one.question if isinstance(one, Asked) else None for one in answers]
+def _same_question(answers: Sequence[Ran | UserQuestion]) -> RatesQuestion:
+    questions: list[RatesQuestion | None] = [one.question if isinstance(one, UserQuestion) else None for one in answers]
     first = questions[0]
     if first is not None and all(question == first for question in questions):
         return first

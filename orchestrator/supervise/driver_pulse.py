@@ -26,7 +26,7 @@ _LONGEST_GAP_S = 3 * LOOK_EVERY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class DriverSigns:
     """What is seen of a driver at one moment. Its newest heartbeat is None before it has a lease, and the kernel's
     statistics are None unless the driver runs on this machine.
     """
@@ -39,11 +39,11 @@ class DriverPulse:
     """Mutable: how long both signs have stood still."""
 
     def __init__(self) -> None:
-        self._last: Look | None = None
+        self._last: DriverSigns | None = None
         self._looked_s: float | None = None
         self._still_s = 0.0
 
-    def see(self, look: Look, now_s: float) -> str | None:
+    def see(self, look: DriverSigns, now_s: float) -> str | None:
         """Takes a look in. Returns why the driver is to be killed, or None."""
         passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, _LONGEST_GAP_S)
         before, self._last, self._looked_s = self._last, look, now_s

@@ -15,7 +15,7 @@ from typing import Any
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import EXIT_STOPPED
 from podembed.orchestrator.commit.holder import Holder
-from podembed.orchestrator.supervise.driver_pulse import Look, heartbeat_of
+from podembed.orchestrator.supervise.driver_pulse import DriverSigns, heartbeat_of
 
 # Ray kills a stopped job's driver 3 s after SIGTERM unless told otherwise; a window and a commit take longer.
 GRACE_S = 120
@@ -189,12 +189,12 @@ class RayJobRunner:
         if (self._num_stops or self._is_killed) and not self._is_told:
             self._is_told = self._asked(lambda: self._client.stop_job(self._submission)) is not _NO_ANSWER
 
-    def look(self, url: str) -> Look:
+    def look(self, url: str) -> DriverSigns:
         def is_ours(holder: Holder) -> bool:
             # Until the cluster has taken it, the name may be that of another supervisor's job.
             return self._is_submitted and holder.submission == self._submission
 
-        return Look(heartbeat=heartbeat_of(url, is_ours), statistics=None)
+        return DriverSigns(heartbeat=heartbeat_of(url, is_ours), statistics=None)
 
     def _print_new(self) -> None:
         """What the job has printed since the last look."""

@@ -18,7 +18,7 @@ from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, EXIT_FENCED, EX
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.outcomes import EXIT_INTERRUPTED
-from podembed.orchestrator.supervise.driver_pulse import LOOK_EVERY_S, DriverPulse, Look, heartbeat_of
+from podembed.orchestrator.supervise.driver_pulse import LOOK_EVERY_S, DriverPulse, DriverSigns, heartbeat_of
 from podembed.workers.liveness.process_statistics import read_statistics
 from podembed.workers.liveness.progress import machine_identity
 
@@ -53,7 +53,7 @@ class Runner(Protocol):
         """Ends the attempt without asking it."""
         ...
 
-    def look(self, url: str) -> Look:
+    def look(self, url: str) -> DriverSigns:
         """What can be seen of the attempt's driver, which drives the run in `url`."""
         ...
 
@@ -265,7 +265,7 @@ class LocalRunner:
         # A child that has not been waited for keeps its number, so this is our process and no other.
         self._running.kill()
 
-    def look(self, url: str) -> Look:
+    def look(self, url: str) -> DriverSigns:
         return look_at_child(url, self._running.pid)
 
     @property
@@ -275,10 +275,10 @@ class LocalRunner:
         return self._child
 
 
-def look_at_child(url: str, process: int) -> Look:
+def look_at_child(url: str, process: int) -> DriverSigns:
     """What can be seen of a driver that is a process of this machine."""
 
     def is_ours(holder: Holder) -> bool:
         return (holder.process, holder.machine) == (process, machine_identity())
 
-    return Look(heartbeat=heartbeat_of(url, is_ours), statistics=read_statistics(process))
+    return DriverSigns(heartbeat=heartbeat_of(url, is_ours), statistics=read_statistics(process))

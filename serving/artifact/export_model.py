@@ -22,7 +22,7 @@ from podembed.orchestrator.run.committed_rows import BATCH_BYTES
 from podembed.serving.artifact import exported_columns, exported_extra, exported_model
 from podembed.serving.artifact.export_files import MANIFEST, ExportFiles, export_folder
 from podembed.serving.artifact.input_schema import input_schema
-from podembed.serving.artifact.row_formats import Source, write_npy
+from podembed.serving.artifact.row_formats import ExportSource, write_npy
 from podembed.serving.predict.committed_model import CommittedModel, with_commit
 from podembed.serving.predict.portable_forward import export_forward, output_shapes
 from podembed.serving.predict.trained_forward import SCORED_PARTS, check_dense
@@ -104,7 +104,7 @@ def _write(model: CommittedModel, files: ExportFiles, out: str, wanted: Sequence
     tables = []
     for at, (table, config) in enumerate(zip(model.tables, job.tables, strict=True)):
         name = f"tables/{at}.npy"
-        source = Source(
+        source = ExportSource(
             store=model.state.store, table=table, arrays=table.arrays[:1], information={}, batch_bytes=BATCH_BYTES
         )
         files.write(name, lambda file, source=source: write_npy(file, source))

@@ -48,7 +48,7 @@ def needed(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def ids_of(
-    columns: Mapping[str, Any], feature: Mapping[str, Any], vocabulary: Vocabulary | None
+    columns: Mapping[str, Any], feature: Mapping[str, Any], vocabulary: ExportedVocabulary | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Rows of the table, int64, the offsets of each sample's, and their weights."""
     if feature["crossed_with"]:
@@ -72,7 +72,7 @@ def ids_of(
     return rows[is_last], splits, None if weights is None else weights[is_last]
 
 
-def _rows(present: np.ndarray, feature: Mapping[str, Any], vocabulary: Vocabulary | None) -> np.ndarray:
+def _rows(present: np.ndarray, feature: Mapping[str, Any], vocabulary: ExportedVocabulary | None) -> np.ndarray:
     mode, size = feature["mode"], feature["vocabulary_size"]
     if not len(present):
         return np.zeros(0, np.int64)
@@ -165,7 +165,7 @@ def _size(value: Any) -> int:
     return 0 if value is None else len(value) if _is_list(value) else 1
 
 
-class Vocabulary:
+class ExportedVocabulary:
     """The values of a text file, one a line, made into tables when the first column of their kind asks."""
 
     def __init__(self, path: str) -> None:

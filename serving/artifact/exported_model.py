@@ -20,8 +20,8 @@ import jax.export
 import numpy as np
 
 from podembed.serving.artifact.exported_columns import (
+    ExportedVocabulary,
     ModelError,
-    Vocabulary,
     ids_of,
     mix,
     needed,
@@ -37,7 +37,7 @@ _DTYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I32": "<i4", "I64": "<i8",
 _DTYPES |= {"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?"}
 
 
-def load(folder: str, *, reads_tables: bool = False) -> Model:
+def load(folder: str, *, reads_tables: bool = False) -> LoadedModel:
     """Opens an export in a folder of this machine. Tables are mapped, not read.
 
     Args:
@@ -61,7 +61,7 @@ def load(folder: str, *, reads_tables: bool = False) -> Model:
     try:
         for name, expected in manifest["files"].items():
             _check(os.path.join(folder, name), expected, reads_all=reads_tables or not name.startswith("tables/"))
-        return Model(folder, manifest)
+        return LoadedModel(folder, manifest)
     except (AttributeError, KeyError, TypeError) as error:
         raise _altered(path) from error
 
@@ -101,7 +101,7 @@ def _check(path: str, expected: Mapping[str, Any], *, reads_all: bool) -> None:
             raise ModelError(f"Found other bytes in {path}. Expected those that were exported. Copy it again.")
 
 
-class Model:
+class LoadedModel:
     """An export in memory, as far as it is no table. Calls change nothing, from any thread."""
 
     def __init__(self, folder: str, manifest: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class Model:
         with open(os.path.join(folder, manifest["program"]), "rb") as file:
             self._program = jax.jit(jax.export.deserialize(bytearray(file.read())).call)
         names = {feature["vocabulary"] for feature in manifest["features"]} - {None}
-        self._vocabularies = {name: Vocabulary(os.path.join(folder, name)) for name in names}
+        self._vocabularies = {name: ExportedVocabulary(os.path.join(folder, name)) for name in names}
 
     @property
     def columns(self) -> list[str]:

@@ -44,7 +44,7 @@ _HEADER_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ExportSource:
     """What is written.
 
     Attributes:
@@ -83,7 +83,7 @@ class Source:
             yield list(batch)
 
 
-def write_npy(file: BinaryIO, source: Source) -> None:
+def write_npy(file: BinaryIO, source: ExportSource) -> None:
     """`[num_rows, dim]`; with slots, `[num_rows]` records with a field `[width]` for each array, also of a table whose
     optimizer has none.
 
@@ -107,7 +107,7 @@ def write_npy(file: BinaryIO, source: Source) -> None:
         file.write(_bytes_of(records))
 
 
-def write_parquet(file: BinaryIO, source: Source) -> None:
+def write_parquet(file: BinaryIO, source: ExportSource) -> None:
     """A column `id` with the row number, and for each array a column of lists of fixed length; one row group a batch.
 
     Raises:
@@ -138,7 +138,7 @@ def write_parquet(file: BinaryIO, source: Source) -> None:
             first_row += num_rows
 
 
-def write_safetensors(file: BinaryIO, source: Source) -> None:
+def write_safetensors(file: BinaryIO, source: ExportSource) -> None:
     """One tensor `[num_rows, width]` for each array, named as the array, and the information as text."""
     header: dict[str, object] = {"__metadata__": dict(source.information)}
     offset = 0
@@ -170,7 +170,7 @@ def _bytes_of(values: np.ndarray) -> memoryview:
     return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
 
 
-def _refuse_bfloat16(source: Source, format: str) -> None:
+def _refuse_bfloat16(source: ExportSource, format: str) -> None:
     for array in source.arrays:
         if array.dtype == "bfloat16":
             raise ConfigurationError(

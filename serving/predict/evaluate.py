@@ -25,7 +25,7 @@ from podembed.workers.storage.store import place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
+class CommitEvaluation:
     """Figures of a commit.
 
     Attributes:
@@ -48,7 +48,7 @@ def evaluate(
     job: JobConfig | None = None,
     folder: str = "",
     kept_bytes: int = KEPT_BYTES,
-) -> Evaluated:
+) -> CommitEvaluation:
     """Judges a commit of a run, also of one that is in training: nothing is written, and no lease is taken.
 
     Memory is `kept_bytes`, the rows of a window of batches, and a score for each sample.
@@ -68,13 +68,13 @@ def evaluate(
       QualityError: a score is no number. A figure that has no meaning on these samples is left out, with the reason.
     """
 
-    def judge(model: CommittedModel) -> Evaluated:
+    def judge(model: CommittedModel) -> CommitEvaluation:
         return figures_of(model, data=tuple(map(place, several(data))), kept_bytes=kept_bytes)
 
     return with_commit(run, judge, commit=commit, job=job, folder=folder)
 
 
-def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: int = KEPT_BYTES) -> Evaluated:
+def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: int = KEPT_BYTES) -> CommitEvaluation:
     """As `evaluate`, of a commit that is open."""
     job, declared = model.job, data_of(model.job, data)
     index = index_as_trained(model, declared)
@@ -93,7 +93,7 @@ def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: i
         parts.add(found.batch, forward.scores(found, number=number), number=number)
     bad_rows = log.take()
     evaluation = evaluation_of(job, [replace(parts.joined(), bad_rows=bad_rows)], step=model.state.manifest.step)
-    return Evaluated(
+    return CommitEvaluation(
         commit=model.state.manifest.name, paths=tuple(declared.paths), evaluation=evaluation, bad_rows=bad_rows
     )
 

@@ -29,7 +29,7 @@ from podembed.workers.storage.store import place
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Scored:
+class BlockScores:
     """Scores of a batch with a block of items.
 
     Attributes:
@@ -123,7 +123,7 @@ class FullRanking:
         """Batches with their activations. Items that were not read are empty."""
         return looked_up((with_all(batch, self.job) for batch in batches), self._pooled)
 
-    def positives(self, found: LookedUp) -> Scored:
+    def positives(self, found: LookedUp) -> BlockScores:
         """Of each sample its first id as the only candidate, `[n, 1]`. It is none where a sample has no id, or one
         that the table drops.
         """
@@ -135,9 +135,9 @@ class FullRanking:
             block = self._scores(found, distinct[first : first + self._forward.block_size])
             here = (number >= first) & (number < first + block.shape[1])
             scores[real[here], 0] = block[real[here], number[here] - first]
-        return Scored(ids=own, scores=scores, is_candidate=own[:, None] >= 0)
+        return BlockScores(ids=own, scores=scores, is_candidate=own[:, None] >= 0)
 
-    def blocks(self, found: LookedUp, *, with_own: bool = False) -> Iterator[Scored]:
+    def blocks(self, found: LookedUp, *, with_own: bool = False) -> Iterator[BlockScores]:
         """Every block of items but those that are left out.
 
         Args:
@@ -150,7 +150,7 @@ class FullRanking:
             kept = is_sample & np.ones(len(ids), bool) if with_own else own.among(ids)
             for others in left_out:
                 kept &= others.among(ids)
-            yield Scored(ids=ids, scores=self._scores(found, ids), is_candidate=kept)
+            yield BlockScores(ids=ids, scores=self._scores(found, ids), is_candidate=kept)
 
     def _scores(self, found: LookedUp, ids: np.ndarray) -> np.ndarray:
         """`[n, len(ids)]`. The last block is filled up, so that one program does for all."""

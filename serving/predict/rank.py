@@ -13,7 +13,7 @@ from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.driver.evaluations import ranking_of
 from podembed.serving.predict.batches import log_of, read_batches
 from podembed.serving.predict.committed_model import KEPT_BYTES, CommittedModel, with_commit
-from podembed.serving.predict.evaluate import Evaluated, data_of
+from podembed.serving.predict.evaluate import CommitEvaluation, data_of
 from podembed.serving.predict.full_ranking import FullRanking
 from podembed.serving.predict.trained_kinds import index_as_trained
 from podembed.workers.declared_types import several
@@ -39,7 +39,7 @@ def rank_all(
     job: JobConfig | None = None,
     folder: str = "",
     kept_bytes: int = KEPT_BYTES,
-) -> Evaluated:
+) -> CommitEvaluation:
     """Ranks the first item of each sample whose label is above 0 among all items: HR, NDCG and recall at k, MRR, GAUC.
 
     The hit rate counts samples. The other figures are means over users, as in He et al., LightGCN, 2020: all samples of
@@ -71,7 +71,7 @@ def rank_all(
       QualityError: a score is no number. A figure that has no meaning on these samples is left out, with the reason.
     """
 
-    def judge(model: CommittedModel) -> Evaluated:
+    def judge(model: CommittedModel) -> CommitEvaluation:
         ranking = FullRanking(model, feature=feature, items=items, without=without, kept_bytes=kept_bytes)
         paths = tuple(map(place, several(data)))
         return _ranked(model, ranking, paths, at=several(at), users=_users(model.job, users) or ranking.users)
@@ -107,7 +107,7 @@ def _metrics(job: JobConfig, at: Sequence[int], users: str | None) -> list[Metri
 
 def _ranked(
     model: CommittedModel, ranking: FullRanking, paths: Sequence[str], *, at: Sequence[int], users: str | None
-) -> Evaluated:
+) -> CommitEvaluation:
     job = model.job
     metrics = _metrics(job, at, users)
     is_hit_rate = {metric.name for metric in metrics if isinstance(metric, RecallAt) and metric.group_by == SAMPLE}
@@ -135,6 +135,6 @@ def _ranked(
         "FEATURE."
     )
     evaluation = replace(evaluation, missing={**evaluation.missing, **dict.fromkeys(sorted(is_hit_rate), why)})
-    return Evaluated(
+    return CommitEvaluation(
         commit=model.state.manifest.name, paths=tuple(declared.paths), evaluation=evaluation, bad_rows=log.take()
     )

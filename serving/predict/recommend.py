@@ -11,7 +11,7 @@ import pyarrow as pa
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.predict.batches import log_of, read_batches
 from podembed.serving.predict.committed_model import KEPT_BYTES, CommittedModel, with_commit
-from podembed.serving.predict.full_ranking import FullRanking, Scored
+from podembed.serving.predict.full_ranking import BlockScores, FullRanking
 from podembed.serving.predict.item_values import ItemValues
 from podembed.serving.predict.kept_columns import KeptColumns
 from podembed.serving.predict.predict import Predicted
@@ -108,7 +108,7 @@ def _recommended(
     )
 
 
-def _best(blocks: Iterator[Scored], num_samples: int, top: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _best(blocks: Iterator[BlockScores], num_samples: int, top: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Ids and scores `[n, top]`, the best first, and of equal ones the lower id; NaN behind the last."""
     ids, scores = np.zeros((num_samples, 0), np.int64), np.zeros((num_samples, 0), dtype)
     for block in blocks:

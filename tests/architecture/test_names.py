@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_a_name_has_one_place() -> None:
     assert {name for name in names if names.count(name) > 1} == IN_BOTH
     for name in IN_BOTH:
         assert getattr(podembed, name) is getattr(importlib.import_module("podembed.embedding"), name)
+
+
+def test_a_public_class_name_means_one_class() -> None:
+    where: defaultdict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        for node in parsed(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where[node.name].append(label(path))
+    # The protocol and its implementation become one with the files that they lie in.
+    del where["Snapshot"]
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}
 
 
 def test_type_checkers_see_the_names_where_they_are_found_when_a_program_runs() -> None:

@@ -15,7 +15,7 @@ from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
 from podembed.orchestrator.events.progress import HostKeepsUp, HostSlow
 from podembed.orchestrator.events.run import GenerationStarted
 from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import POINT, Line
+from podembed.orchestrator.metrics.point import POINT, StreamLine
 from podembed.orchestrator.metrics.prometheus import PrometheusSink
 from podembed.tools.health.alarms import ALARMS
 from podembed.tools.health.prometheus_rules import text
@@ -44,7 +44,7 @@ def served(*events: Event) -> dict[str, float]:
     for event in (began, *events):
         point = measurer.point(event)
         assert point is not None
-        sink.write(Line(kind=POINT, unix_s=0.0, values={}, point=point))
+        sink.write(StreamLine(kind=POINT, unix_s=0.0, values={}, point=point))
     with urllib.request.urlopen(f"http://127.0.0.1:{sink.listen()}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     sink.close()

@@ -15,9 +15,9 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD as RowSGD
-from podembed.embedding.tf.keras import sgd_ftrl as keras_optimizers
+from podembed.embedding.tf.keras import keras_optimizers
+from podembed.embedding.tf.keras.keras_optimizers import SGD, Adam, AdamW
 from podembed.embedding.tf.keras.schedules import ExponentialDecay
-from podembed.embedding.tf.keras.sgd_ftrl import SGD, Adam, AdamW
 from podembed.embedding.tf.keras.tape import GradientTape
 from podembed.embedding.tf.keras.variable import Variable
 from podembed.embedding.tf.replicas.strategies import LocalStrategy

@@ -186,14 +186,14 @@ def criteo(content: bytes, *, is_packed: bool = False) -> None:
 
 def criteo_lines(content: bytes) -> None:
     """The fast reader of lines agrees with the plain one."""
-    from podembed.workers.formats.criteo_lines import Fault, parse_lines, read_line
+    from podembed.workers.formats.criteo_lines import LineFault, parse_lines, read_line
 
     block = content if content.endswith(b"\n") else content + b"\n"
     parsed = parse_lines(block)
     for at, line in enumerate(block.split(b"\n")[:-1]):
         expected = read_line(line)
-        assert bool(parsed.is_good[at]) == (not isinstance(expected, Fault))
-        if isinstance(expected, Fault):
+        assert bool(parsed.is_good[at]) == (not isinstance(expected, LineFault))
+        if isinstance(expected, LineFault):
             continue
         integers = zip(parsed.integers[:, at].tolist(), parsed.integer_is_empty[:, at].tolist(), strict=True)
         categories = zip(parsed.categories[:, at].tolist(), parsed.category_is_empty[:, at].tolist(), strict=True)

@@ -17,7 +17,7 @@ import numpy as np
 from podembed.embedding.table.kept_rows import KeptRows
 from podembed.embedding.table.snapshot import Snapshot
 from podembed.orchestrator.commit import checkpoint, claiming, keep, lease, lease_files
-from podembed.orchestrator.commit.lease_protocol import DriverState, Phase, after, propose
+from podembed.orchestrator.commit.lease_protocol import DriverState, LeasePhase, after, propose
 from podembed.orchestrator.commit.manifest import commit_file
 from podembed.orchestrator.driver import background_commit
 from podembed.orchestrator.run import claims
@@ -46,7 +46,7 @@ def acknowledge_before_check() -> Iterator[None]:
 
     def publish(self: lease.Lease, name: str, manifest: bytes) -> None:
         state = after(propose(self._state, name), self.store.create_exclusive(commit_file(name), manifest))
-        self._state = replace(state, phase=Phase.READY, head=name, pending=None)
+        self._state = replace(state, phase=LeasePhase.READY, head=name, pending=None)
 
     with patch.object(lease.Lease, "publish", publish), patch.object(lease.Lease, "check", lambda self: None):
         yield
@@ -135,10 +135,10 @@ def base_of_a_newer_generation() -> Iterator[None]:
     """A driver that was held up since its claim takes the base of a newer generation for one that it may start from."""
 
     def follow(state: DriverState, answer: Any) -> DriverState:
-        if state.phase is Phase.READ_BASE:
-            return replace(state, phase=Phase.LIST_COMMITS, base=answer)
-        if state.phase is Phase.CHOOSE_BASE:
-            return replace(state, phase=Phase.CREATE_BASE, head=answer)
+        if state.phase is LeasePhase.READ_BASE:
+            return replace(state, phase=LeasePhase.LIST_COMMITS, base=answer)
+        if state.phase is LeasePhase.CHOOSE_BASE:
+            return replace(state, phase=LeasePhase.CREATE_BASE, head=answer)
         return after(state, answer)
 
     with patch.object(claiming, "after", follow):

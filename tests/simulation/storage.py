@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from podembed.workers.storage.errors import NameNotFound, NameTaken, WrongSize
-from podembed.workers.storage.retry import RetryPolicy, Waiting
+from podembed.workers.storage.retry import RetryClock, RetryPolicy
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.transfer import Buffer
 from tests.simulation.world import FakeClock, Process, World
@@ -273,4 +273,4 @@ class SimulatedStore(Store):
         self.url = files.location
         self._files: Any = files
         self._retry = RETRIES
-        self._waiting = Waiting(monotonic=clock.monotonic_s, sleep=clock.sleep, random=noise.random)
+        self._waiting = RetryClock(monotonic=clock.monotonic_s, sleep=clock.sleep, random=noise.random)

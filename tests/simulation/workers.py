@@ -26,12 +26,12 @@ from podembed.workers.checkpoint.background_save import BackgroundSave
 from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles, read_dense, write_dense
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from podembed.workers.device.shared_memory import ChannelLayout, ChannelLost, ChannelTimeout, Invitation
-from podembed.workers.host.generation import Generation
+from podembed.workers.host.generation import HostGeneration
 from podembed.workers.host.host import HostWorker
 from podembed.workers.host.shard import Shard, Survivor
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow
 from podembed.workers.host.survivors.surviving_shard import Restored
-from podembed.workers.host.survivors.verification import Verification
+from podembed.workers.host.survivors.verification import RowVerification
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.mesh.errors import MeshAborted, MeshError, PeerLost
 from podembed.workers.mesh.link import Receive
@@ -118,7 +118,7 @@ class SimulatedSave(BackgroundSave):
         self.rows.turn = SimulatedTurn(world)
 
 
-class SimulatedVerification(Verification):
+class SimulatedVerification(RowVerification):
     """The real one, whose threads are fibers of its process. A bucket takes a while, so that training changes it."""
 
     def __init__(self, world: World, process: Process, noise: random.Random, *arguments: Any, **options: Any) -> None:
@@ -293,7 +293,7 @@ class SimulatedDevice:
     def close(self) -> None: ...
 
 
-class SimulatedGeneration(Generation):
+class SimulatedGeneration(HostGeneration):
     """A generation with a real shard and a real undo log. Of mesh, device and saves it has what is simulated, and it
     reads no input.
     """

@@ -1,5 +1,5 @@
 """`ALARMS`: everything that a detector may find, with when it begins and what to do. docs/observability.md has the same
-table. `Finding` is one of them in a run, with its numbers.
+table. `StandingAlarm` is one of them in a run, with its numbers.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ ALARMS: dict[str, Alarm] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class StandingAlarm:
     """An alarm that stands.
 
     Attributes:

@@ -13,13 +13,13 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
 from podembed.orchestrator.metrics.point import Point
 from podembed.orchestrator.metrics.reading import StreamReader
-from podembed.tools.health.alarms import Finding
+from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.watch import HealthWatch
 from podembed.workers.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class RunHealth:
     """A run's health at the end of its stream.
 
     Attributes:
@@ -30,7 +30,7 @@ class Health:
       num_unread: lines that are damaged or of a later version.
     """
 
-    standing: Sequence[tuple[Finding, int]]
+    standing: Sequence[tuple[StandingAlarm, int]]
     over: Sequence[tuple[AlarmBegan, int]]
     num_windows: int
     step: int
@@ -44,7 +44,7 @@ class Health:
         return all(finding.kind.is_note for finding, _ in self.standing)
 
 
-def check_health(store: Store, *, now_unix_s: float) -> Health:
+def check_health(store: Store, *, now_unix_s: float) -> RunHealth:
     """Reads the stream and shows it to the detectors.
 
     Raises:
@@ -60,7 +60,7 @@ def check_health(store: Store, *, now_unix_s: float) -> Health:
         )
     watch, events = replayed(stream.points)
     last = stream.windows[-1]
-    return Health(
+    return RunHealth(
         standing=[(one, watch.began_step[key]) for key, one in watch.standing.items()],
         over=_over(events),
         num_windows=len(stream.windows),
@@ -89,7 +89,7 @@ def _over(events: Sequence[Event]) -> list[tuple[AlarmBegan, int]]:
     return over
 
 
-def render(health: Health) -> str:
+def render(health: RunHealth) -> str:
     """For people: what stands, with remedies, and then what is over."""
     of_all = f" of {health.total_steps:,}" if health.total_steps else ""
     lines = [
@@ -111,6 +111,6 @@ def render(health: Health) -> str:
     return "\n".join(lines)
 
 
-def _shown(word: str, finding: Finding, began: int) -> str:
+def _shown(word: str, finding: StandingAlarm, began: int) -> str:
     text = finding.text[:1].upper() + finding.text[1:]
     return f"  {word} {finding.alarm} since step {began:,}\n    {text}.\n    {finding.kind.remedy}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.metrics.data import CERTAINLY, LEAST_USUAL, USUAL_AT_MOST, became_certain
 from podembed.orchestrator.metrics.point import Point
-from podembed.tools.health.alarms import Finding
+from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import Standing, shortened
 
 KEPT = 6
@@ -85,7 +85,7 @@ class DataChanges:
         self._reference = 0.0
         self._known: Mapping[str, Known] = {}
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         size = point.value("data_reference_samples")
         if size is None:
@@ -99,7 +99,7 @@ class DataChanges:
             **self._known,
             **{name: _with(self._known.get(name), one, grows=grows) for name, one in readings.items()},
         }
-        found: list[Finding] = []
+        found: list[StandingAlarm] = []
         drifting: list[tuple[float, str]] = []
         for name in readings:
             known = self._known[name]
@@ -153,11 +153,13 @@ def _became_certain(usual: Reading, reading: Reading) -> bool:
     return became_empty or became_certain(_or(usual.top, 1.0), _or(reading.top, 0.0))
 
 
-def _found(name: str, known: Known, standing: Standing) -> Iterator[Finding]:
+def _found(name: str, known: Known, standing: Standing) -> Iterator[StandingAlarm]:
     """What is wrong with one input, the plainest first."""
     usual = known.usual
     if (idle := _idle(known)) is not None:
-        yield Finding(alarm="feature_idle", subject=name, text=f"{name} has {idle} in all samples since the beginning")
+        yield StandingAlarm(
+            alarm="feature_idle", subject=name, text=f"{name} has {idle} in all samples since the beginning"
+        )
         return
     if len(known.newest) < SURE_TIMES:
         return
@@ -172,33 +174,33 @@ def _found(name: str, known: Known, standing: Standing) -> Iterator[Finding]:
     usual_empty, usual_top = _or(usual.empty, 1.0), _or(usual.top, 1.0)
     if usual_empty <= USUAL_AT_MOST and holds("feature_empty", empties, CERTAINLY, CERTAIN_ENDS, times=SURE_TIMES):
         text = f"{name} has no id in {empties[-1]:.1%} of the samples; before, {usual_empty:.1%} had none"
-        yield Finding(alarm="feature_empty", subject=name, text=text)
+        yield StandingAlarm(alarm="feature_empty", subject=name, text=text)
     thing = "number" if last.empty is None else "id"
     if usual_top <= USUAL_AT_MOST and holds("feature_constant", tops, CERTAINLY, CERTAIN_ENDS, times=SURE_TIMES):
         text = (
             f"{name} has the same {thing} in {tops[-1]:.1%} of the samples; before, no {thing} had more than "
             f"{usual_top:.1%}"
         )
-        yield Finding(alarm="feature_constant", subject=name, text=text)
+        yield StandingAlarm(alarm="feature_constant", subject=name, text=text)
     above = known.above
     if usual_top < CERTAINLY and holds("columns_swapped", _swaps(known), SWAP_BEGINS, SWAP_BEGINS, times=SURE_TIMES):
         text = (
             f"{name} looks as {last.other} did before: {last.other_distance:.0%} of its samples differ from that, and "
             f"{last.distance:.0%} from what it was itself"
         )
-        yield Finding(alarm="columns_swapped", subject=name, text=text)
+        yield StandingAlarm(alarm="columns_swapped", subject=name, text=text)
     begins, ends = (usual_top + usual.spread + more for more in (TAKES_BEGINS, TAKES_ENDS))
     if usual.top is not None and holds("id_takes_over", tops, begins, ends, times=VAGUE_TIMES):
         text = (
             f"one {thing} of {name} has {tops[-1]:.0%} of the samples; before, the most frequent one had "
             f"{usual_top:.0%}"
         )
-        yield Finding(alarm="id_takes_over", subject=name, text=text)
+        yield StandingAlarm(alarm="id_takes_over", subject=name, text=text)
     is_sudden = ("column_shifted", name) in standing or len(above) < KEPT or min(above) < DRIFT_BEGINS
     is_far = holds("column_shifted", above, SHIFT_BEGINS, SHIFT_ENDS, times=VAGUE_TIMES)
     if usual_top < CERTAINLY and is_sudden and is_far:
         text = f"{name} changed at once: {last.distance:.0%} of its samples differ from those before, {_usually(known)}"
-        yield Finding(alarm="column_shifted", subject=name, text=text)
+        yield StandingAlarm(alarm="column_shifted", subject=name, text=text)
 
 
 def _idle(known: Known) -> str | None:
@@ -229,7 +231,7 @@ def _drift(known: Known, *, is_standing: bool) -> float:
     return known.newest[-1].distance if is_far else 0.0
 
 
-def _drifts(drifting: Sequence[tuple[float, str]], num_inputs: int) -> list[Finding]:
+def _drifts(drifting: Sequence[tuple[float, str]], num_inputs: int) -> list[StandingAlarm]:
     if not drifting:
         return []
     named = ", ".join(f"{name} by {distance:.0%} of its samples" for distance, name in drifting[:3])
@@ -238,7 +240,7 @@ def _drifts(drifting: Sequence[tuple[float, str]], num_inputs: int) -> list[Find
     )
     if len(drifting) == 1:
         text = f"{drifting[0][1]} differs from the first part of the run in {drifting[0][0]:.0%} of its samples"
-    return [Finding(alarm="data_drifts", text=text)]
+    return [StandingAlarm(alarm="data_drifts", text=text)]
 
 
 def _usually(known: Known) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.metrics.point import Point
-from podembed.tools.health.alarms import Finding
+from podembed.tools.health.alarms import StandingAlarm
 
 Standing = Collection[tuple[str, str]]
 """Keys of the findings that stood before."""
@@ -26,7 +26,7 @@ class Detector(Protocol):
 
     alarms: frozenset[str]
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """What stands after this point; None where the point changes nothing.
 
         Args:
@@ -40,14 +40,14 @@ MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MeasuredSpan:
     """A window, or a pause: seconds, and numbers that belong to them by a name."""
 
     seconds: float
     values: dict[str, float]
 
 
-def recent(spans: tuple[Span, ...], span: Span, *, least_s: float) -> tuple[Span, ...]:
+def recent(spans: tuple[MeasuredSpan, ...], span: MeasuredSpan, *, least_s: float) -> tuple[MeasuredSpan, ...]:
     """With one more, and without the oldest that are not needed for so many seconds."""
     spans = (*spans, span)
     total_s, first = sum(one.seconds for one in spans), 0
@@ -57,12 +57,12 @@ def recent(spans: tuple[Span, ...], span: Span, *, least_s: float) -> tuple[Span
     return spans[first:]
 
 
-def total_s(spans: Sequence[Span]) -> float:
+def total_s(spans: Sequence[MeasuredSpan]) -> float:
     """Seconds of all of them."""
     return sum(span.seconds for span in spans)
 
 
-def weighted(spans: Sequence[Span], name: str) -> float:
+def weighted(spans: Sequence[MeasuredSpan], name: str) -> float:
     """The mean of a number, each weighted by its seconds."""
     return sum(span.seconds * span.values.get(name, 0.0) for span in spans) / max(total_s(spans), 1e-9)
 
@@ -77,13 +77,13 @@ def window_s(point: Point) -> float:
     return (point.value("step_seconds") or 0.0) * (point.step - point.first_step)
 
 
-def shortened(found: Sequence[Finding], standing: Standing, *, what: str) -> list[Finding]:
+def shortened(found: Sequence[StandingAlarm], standing: Standing, *, what: str) -> list[StandingAlarm]:
     """At most `MOST_NAMED` of each alarm; those that stood before stay.
 
     Args:
       what: the alarms are about, such as `table`.
     """
-    kept: list[Finding] = []
+    kept: list[StandingAlarm] = []
     for alarm in dict.fromkeys(one.alarm for one in found):
         alike = sorted((one for one in found if one.alarm == alarm), key=lambda one: one.key not in standing)
         if len(alike) > MOST_NAMED:

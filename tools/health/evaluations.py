@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.api.save_policies import Order, is_better, order_of
 from podembed.orchestrator.metrics.point import Point
-from podembed.tools.health.alarms import Finding
+from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import Standing, is_window, window_s
 from podembed.tools.health.scores import CHUNK_POSITIVES, CHUNK_STEPS, CHUNKS, LEAST_STEPS
 
@@ -117,10 +117,10 @@ class BeatsConstant:
         self._batch = 0.0
         self._share: Mapping[str, float] = {}
         # Of the last windows, and of the last evaluation, by task.
-        self._by_entropy: Mapping[str, Finding] = {}
-        self._by_auc: Mapping[str, Finding] = {}
+        self._by_entropy: Mapping[str, StandingAlarm] = {}
+        self._by_auc: Mapping[str, StandingAlarm] = {}
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         if is_window(point):
             self._count(point)
@@ -153,21 +153,21 @@ class BeatsConstant:
                 chunks[task] = (*chunks.get(task, ()), open_.pop(task))[-CHUNKS:]
         self._open, self._chunks = open_, chunks
 
-    def _entropies(self, point: Point, standing: Standing) -> Iterator[Finding]:
+    def _entropies(self, point: Point, standing: Standing) -> Iterator[StandingAlarm]:
         for task, chunks in self._chunks.items():
             limit = CONSTANT_ENDS if ("no_better_than_constant", task) in standing else CONSTANT_BEGINS
             if len(chunks) < CHUNKS or min(chunk.mean for chunk in chunks) < limit:
                 continue
             steps = sum(chunk.steps for chunk in chunks)
             mean = sum(chunk.entropy for chunk in chunks) / sum(chunk.positives for chunk in chunks)
-            yield Finding(
+            yield StandingAlarm(
                 alarm="no_better_than_constant",
                 subject=task,
                 text=f"the normalized entropy of the {steps} steps up to {point.step} is {mean:.4f}: the share of "
                 "positives as the only score predicts as well or better",
             )
 
-    def _aucs(self, point: Point, aucs: Mapping[str, float], standing: Standing) -> Iterator[Finding]:
+    def _aucs(self, point: Point, aucs: Mapping[str, float], standing: Standing) -> Iterator[StandingAlarm]:
         num_samples = point.step * self._batch
         if point.step < LEAST_STEPS or num_samples < LEAST_SAMPLES:
             return
@@ -184,7 +184,7 @@ class BeatsConstant:
                 text = f"{words}, where {best:.4f} is reachable: {(auc - 0.5) / (best - 0.5):.0%} of the way from 0.5"
             else:
                 continue
-            yield Finding(alarm="no_better_than_constant", subject=subject, text=text)
+            yield StandingAlarm(alarm="no_better_than_constant", subject=subject, text=text)
 
 
 class Evaluations:
@@ -198,7 +198,7 @@ class Evaluations:
         self._best: Mapping[str, _Best] = {}
         self._least_ratio = math.inf
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         if is_window(point):
             loss = point.value("loss")
@@ -245,14 +245,14 @@ class Evaluations:
         figures: Mapping[str, float],
         orders: Mapping[str, Order],
         standing: Standing,
-    ) -> Iterator[Finding]:
+    ) -> Iterator[StandingAlarm]:
         for name in orders:
             best = self._best[name]
             # One that began when the training loss fell goes on until the figure comes back.
             stands = ("evaluation_falls", name) in standing
             if best.falls < FALLS or not (stands or loss < best.loss):
                 continue
-            yield Finding(
+            yield StandingAlarm(
                 alarm="evaluation_falls",
                 subject=name,
                 text=f"{name} of the evaluation is {figures[name]:.4f} after step {step} and was {best.value:.4f} at "
@@ -268,7 +268,7 @@ class Evaluations:
         standing: Standing,
         *,
         improves: bool,
-    ) -> Iterator[Finding]:
+    ) -> Iterator[StandingAlarm]:
         """While the evaluation still gets better, a gap begins no alarm: many models learn on that way."""
 
         def limit(subject: str, begins: float, ends: float) -> float:
@@ -281,7 +281,7 @@ class Evaluations:
         for task, auc in pairs.items():
             share = self._share.get(task or next(iter(seen)))
             if auc - aucs[task] - _error_of_auc(point, share, auc) >= limit(task, GAP_BEGINS, GAP_ENDS):
-                yield Finding(
+                yield StandingAlarm(
                     alarm="overfits",
                     subject=task,
                     text=f"the AUC is {auc:.4f} in training and {aucs[task]:.4f} in the evaluation after step "
@@ -293,20 +293,20 @@ class Evaluations:
         ratio = loss / trained.mean_loss
         least, self._least_ratio = self._least_ratio, min(self._least_ratio, ratio)
         if math.isfinite(least) and ratio >= limit("", RATIO_BEGINS, RATIO_ENDS) * least:
-            yield Finding(
+            yield StandingAlarm(
                 alarm="overfits",
                 text=f"the loss is {trained.mean_loss:.4g} in training and {loss:.4g} in the evaluation after step "
                 f"{point.step}, {ratio:.2f} times as high; it was {least:.2f} times as high at first",
             )
 
-    def _too_good(self, point: Point, standing: Standing) -> Iterator[Finding]:
+    def _too_good(self, point: Point, standing: Standing) -> Iterator[StandingAlarm]:
         auc, best = point.value("evaluation", metric="auc"), point.value("reachable_auc")
         if auc is None or best is None:
             return
         share = next(iter(self._share.values())) if len(self._share) == 1 else None
         margin = max(LEAST_ABOVE, _error_of_auc(point, share, best))
         if auc > best + (margin / 2 if ("auc_above_reachable", "") in standing else margin):
-            yield Finding(
+            yield StandingAlarm(
                 alarm="auc_above_reachable",
                 text=f"the AUC of the evaluation after step {point.step} is {auc:.4f}, and the best that any model can "
                 f"reach is {best:.4f}",

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from podembed.orchestrator.metrics.point import Point
-from podembed.tools.health.alarms import Finding
+from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import Standing, is_window
 
 CHUNK_STEPS = 20
@@ -47,7 +47,7 @@ class LossFalls:
         self._best = (math.inf, 0)
         self._learns = False
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         aucs = [point.value("evaluation", metric="auc") or 0.0]
         positives = point.by_label("window_positives", "task")
@@ -80,7 +80,7 @@ class LossFalls:
             # The best of means of several, since the best of many single ones is luck.
             self._best = min(self._best, (statistics.fmean(self._chunks[-RISE_CHUNKS:]), step))
 
-    def _rises(self, point: Point, standing: Standing) -> list[Finding]:
+    def _rises(self, point: Point, standing: Standing) -> list[StandingAlarm]:
         if len(self._chunks) < RISE_CHUNKS:
             return []
         now = statistics.fmean(self._chunks[-RISE_CHUNKS:])
@@ -95,14 +95,14 @@ class LossFalls:
         if reference <= 0 or now < factor * reference:
             return []
         return [
-            Finding(
+            StandingAlarm(
                 alarm="loss_rises",
                 text=f"the loss is {now:.4g} at step {point.step}, {now / reference - 1:.0%} above the {reference:.4g} "
                 f"of step {step}",
             )
         ]
 
-    def _not_falling(self, point: Point) -> list[Finding]:
+    def _not_falling(self, point: Point) -> list[StandingAlarm]:
         first, first_step = self._first_chunk
         if not self._is_new or self._learns or point.step < LEAST_STEPS or len(self._chunks) < LATE_CHUNKS:
             return []
@@ -112,7 +112,7 @@ class LossFalls:
         if now < self._first - margin or now < first - margin / 2:
             return []
         return [
-            Finding(
+            StandingAlarm(
                 alarm="loss_not_falling",
                 text=f"the loss is {now:.4g} at step {point.step}, and was {first:.4g} in the first "
                 f"{first_step} steps and {self._first:.4g} in the first window",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from podembed.orchestrator.api.text import format_bytes, format_duration, plural
 from podembed.orchestrator.metrics.point import Point
-from podembed.tools.health.alarms import Finding
-from podembed.tools.health.detector import Span, Standing, is_window, recent, total_s, weighted, window_s
+from podembed.tools.health.alarms import StandingAlarm
+from podembed.tools.health.detector import MeasuredSpan, Standing, is_window, recent, total_s, weighted, window_s
 
 COMMITS_LOOKBACK_S = 120.0
 """Commits come in tens of seconds and more."""
@@ -34,34 +34,34 @@ class Commits:
     alarms = frozenset({"frequent_commits", "slow_storage"})
 
     def __init__(self) -> None:
-        self._spans: tuple[Span, ...] = ()
+        self._spans: tuple[MeasuredSpan, ...] = ()
         self._delayed_s = 0.0
         self._last: tuple[float, float] = (0.0, 0.0)
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         delayed_s = point.value("commit_delay_seconds")
         if delayed_s is not None:
             # The counter of a driver begins at 0.
             more_s = delayed_s - self._delayed_s if delayed_s >= self._delayed_s else delayed_s
             self._delayed_s = delayed_s
-            self._add(Span(more_s, {"stalled": 1.0}))
+            self._add(MeasuredSpan(more_s, {"stalled": 1.0}))
             return None
         size_bytes, seconds = point.value("commit_bytes"), point.value("commit_seconds")
         if size_bytes is not None and seconds is not None:
             self._last = (size_bytes, seconds)
-            self._add(Span(0.0, {"commit": 1.0}))
+            self._add(MeasuredSpan(0.0, {"commit": 1.0}))
             return None
         if not is_window(point):
             return None
         waited = [one.value for one in point.each("waited_ratio") if one.labels.get("source") == "storage"]
-        self._add(Span(window_s(point), {"stalled": max(waited, default=0.0)}))
+        self._add(MeasuredSpan(window_s(point), {"stalled": max(waited, default=0.0)}))
         return self._found(standing)
 
-    def _add(self, span: Span) -> None:
+    def _add(self, span: MeasuredSpan) -> None:
         self._spans = recent(self._spans, span, least_s=COMMITS_LOOKBACK_S)
 
-    def _found(self, standing: Standing) -> list[Finding]:
+    def _found(self, standing: Standing) -> list[StandingAlarm]:
         spent_s, share = total_s(self._spans), weighted(self._spans, "stalled")
         num_commits = sum("commit" in span.values for span in self._spans)
         stands = any(name in self.alarms for name, _ in standing)
@@ -73,7 +73,7 @@ class Commits:
         is_slow = seconds >= SLOW_COMMIT_S and size_bytes / seconds < SLOW_BYTES_PER_S
         rate = f"{format_bytes(size_bytes / max(seconds, 1e-9))} a second"
         return [
-            Finding(
+            StandingAlarm(
                 alarm="slow_storage" if is_slow else "frequent_commits",
                 text=f"training stood still for commits for {share:.0%} of the last {spent_s:.0f} s, with "
                 f"{plural(num_commits, 'commit')} in them; the last one had {format_bytes(size_bytes)} and took "
@@ -93,7 +93,7 @@ class MemoryGrows:
         self._samples: dict[str, tuple[tuple[float, float], ...]] = {}
         self._apart_s = 0.0
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         if not is_window(point):
             return None
@@ -112,7 +112,7 @@ class MemoryGrows:
             self._apart_s = max((s[-1][0] - s[0][0]) / len(s) for s in taken.values() if s)
         self._samples = taken
         return [
-            Finding(alarm="memory_grows", subject=f"host {host}", text=text)
+            StandingAlarm(alarm="memory_grows", subject=f"host {host}", text=text)
             for host, samples in taken.items()
             if (text := _growth(host, samples))
         ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from podembed.orchestrator.metrics.point import Point
-from podembed.tools.health.alarms import Finding
+from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import Standing, is_window
 
 CHUNK_STEPS = 50
@@ -42,7 +42,7 @@ class _Count:
         return math.log(max(self.predicted, 1e-9) / self.positives)
 
 
-class Calibration:
+class CalibrationCheck:
     """Compares the positives that scores predict with those that came, in chunks of steps."""
 
     alarms = frozenset({"calibration_off"})
@@ -52,7 +52,7 @@ class Calibration:
         self._open: Mapping[str, _Count] = {}
         self._chunks: Mapping[str, tuple[_Count, ...]] = {}
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         calibration = point.by_label("window_calibration", "task")
         if not is_window(point) or not calibration or point.first_step < LEAST_STEPS:
@@ -71,7 +71,7 @@ class Calibration:
         return [one for one in found if one is not None]
 
 
-def _off(task: str, chunks: tuple[_Count, ...], point: Point, standing: Standing) -> Finding | None:
+def _off(task: str, chunks: tuple[_Count, ...], point: Point, standing: Standing) -> StandingAlarm | None:
     limit = math.log1p(OFF_ENDS if ("calibration_off", task) in standing else OFF_BEGINS)
     ratios = [chunk.log_ratio for chunk in chunks]
     is_off = min(ratios) > limit or max(ratios) < -limit
@@ -79,7 +79,7 @@ def _off(task: str, chunks: tuple[_Count, ...], point: Point, standing: Standing
         return None
     predicted, positives = sum(chunk.predicted for chunk in chunks), sum(chunk.positives for chunk in chunks)
     steps = sum(chunk.steps for chunk in chunks)
-    return Finding(
+    return StandingAlarm(
         alarm="calibration_off",
         subject=task,
         text=f"in the {steps} steps up to {point.step} the scores predicted {predicted:,.0f} positives and "
@@ -96,7 +96,7 @@ class DenseUpdates:
         self._open = (0.0, 0)  # sum of the ratios of steps, and steps, of the chunk that is not full
         self._chunks: tuple[float, ...] = ()
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         update, norm = point.value("dense_update_norm"), point.value("dense_parameter_norm")
         if update is None or not norm or not is_window(point) or point.first_step < LEAST_STEPS:
@@ -111,7 +111,7 @@ class DenseUpdates:
         if len(self._chunks) < CHUNKS or min(self._chunks) < limit:
             return []
         return [
-            Finding(
+            StandingAlarm(
                 alarm="learning_rate_too_high",
                 text=f"each step changes the dense parameters by {self._chunks[-1]:.0%} of their norm, "
                 f"up to step {point.step}",

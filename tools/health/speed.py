@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from podembed.orchestrator.decisions.stragglers import SLOW_RATIO, WELL_RATIO, slow_hosts
 from podembed.orchestrator.metrics.point import Point
-from podembed.tools.health.alarms import Finding
-from podembed.tools.health.detector import Span, Standing, is_window, recent, total_s, weighted, window_s
+from podembed.tools.health.alarms import StandingAlarm
+from podembed.tools.health.detector import MeasuredSpan, Standing, is_window, recent, total_s, weighted, window_s
 from podembed.workers.liveness.progress import Phase
 
 LOOKBACK_S = 60.0
@@ -25,7 +25,7 @@ class Recent:
     """Windows of the last minute, of one generation. Its first one is left out: there, caches are cold."""
 
     def __init__(self) -> None:
-        self.spans: tuple[Span, ...] = ()
+        self.spans: tuple[MeasuredSpan, ...] = ()
         self._generation: int | None = None
 
     def with_window(self, point: Point, values: dict[str, float]) -> Recent:
@@ -33,7 +33,7 @@ class Recent:
         found = Recent()
         found._generation = point.generation
         if point.generation == self._generation:
-            found.spans = recent(self.spans, Span(window_s(point), values), least_s=LOOKBACK_S)
+            found.spans = recent(self.spans, MeasuredSpan(window_s(point), values), least_s=LOOKBACK_S)
         return found
 
     @property
@@ -41,7 +41,7 @@ class Recent:
         return len(self.spans) >= LEAST_WINDOWS and total_s(self.spans) >= EVIDENCE_S
 
 
-class Waiting:
+class WaitDetector:
     """One thing that hosts wait for."""
 
     def __init__(self, alarm: str, source: str, *, begins: float, ends: float, what: str) -> None:
@@ -49,7 +49,7 @@ class Waiting:
         self._alarm, self._source, self._begins, self._ends, self._what = alarm, source, begins, ends, what
         self._recent = Recent()
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         if not is_window(point):
             return None
@@ -73,15 +73,15 @@ class Waiting:
         )
         if self._source == "device":
             text = f"hosts waited for {self._what} for {share:.0%} of the last {total_s(spans):.0f} s"
-        return [Finding(alarm=self._alarm, text=text)]
+        return [StandingAlarm(alarm=self._alarm, text=text)]
 
 
-def input_bound() -> Waiting:
-    return Waiting("input_bound", "input", begins=INPUT_BEGINS, ends=INPUT_ENDS, what="their input")
+def input_bound() -> WaitDetector:
+    return WaitDetector("input_bound", "input", begins=INPUT_BEGINS, ends=INPUT_ENDS, what="their input")
 
 
-def device_bound() -> Waiting:
-    return Waiting("device_bound", "device", begins=DEVICE_BEGINS, ends=DEVICE_ENDS, what="their devices")
+def device_bound() -> WaitDetector:
+    return WaitDetector("device_bound", "device", begins=DEVICE_BEGINS, ends=DEVICE_ENDS, what="their devices")
 
 
 class SlowHost:
@@ -92,7 +92,7 @@ class SlowHost:
     def __init__(self) -> None:
         self._recent = Recent()
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         if not is_window(point):
             return None
@@ -113,7 +113,7 @@ class SlowHost:
         numbers, of_all_s = list(spent), total_s(self._recent.spans)
         slow = {numbers[one.host]: one for one in slow_hosts([*spent.values()], window_s=of_all_s, ratio=WELL_RATIO)}
         return [
-            Finding(
+            StandingAlarm(
                 alarm="slow_host",
                 subject=f"host {host}",
                 text=f"host {host} worked {one.ratio:.1f} times as long as the others in the last {of_all_s:.0f} s, "

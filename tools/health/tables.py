@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from podembed.orchestrator.metrics.point import Point
-from podembed.tools.health.alarms import Finding
+from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import Standing, is_window, shortened
 
 LOOKS = 3
@@ -26,7 +26,7 @@ NEVER_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class TableReading:
     """What a point says of one table. None where it does not say it.
 
     Attributes:
@@ -45,9 +45,9 @@ class TableHealth:
     alarms = frozenset({"table_rate_too_high", "rows_never_train"})
 
     def __init__(self) -> None:
-        self._looks: Mapping[str, tuple[Look, ...]] = {}
+        self._looks: Mapping[str, tuple[TableReading, ...]] = {}
 
-    def take(self, point: Point, standing: Standing) -> Sequence[Finding] | None:
+    def take(self, point: Point, standing: Standing) -> Sequence[StandingAlarm] | None:
         """As `Detector.take`."""
         looks = _looks(point) if is_window(point) else {}
         if not looks:
@@ -65,21 +65,21 @@ class TableHealth:
         return shortened(found, standing, what="table")
 
 
-def _looks(point: Point) -> dict[str, Look]:
+def _looks(point: Point) -> dict[str, TableReading]:
     trained = point.by_label("table_trained_ratio", "table")
     growth = point.each("table_row_growth", "table", "quantile")
     grown = {one.labels["table"]: one.value for one in growth if one.labels["quantile"] == "0.9"}
     return {
-        table: Look(step=point.step, grown=grown.get(table), trained=trained.get(table))
+        table: TableReading(step=point.step, grown=grown.get(table), trained=trained.get(table))
         for table in dict.fromkeys([*trained, *grown])
     }
 
 
-def _found(table: str, looks: Sequence[Look], standing: Standing) -> Iterator[Finding]:
+def _found(table: str, looks: Sequence[TableReading], standing: Standing) -> Iterator[StandingAlarm]:
     first, last = looks[0], looks[-1]
 
-    def found(alarm: str, text: str) -> Finding:
-        return Finding(alarm=alarm, subject=f"table {table}", text=text)
+    def found(alarm: str, text: str) -> StandingAlarm:
+        return StandingAlarm(alarm=alarm, subject=f"table {table}", text=text)
 
     def limit(alarm: str, begins: float, ends: float) -> float:
         return ends if (alarm, f"table {table}") in standing else begins

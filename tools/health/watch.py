@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
 from podembed.orchestrator.metrics.point import Point
-from podembed.tools.health.alarms import ALARMS, Finding
+from podembed.tools.health.alarms import ALARMS, StandingAlarm
 from podembed.tools.health.data import DataChanges
 from podembed.tools.health.detector import Detector, is_window
 from podembed.tools.health.evaluations import BeatsConstant, Evaluations
 from podembed.tools.health.learning import LossFalls
 from podembed.tools.health.machines import Commits, MemoryGrows
-from podembed.tools.health.scores import Calibration, DenseUpdates
+from podembed.tools.health.scores import CalibrationCheck, DenseUpdates
 from podembed.tools.health.speed import SlowHost, device_bound, input_bound
 from podembed.tools.health.tables import TableHealth
 
@@ -29,7 +29,7 @@ DETECTORS: Sequence[Callable[[], Detector]] = (
     Commits,
     MemoryGrows,
     LossFalls,
-    Calibration,
+    CalibrationCheck,
     BeatsConstant,
     Evaluations,
     DenseUpdates,
@@ -39,7 +39,7 @@ DETECTORS: Sequence[Callable[[], Detector]] = (
 MOST_SNAPSHOTS = 512
 """A run that commits more seldom begins anew after a fault."""
 
-Findings = Mapping[tuple[str, str], Finding]
+Findings = Mapping[tuple[str, str], StandingAlarm]
 
 
 class HealthWatch:
@@ -126,7 +126,7 @@ class HealthWatch:
             self.standing, self.began_step = {}, {}
 
 
-def _began(finding: Finding, step: int) -> AlarmBegan:
+def _began(finding: StandingAlarm, step: int) -> AlarmBegan:
     return AlarmBegan(
         alarm=finding.alarm,
         subject=finding.subject,

@@ -15,11 +15,11 @@ from typing import BinaryIO, Literal
 from podembed.orchestrator.run.committed_rows import BATCH_BYTES
 from podembed.orchestrator.run.new_files import new_file
 from podembed.orchestrator.run.reference import CommittedState
-from podembed.serving.artifact.row_formats import Source, write_npy, write_parquet, write_safetensors
+from podembed.serving.artifact.row_formats import ExportSource, write_npy, write_parquet, write_safetensors
 from podembed.workers.storage.store import place
 
 Format = Literal["npy", "parquet", "safetensors"]
-_WRITERS: dict[str, Callable[[BinaryIO, Source], None]] = {
+_WRITERS: dict[str, Callable[[BinaryIO, ExportSource], None]] = {
     "npy": write_npy,
     "parquet": write_parquet,
     "safetensors": write_safetensors,
@@ -27,7 +27,7 @@ _WRITERS: dict[str, Callable[[BinaryIO, Source], None]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedTable:
     """A file that was written."""
 
     path: str
@@ -47,7 +47,7 @@ def export(
     with_slots: bool = False,
     force: bool = False,
     batch_bytes: int = BATCH_BYTES,
-) -> Exported:
+) -> ExportedTable:
     """Writes one table.
 
     Args:
@@ -63,7 +63,7 @@ def export(
       ChunkDamaged: the commit is damaged; nothing was written.
     """
     files = state.table(table)
-    source = Source(
+    source = ExportSource(
         store=state.store,
         table=files,
         arrays=files.arrays if with_slots else files.arrays[:1],
@@ -79,7 +79,7 @@ def export(
     path = place(out)
     with new_file(path, force=force) as file:
         _WRITERS[format](file, source)
-    return Exported(
+    return ExportedTable(
         path=os.path.abspath(path),
         table=files.name,
         commit=state.manifest.name,

@@ -13,7 +13,7 @@ from podembed.orchestrator.run.reference import CommittedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extract:
+class ExtractedRows:
     """Rows of one table. `values`: array name → `[len(ids), width]`, rows first."""
 
     table: str
@@ -22,7 +22,7 @@ class Extract:
     values: Mapping[str, np.ndarray]
 
 
-def extract(state: CommittedState, table: str, ids: Sequence[int], *, with_slots: bool = True) -> Extract:
+def extract(state: CommittedState, table: str, ids: Sequence[int], *, with_slots: bool = True) -> ExtractedRows:
     """Reads rows by number, only the buckets in which they lie.
 
     Raises:
@@ -31,10 +31,10 @@ def extract(state: CommittedState, table: str, ids: Sequence[int], *, with_slots
     """
     files = state.table(table)
     values = read_rows(state.store, files, ids, with_slots=with_slots)
-    return Extract(table=files.name, commit=state.manifest.name, ids=tuple(map(int, ids)), values=values)
+    return ExtractedRows(table=files.name, commit=state.manifest.name, ids=tuple(map(int, ids)), values=values)
 
 
-def render(found: Extract) -> str:
+def render(found: ExtractedRows) -> str:
     """A paragraph for each id: a line for the row and one for each slot. Numbers have the digits that give back the
     same bits.
     """

@@ -1,4 +1,4 @@
-"""`Snapshot`: what is known of a run at one moment, and `Watcher`, which takes one after another."""
+"""`LiveSnapshot`: what is known of a run at one moment, and `Watcher`, which takes one after another."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from podembed.orchestrator.api.configuration_error import ConfigurationError
 from podembed.orchestrator.commit.holder import HEARTBEAT_FRESH_S, Heartbeat, read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_claims
-from podembed.orchestrator.metrics.point import Line, Point
-from podembed.orchestrator.metrics.reading import FAULTS, Stream, StreamReader
+from podembed.orchestrator.metrics.point import Point, StreamLine
+from podembed.orchestrator.metrics.reading import FAULTS, RunStream, StreamReader
 from podembed.orchestrator.run.reference import open_run_store
-from podembed.tools.health.alarms import Finding
+from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.watch import HealthWatch
 
 MOST_FAULTS = 50
@@ -39,7 +39,7 @@ class HostView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class LiveSnapshot:
     """A run at one moment.
 
     Attributes:
@@ -52,11 +52,11 @@ class Snapshot:
     name: str
     now_unix_s: float
     silent_s: float | None
-    stream: Stream
+    stream: RunStream
     window: Point | None
     hosts: tuple[HostView, ...]
-    faults: tuple[Line, ...]
-    alarms: tuple[tuple[Finding, int], ...]
+    faults: tuple[StreamLine, ...]
+    alarms: tuple[tuple[StandingAlarm, int], ...]
 
     @property
     def is_driven(self) -> bool:
@@ -103,7 +103,7 @@ class Snapshot:
             None if left_s is None or self.window is None else max(0.0, left_s - self.now_unix_s + self.window.unix_s)
         )
 
-    def event(self, kind: str) -> Line | None:
+    def event(self, kind: str) -> StreamLine | None:
         """The newest of a kind."""
         return next((line for line in reversed(self.stream.events) if line.kind == kind), None)
 
@@ -124,7 +124,7 @@ class Watcher:
         self._reader = StreamReader(self.store)
         self._health, self._judged = HealthWatch(), tuple[Point, ...]()
 
-    def look(self, *, now_unix_s: float) -> Snapshot:
+    def look(self, *, now_unix_s: float) -> LiveSnapshot:
         """The run now.
 
         Raises:
@@ -134,7 +134,7 @@ class Watcher:
         beat = self._heartbeat()
         stream = self._reader.read()
         windows = stream.windows
-        return Snapshot(
+        return LiveSnapshot(
             name=self.name,
             now_unix_s=now_unix_s,
             silent_s=None if beat is None else max(0.0, now_unix_s - beat.written_unix_s),
@@ -145,7 +145,7 @@ class Watcher:
             alarms=self._alarms(stream.points),
         )
 
-    def _alarms(self, points: tuple[Point, ...]) -> tuple[tuple[Finding, int], ...]:
+    def _alarms(self, points: tuple[Point, ...]) -> tuple[tuple[StandingAlarm, int], ...]:
         """Shows the detectors what is new. After a fault, or where the stream was thinned, all of it."""
         num = len(self._judged)
         if points[:num] != self._judged:
@@ -163,7 +163,7 @@ class Watcher:
         """Whether the run has no commit yet, so that its first driver may be at its beginning."""
         return not self.store.children("commit")
 
-    def refuse_without_measurements(self, seen: Snapshot) -> None:
+    def refuse_without_measurements(self, seen: LiveSnapshot) -> None:
         """Raises `ConfigurationError` for a run of which nothing is known, and which no driver holds."""
         if not seen.is_known:
             raise ConfigurationError(

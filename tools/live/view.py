@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from podembed.orchestrator.api.text import format_bytes, format_duration, format_rate, plural, printable
-from podembed.orchestrator.metrics.point import Line, Point
-from podembed.tools.health.alarms import Finding
-from podembed.tools.live.snapshot import HostView, Snapshot
+from podembed.orchestrator.metrics.point import Point, StreamLine
+from podembed.tools.health.alarms import StandingAlarm
+from podembed.tools.live.snapshot import HostView, LiveSnapshot
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SOURCES = ("input", "device", "hosts", "storage")
@@ -29,7 +29,7 @@ _FIXED_LINES = 13
 """Of a view, beside those of hosts and faults."""
 
 
-def screen(seen: Snapshot, *, width: int, height: int, is_unicode: bool, ended: str = "") -> RenderableType:
+def screen(seen: LiveSnapshot, *, width: int, height: int, is_unicode: bool, ended: str = "") -> RenderableType:
     """The whole view.
 
     Args:
@@ -56,7 +56,7 @@ def screen(seen: Snapshot, *, width: int, height: int, is_unicode: bool, ended: 
     return Group(*parts)
 
 
-def one_line(seen: Snapshot, window: Point | None) -> str:
+def one_line(seen: LiveSnapshot, window: Point | None) -> str:
     """A window, for a pipe."""
     if window is None:
         return f"{seen.name}  no window yet"
@@ -74,18 +74,18 @@ def one_line(seen: Snapshot, window: Point | None) -> str:
     return printable("  ".join(part for part in parts if part))
 
 
-def fault_line(line: Line) -> str:
+def fault_line(line: StreamLine) -> str:
     """A fault with its local time."""
     return printable(f"{_clock(line.unix_s)}  {line.text}").replace("\n", " ")
 
 
-def alarm_line(finding: Finding, began: int, *, is_over: bool = False) -> str:
+def alarm_line(finding: StandingAlarm, began: int, *, is_over: bool = False) -> str:
     """An alarm that began or ended, for a pipe."""
     what = f"{'note' if finding.kind.is_note else 'alarm'}: {' '.join(finding.key).strip()} since step {began:,}"
     return printable(f"{what}, over now" if is_over else f"{what}: {finding.text}").replace("\n", " ")
 
 
-def _headline(seen: Snapshot, ended: str) -> Text:
+def _headline(seen: LiveSnapshot, ended: str) -> Text:
     if ended:
         state, style = ended, "bold"
     elif seen.silent_s is None:
@@ -101,7 +101,7 @@ def _headline(seen: Snapshot, ended: str) -> Text:
     return Text.assemble((printable(seen.name), "bold"), "  ", where, "  " if where else "", (state, style))
 
 
-def _progress(seen: Snapshot, *, is_unicode: bool) -> Text:
+def _progress(seen: LiveSnapshot, *, is_unicode: bool) -> Text:
     step = seen.window.step if seen.window else 0
     if not seen.total:
         return Text(f"step     {step:,}")
@@ -118,7 +118,7 @@ def _progress(seen: Snapshot, *, is_unicode: bool) -> Text:
     )
 
 
-def _learning(seen: Snapshot, *, is_unicode: bool) -> Text:
+def _learning(seen: LiveSnapshot, *, is_unicode: bool) -> Text:
     parts = [f"loss     {seen.last('loss') or math.nan:.4f}", _spark(seen.values("loss"), is_unicode=is_unicode)]
     parts += [
         f"{_FIGURES.get(name, printable(name))} {value:.4f}"
@@ -132,7 +132,7 @@ def _learning(seen: Snapshot, *, is_unicode: bool) -> Text:
     return Text("  ".join(part for part in parts if part))
 
 
-def _speed(seen: Snapshot, *, is_unicode: bool) -> Text:
+def _speed(seen: LiveSnapshot, *, is_unicode: bool) -> Text:
     rate, step_s = seen.last("samples_per_second"), seen.last("step_seconds")
     per_cpu = seen.last("samples_per_cpu_second")
     median = seen.stream.median_samples_per_s
@@ -146,7 +146,7 @@ def _speed(seen: Snapshot, *, is_unicode: bool) -> Text:
     return Text("  ".join(part for part in parts if part))
 
 
-def _goodput(seen: Snapshot) -> Text:
+def _goodput(seen: LiveSnapshot) -> Text:
     goodput = seen.last("goodput_ratio")
     lost = sum(int(line.values.get("discarded_steps") or 0) for line in seen.stream.events if line.kind == "recovery")
     num = sum(line.kind == "recovery" for line in seen.stream.events)
@@ -155,7 +155,7 @@ def _goodput(seen: Snapshot) -> Text:
     return Text.assemble(words, "  ", (told, "yellow" if num else "dim"))
 
 
-def _commit(seen: Snapshot) -> Text:
+def _commit(seen: LiveSnapshot) -> Text:
     made = seen.event("commit")
     if made is None:
         return Text("commit   none yet")
@@ -166,7 +166,7 @@ def _commit(seen: Snapshot) -> Text:
     return Text(printable("  ".join(words)))
 
 
-def _alarms(seen: Snapshot) -> Text:
+def _alarms(seen: LiveSnapshot) -> Text:
     if not seen.alarms:
         return Text("alarms   none", style="dim")
     alarms = sorted(seen.alarms, key=lambda one: one[0].kind.is_note)
@@ -177,7 +177,7 @@ def _alarms(seen: Snapshot) -> Text:
     return Text(printable(f"alarms   {'; '.join(told)}"), style="" if alarms[0][0].kind.is_note else "bold red")
 
 
-def _tables(seen: Snapshot) -> list[Text]:
+def _tables(seen: LiveSnapshot) -> list[Text]:
     """The table that is worst in each respect, where hosts have looked at their rows."""
     trained = seen.newest_of("table_trained_ratio", "table")
     growth = seen.newest_of("table_row_growth", "table", quantile="0.9")
@@ -220,7 +220,7 @@ def _hosts_table(hosts: Sequence[HostView], num: int, width: int, *, is_unicode:
     return table
 
 
-def _faults(seen: Snapshot, room: int) -> Iterator[Text]:
+def _faults(seen: LiveSnapshot, room: int) -> Iterator[Text]:
     if not seen.faults:
         yield Text("no faults", style="dim")
     for line in seen.faults[-room:]:

@@ -9,8 +9,8 @@ from rich.live import Live
 
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.text import format_duration, printable
-from podembed.tools.health.alarms import Finding
-from podembed.tools.live.snapshot import Snapshot, Watcher
+from podembed.tools.health.alarms import StandingAlarm
+from podembed.tools.live.snapshot import LiveSnapshot, Watcher
 from podembed.tools.live.view import alarm_line, fault_line, one_line, screen
 from podembed.workers.storage.errors import StorageError
 
@@ -39,13 +39,13 @@ def watch(run: str, *, console: Console, clock: Clock) -> int:
         return 0
     is_unicode = "utf" in (console.encoding or "").lower()
 
-    def view(seen: Snapshot, ended: str = ""):
+    def view(seen: LiveSnapshot, ended: str = ""):
         return screen(seen, width=console.width, height=console.height, is_unicode=is_unicode, ended=ended)
 
     # On a screen of its own, so that what was there before comes back. The last view stays.
     with Live(view(seen), console=console, screen=True, auto_refresh=False) as live:
 
-        def show(seen: Snapshot, ended: str) -> None:
+        def show(seen: LiveSnapshot, ended: str) -> None:
             live.update(view(seen, ended), refresh=True)
 
         seen, ended = _follow(watcher, seen, show, clock=clock, interval_s=interval_s)
@@ -53,7 +53,7 @@ def watch(run: str, *, console: Console, clock: Clock) -> int:
     return 0
 
 
-def _first_look(watcher: Watcher, console: Console, *, clock: Clock, interval_s: float) -> Snapshot:
+def _first_look(watcher: Watcher, console: Console, *, clock: Clock, interval_s: float) -> LiveSnapshot:
     until_s = clock.monotonic_s() + LONGEST_START_S
     seen = watcher.look(now_unix_s=clock.wall_s())
     if not seen.is_known and watcher.may_begin():
@@ -67,8 +67,8 @@ def _first_look(watcher: Watcher, console: Console, *, clock: Clock, interval_s:
 
 
 def _follow(
-    watcher: Watcher, seen: Snapshot, show: Callable[[Snapshot, str], None], *, clock: Clock, interval_s: float
-) -> tuple[Snapshot, str]:
+    watcher: Watcher, seen: LiveSnapshot, show: Callable[[LiveSnapshot, str], None], *, clock: Clock, interval_s: float
+) -> tuple[LiveSnapshot, str]:
     """Looks again and again. Returns the last look, and why it is that."""
     failures = 0
     was_over = False
@@ -90,7 +90,7 @@ def _follow(
                 raise
 
 
-def _ended(seen: Snapshot) -> str:
+def _ended(seen: LiveSnapshot) -> str:
     """Why nothing more will come; empty while a driver is at work."""
     if seen.is_driven:
         return ""
@@ -109,9 +109,9 @@ class _Lines:
         self._console = console
         self._window: tuple[int, int] | None = None
         self._faults_until_s: float | None = None
-        self._alarms: dict[tuple[str, str], tuple[Finding, int]] = {}
+        self._alarms: dict[tuple[str, str], tuple[StandingAlarm, int]] = {}
 
-    def show(self, seen: Snapshot, ended: str) -> None:
+    def show(self, seen: LiveSnapshot, ended: str) -> None:
         if self._faults_until_s is not None:
             for line in seen.faults:
                 if line.unix_s > self._faults_until_s:
@@ -131,7 +131,7 @@ class _Lines:
         if ended:
             self._print(ended)
 
-    def _show_alarms(self, alarms: dict[tuple[str, str], tuple[Finding, int]]) -> None:
+    def _show_alarms(self, alarms: dict[tuple[str, str], tuple[StandingAlarm, int]]) -> None:
         for key, (finding, began) in self._alarms.items():
             if key not in alarms:
                 self._print(alarm_line(finding, began, is_over=True))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.api.save_policies import Order, is_better, order_of
 from podembed.orchestrator.commit.holder import HEARTBEAT_FRESH_S
-from podembed.orchestrator.metrics.point import Line, Measurement
-from podembed.orchestrator.metrics.reading import Stream, StreamReader
+from podembed.orchestrator.metrics.point import Measurement, StreamLine
+from podembed.orchestrator.metrics.reading import RunStream, StreamReader
 from podembed.orchestrator.run.input_record import InputRecord, read_input
 from podembed.orchestrator.run.policy_record import PolicyRecord, read_policies
 from podembed.orchestrator.run.reference import open_run_store
-from podembed.tools.health.alarms import Finding
+from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.check import replayed
 from podembed.tools.inspect.inspect_run import RunDescription, describe
 from podembed.workers.storage.errors import StorageError
@@ -33,10 +33,10 @@ class Material:
 
     name: str
     description: RunDescription
-    stream: Stream
+    stream: RunStream
     files: InputRecord | None
     trouble: str
-    alarms: tuple[tuple[Finding, int], ...] = ()
+    alarms: tuple[tuple[StandingAlarm, int], ...] = ()
     policies: PolicyRecord | None = None
 
     @property
@@ -55,7 +55,7 @@ class Material:
         head = self.description.head
         return dict(head.manifest.versions) if head and head.manifest else {}
 
-    def events(self, *kinds: str) -> list[Line]:
+    def events(self, *kinds: str) -> list[StreamLine]:
         return [line for line in self.stream.events if line.kind in kinds]
 
     def last(self, name: str, **labels: str) -> float | None:
@@ -115,7 +115,7 @@ def read_material(run: str, *, name: str, now_unix_s: float) -> Material:
     try:
         stream = StreamReader(store).read()
     except StorageError as error:
-        stream, trouble = Stream(points=(), lost=(), events=(), num_drivers=0), str(error)
+        stream, trouble = RunStream(points=(), lost=(), events=(), num_drivers=0), str(error)
     health, _ = replayed(stream.points)
     standing = [(one, health.began_step[key]) for key, one in health.standing.items()]
     return Material(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from podembed.orchestrator.api.text import format_bytes, format_duration, plural
 from podembed.orchestrator.commit.checkpoint import CommitInfo
 from podembed.orchestrator.commit.run_record import SHUFFLED
-from podembed.orchestrator.metrics.point import Line, Measurement
+from podembed.orchestrator.metrics.point import Measurement, StreamLine
 from podembed.orchestrator.metrics.reading import FAULTS
 from podembed.orchestrator.run.history import median_samples_per_s
 from podembed.tools.report.commands import commands_of
@@ -205,7 +205,7 @@ def left_out(count: int) -> Html:
 
 def commits_table(material: Material) -> Html:
     """Size and time of each commit, and how long training waited to begin it."""
-    made: dict[str, Line] = {str(line.values.get("name")): line for line in material.events("commit")}
+    made: dict[str, StreamLine] = {str(line.values.get("name")): line for line in material.events("commit")}
     stalls: defaultdict[int, float] = defaultdict(float)
     for line in material.events("commit_delayed"):
         stalls[int(line.values.get("step") or 0)] += float(line.values.get("waited_s") or 0.0)
@@ -224,7 +224,9 @@ def commits_table(material: Material) -> Html:
     )
 
 
-def _commit_row(name: str, line: Line | None, info: CommitInfo | None, stalls: dict[int, float]) -> Sequence[object]:
+def _commit_row(
+    name: str, line: StreamLine | None, info: CommitInfo | None, stalls: dict[int, float]
+) -> Sequence[object]:
     manifest = info.manifest if info else None
     step = info.step if info else int(line.values.get("step") or 0) if line else 0
     when = line.unix_s if line else manifest.created_unix_s if manifest else None

@@ -37,7 +37,7 @@ _PADDING = {"accumulator": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class SparseCoreExport:
     """What was written.
 
     Attributes:
@@ -90,7 +90,7 @@ def export_sparsecore(
     out: str,
     with_slots: bool = False,
     batch_bytes: int = BATCH_BYTES,
-) -> Exported:
+) -> SparseCoreExport:
     """Writes the tables of some stacks.
 
     Args:
@@ -132,7 +132,7 @@ def export_sparsecore(
             with open(os.path.join(folder, name), "xb") as file:
                 file.write(data)
                 _finish(file)
-    return Exported(
+    return SparseCoreExport(
         folder=os.path.abspath(place(out)),
         commit=state.manifest.name,
         stacks=tuple(stacks),

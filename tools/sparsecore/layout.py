@@ -22,7 +22,7 @@ _HASH_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class CoreRows:
     """Rows of a batch that lie side by side on a core.
 
     Attributes:
@@ -74,25 +74,25 @@ class Stack:
     def rows_per_core(self) -> int:
         return self.num_rows // self.num_cores
 
-    def pieces(self, table: PlacedTable, first_row: int, count: int) -> Iterator[Piece]:
+    def pieces(self, table: PlacedTable, first_row: int, count: int) -> Iterator[CoreRows]:
         """Where the rows `first_row` to `first_row + count - 1` of a table lie: at most one piece a core."""
         for at in range(min(count, self.num_cores)):
             row = first_row + at
-            yield Piece(
+            yield CoreRows(
                 core=(row % self.num_cores + table.rotation) % self.num_cores,
                 position=table.row_offset + row // self.num_cores,
                 rows=slice(at, count, self.num_cores),
                 count=-(-(count - at) // self.num_cores),
             )
 
-    def padding(self, table: PlacedTable) -> Iterator[Piece]:
+    def padding(self, table: PlacedTable) -> Iterator[CoreRows]:
         """The positions of a table that no row has, on each core that has some."""
         for residue in range(self.num_cores):
             held = max(0, -(-(table.num_rows - residue) // self.num_cores))
             count = table.padded_rows // self.num_cores - held
             if count:
                 core = (residue + table.rotation) % self.num_cores
-                yield Piece(core=core, position=table.row_offset + held, rows=slice(0, 0), count=count)
+                yield CoreRows(core=core, position=table.row_offset + held, rows=slice(0, 0), count=count)
 
 
 def plan_stacks(

@@ -86,7 +86,7 @@ class WindowShape:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Part:
+class LaneRows:
     """Consecutive rows of one lane.
 
     Attributes:
@@ -103,7 +103,7 @@ class Part:
     lane_row: int
 
 
-def interleave(parts: Sequence[Part], *, shape: WindowShape, like: Batch) -> Batch:
+def interleave(parts: Sequence[LaneRows], *, shape: WindowShape, like: Batch) -> Batch:
     """The rows of a window, step after step; rows that no part gives are padding.
 
     Args:
@@ -161,7 +161,7 @@ def _num_arrays(like: Batch) -> int:
     return _FEATURES + 2 * len(like.features) + len(like.columns) + weighted
 
 
-def _runs(parts: Sequence[Part], shape: WindowShape) -> np.ndarray:
+def _runs(parts: Sequence[LaneRows], shape: WindowShape) -> np.ndarray:
     """int64 `[runs, 4]`, as `plan_runs` writes them."""
     places = [(part.first_row, part.num_rows, part.lane_row, part.lane * shape.rows_per_step) for part in parts]
     # Each part begins and ends within a step.

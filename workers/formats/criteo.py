@@ -24,8 +24,8 @@ from podembed.workers.data.files import file_version, locate
 from podembed.workers.formats.criteo_lines import (
     CATEGORY_NAMES,
     INTEGER_NAMES,
-    Fault,
     LineBlock,
+    LineFault,
     parse_lines,
     plain_lines,
     read_line,
@@ -229,7 +229,7 @@ class _DeadLetters:
           CriteoTextError: it is one too many.
         """
         fault = read_line(line)
-        if not isinstance(fault, Fault):
+        if not isinstance(fault, LineFault):
             raise CriteoTextError(
                 f"Found {path}:{number} refused by one reader and read by the other. Please report this line: {line!r}."
             )

@@ -29,7 +29,7 @@ _QUOTED_BYTES = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class LineFault:
     """Why a line is malformed.
 
     Attributes:
@@ -84,38 +84,40 @@ def has_labels(block: bytes) -> bool:
     return tabs.count(NUM_FIELDS - 2) <= tabs.count(NUM_FIELDS - 1)
 
 
-def read_line(line: bytes) -> list[int | None] | Fault:
+def read_line(line: bytes) -> list[int | None] | LineFault:
     """The 40 values of a line without its newline, None for an empty field, or its first fault."""
     fields = line.split(b"\t")
     if len(fields) != NUM_FIELDS:
-        return Fault(
+        return LineFault(
             field="line", found=f"{len(fields)} fields: {_quoted(line)}", reason="a line has 40 fields between tabs"
         )
     values: list[int | None] = []
     for name, field in zip(FIELD_NAMES, fields, strict=True):
         value = _read_field(name, field)
-        if isinstance(value, Fault):
+        if isinstance(value, LineFault):
             return value
         values.append(value)
     return values
 
 
-def _read_field(name: str, field: bytes) -> int | Fault | None:
+def _read_field(name: str, field: bytes) -> int | LineFault | None:
     if name == "label":
         return (
-            int(field) if field in (b"0", b"1") else Fault(field=name, found=_quoted(field), reason="a label is 0 or 1")
+            int(field)
+            if field in (b"0", b"1")
+            else LineFault(field=name, found=_quoted(field), reason="a label is 0 or 1")
         )
     if not field:
         return None
     if name in INTEGER_NAMES:
         if _INTEGER.fullmatch(field) and _INT32.min <= int(field) <= _INT32.max:
             return int(field)
-        return Fault(
+        return LineFault(
             field=name, found=_quoted(field), reason="an integer has at most ten digits and fits 32 bits, or is empty"
         )
     if _CATEGORY.fullmatch(field):
         return int(field, 16)
-    return Fault(field=name, found=_quoted(field), reason="a category is eight hexadecimal digits, or is empty")
+    return LineFault(field=name, found=_quoted(field), reason="a category is eight hexadecimal digits, or is empty")
 
 
 def _quoted(text: bytes) -> str:

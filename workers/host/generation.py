@@ -1,4 +1,4 @@
-"""`Generation`: all that one host has for one generation. It is made, used, and thrown away; only rows outlive it.
+"""`HostGeneration`: all that one host has for one generation. It is made, used, and thrown away; only rows outlive it.
 
 Made, it listens for peers and for its device process. Connected, it can restore its shard, train and evaluate. What the
 parts do is theirs: `shard` has the rows, `windows` the steps, `mesh` the other hosts, and `HostInput` the batches.
@@ -36,7 +36,7 @@ LEAVE_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 30.0
 
 
-class Generation:
+class HostGeneration:
     """One host in one generation.
 
     Attributes:

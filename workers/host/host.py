@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from podembed.workers.checkpoint.shard import ShardReceipt, TableFiles
 from podembed.workers.device.doorway import ChannelError
-from podembed.workers.host.generation import Generation
+from podembed.workers.host.generation import HostGeneration
 from podembed.workers.host.shard import Survivor
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.survivors.surviving_shard import Restored
@@ -34,7 +34,7 @@ class HostWorker:
     def __init__(self, tracker: Tracker | None = None) -> None:
         self._tracker = tracker or Tracker()
         # Replaced whole, so that other threads see all of a generation or nothing.
-        self._generation: Generation | None = None
+        self._generation: HostGeneration | None = None
         self._abort_reason: str | None = None
 
     def start(self, spec: HostSpec) -> HostReady:
@@ -64,7 +64,7 @@ class HostWorker:
             survivor = self._leave(self._generation, spec.base or "").recut(spec)
         return self._begin(spec, survivor)
 
-    def _leave(self, generation: Generation, base: str) -> Survivor:
+    def _leave(self, generation: HostGeneration, base: str) -> Survivor:
         """Goes back to a commit, and throws the generation away: the caller has the only way to the tables then."""
         generation.shard.go_back_to(base)
         survivor = generation.leave()
@@ -75,8 +75,8 @@ class HostWorker:
         self._generation = self._new_generation(spec, survivor)
         return self._generation.ready
 
-    def _new_generation(self, spec: HostSpec, survivor: Survivor | None) -> Generation:
-        return Generation(spec, tracker=self._tracker, check=self._raise_if_aborted, survivor=survivor)
+    def _new_generation(self, spec: HostSpec, survivor: Survivor | None) -> HostGeneration:
+        return HostGeneration(spec, tracker=self._tracker, check=self._raise_if_aborted, survivor=survivor)
 
     def settle(self) -> None:
         """Answers when the calls before it have ended, well or not; this is how a driver knows that a host is free
@@ -256,7 +256,7 @@ class HostWorker:
             self._generation.close()
 
     @property
-    def _present(self) -> Generation:
+    def _present(self) -> HostGeneration:
         if self._generation is None:
             raise RuntimeError("The host belongs to no generation. Expected start first.")
         return self._generation

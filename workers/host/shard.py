@@ -20,7 +20,7 @@ from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.faults.updates import arm_updates
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.host.survivors.surviving_shard import Restored, SurvivingShard
-from podembed.workers.host.survivors.verification import Verification
+from podembed.workers.host.survivors.verification import RowVerification
 from podembed.workers.job.tables import table_specs
 from podembed.workers.liveness.memory import Populating, let_go
 from podembed.workers.liveness.progress import Phase, Tracker
@@ -63,7 +63,7 @@ class Shard:
         tracker: Tracker,
         check: Callable[[], None],
         new_save: Callable[..., BackgroundSave] = BackgroundSave,
-        new_verification: Callable[..., Verification] = Verification,
+        new_verification: Callable[..., RowVerification] = RowVerification,
     ) -> None:
         """
         Args:
@@ -87,7 +87,7 @@ class Shard:
             ),
         )
         self._new_verification = new_verification
-        self._verification: Verification | None = None
+        self._verification: RowVerification | None = None
         self._populating: Populating | None = None
         arm_updates(tables, tracker.faults, lambda: tracker.progress().step)
 
@@ -144,7 +144,7 @@ class Shard:
         return restored
 
     def raise_if_damaged(self) -> None:
-        """As `Verification.raise_if_damaged`. From any thread."""
+        """As `RowVerification.raise_if_damaged`. From any thread."""
         verification = self._verification
         if verification is not None:
             verification.raise_if_damaged()

@@ -26,7 +26,7 @@ _ROW_GROUPS, _ROWS = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class LanePiece:
     """What one lane reads of one row group in an epoch.
 
     Attributes:
@@ -59,7 +59,7 @@ class EpochOrder:
     row_groups: np.ndarray
     starts: np.ndarray
 
-    def pieces(self, *, lane: tuple[int, int], span: tuple[int, int]) -> list[Piece]:
+    def pieces(self, *, lane: tuple[int, int], span: tuple[int, int]) -> list[LanePiece]:
         """The pieces of a lane that a span of it touches, in order. Each is as long as the lane has it, also beyond the
         span.
 
@@ -73,10 +73,10 @@ class EpochOrder:
         last = int(np.searchsorted(self.starts, span[1], side="left"))
         return [self._piece(at, lane) for at in range(first, last)]
 
-    def _piece(self, at: int, lane: tuple[int, int]) -> Piece:
+    def _piece(self, at: int, lane: tuple[int, int]) -> LanePiece:
         begin, end = int(self.starts[at]), int(self.starts[at + 1])
         position = max(begin, lane[0])
-        return Piece(
+        return LanePiece(
             row_group=int(self.row_groups[at]),
             start=position - begin,
             stop=min(end, lane[1]) - begin,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.workers.columns.decode import Decoder
-from podembed.workers.columns.gather import Block, Part, WindowShape, interleave
+from podembed.workers.columns.gather import Block, LaneRows, WindowShape, interleave
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.config import InputData, ReadOrder
@@ -26,7 +26,7 @@ from podembed.workers.data.files import unreadable
 from podembed.workers.data.input_files import RowGroup
 from podembed.workers.formats.registry import OpenedFile, open_file
 from podembed.workers.input.index import InputIndex, build_index, check_unchanged, read_vocabularies
-from podembed.workers.input.lanes import EpochOrder, LanePlan, Piece
+from podembed.workers.input.lanes import EpochOrder, LanePiece, LanePlan
 
 __all__ = [
     "InputError",
@@ -84,7 +84,7 @@ class _DecodedPiece:
     """
 
     epoch: int
-    piece: Piece
+    piece: LanePiece
     block: Block
     rows: np.ndarray | None = None
 
@@ -189,7 +189,7 @@ class InputReader:
         rows = interleave(parts, shape=shape, like=self._no_rows)
         return _Window(first_step=step, stop_step=step + num_steps, rows=rows)
 
-    def _lane_parts(self, at: int, order: EpochOrder, first_step: int, shape: WindowShape) -> list[Part]:
+    def _lane_parts(self, at: int, order: EpochOrder, first_step: int, shape: WindowShape) -> list[LaneRows]:
         """The next rows of the `at`-th lane from a step of the epoch on, as many as fit the window; fewer at the lane's
         end.
         """
@@ -197,12 +197,12 @@ class InputReader:
         lane_bounds = self.plan.lane_bounds(lane)
         start, _ = self.plan.step_bounds(lane, first_step)
         stop = min(lane_bounds[1], start + shape.rows_per_lane)
-        parts: list[Part] = []
+        parts: list[LaneRows] = []
         for piece in order.pieces(lane=lane_bounds, span=(start, stop)):
             first = max(start, piece.position)
             last = min(stop, piece.position + piece.num_rows)
             parts.append(
-                Part(
+                LaneRows(
                     block=self._decoded(lane, order.epoch, piece),
                     first_row=first - piece.position,
                     num_rows=last - first,
@@ -212,14 +212,14 @@ class InputReader:
             )
         return parts
 
-    def _striped_parts(self, order: EpochOrder, first_step: int, shape: WindowShape) -> list[Part]:
+    def _striped_parts(self, order: EpochOrder, first_step: int, shape: WindowShape) -> list[LaneRows]:
         """The rows of this reader's lanes in the window's steps; fewer at the end of the epoch."""
         epoch = self.plan.lane_bounds(0)
         steps = range(first_step, first_step + shape.num_steps)
         window = (steps.start * self.plan.batch_size, min(epoch[1], steps.stop * self.plan.batch_size))
         wanted = {piece.row_group for piece in order.pieces(lane=epoch, span=window)}
         self._kept = {at: kept for at, kept in self._kept.items() if at in wanted and kept.epoch == order.epoch}
-        parts: list[Part] = []
+        parts: list[LaneRows] = []
         for number, step in enumerate(steps):
             for at, lane in enumerate(self.lanes):
                 start, stop = self.plan.step_bounds(lane, step)
@@ -227,7 +227,7 @@ class InputReader:
                     first, last = max(start, piece.position), min(stop, piece.position + piece.num_rows)
                     kept = self._decoded_stripes(order.epoch, piece)
                     parts.append(
-                        Part(
+                        LaneRows(
                             block=kept.block,
                             first_row=kept.place_of(first - piece.position),
                             num_rows=last - first,
@@ -237,7 +237,7 @@ class InputReader:
                     )
         return parts
 
-    def _decoded_stripes(self, epoch: int, piece: Piece) -> _DecodedPiece:
+    def _decoded_stripes(self, epoch: int, piece: LanePiece) -> _DecodedPiece:
         """The rows of a whole row group that belong to this reader's lanes."""
         kept = self._kept.get(piece.row_group)
         if kept is None:
@@ -250,7 +250,7 @@ class InputReader:
             kept = self._kept[piece.row_group] = _DecodedPiece(epoch=epoch, piece=piece, block=block, rows=rows)
         return kept
 
-    def _decoded(self, lane: int, epoch: int, piece: Piece) -> Block:
+    def _decoded(self, lane: int, epoch: int, piece: LanePiece) -> Block:
         """The rows of a piece in the order in which the lane reads them; the last piece of each lane is kept."""
         kept = self._kept.get(lane)
         if kept is not None and (kept.epoch, kept.piece) == (epoch, piece):
@@ -262,7 +262,7 @@ class InputReader:
         self._kept[lane] = _DecodedPiece(epoch=epoch, piece=piece, block=block)
         return block
 
-    def _decode(self, piece: Piece, order: np.ndarray) -> Block:
+    def _decode(self, piece: LanePiece, order: np.ndarray) -> Block:
         """Rows of a piece's row group, in that order."""
         group = self._row_groups[piece.row_group]
         opened = self._opened(group)

@@ -59,7 +59,7 @@ class ExchangeStatistics:
 
 
 @dataclass(slots=True, kw_only=True)
-class Exchange:
+class ActiveExchange:
     """The exchange in progress. Mutable.
 
     Attributes:

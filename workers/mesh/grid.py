@@ -27,7 +27,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class GridPlace:
     """One host in the grid.
 
     Attributes:
@@ -89,13 +89,13 @@ class Grid:
         rows = range(row, self.num_rows, self._num_long) if is_last_column else (row,)
         return tuple(rank for one in rows for rank in range(self._begin(one), self._begin(one + 1)))
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> GridPlace:
         """What a host must know of the grid."""
         own = self.column_of(rank)
         columns = tuple(
             Column(relay=self.relay(rank, number), ranks=self.column(number)) for number in range(self.num_columns)
         )
-        return Place(columns=columns, own=own, sources={relay: self.senders(relay) for relay in self.column(own)})
+        return GridPlace(columns=columns, own=own, sources={relay: self.senders(relay) for relay in self.column(own)})
 
     def _begin(self, row: int) -> int:
         """The first rank of a row."""

@@ -27,7 +27,7 @@ from podembed.workers.mesh.errors import (
     MeshUsageError,
     PeerLost,
 )
-from podembed.workers.mesh.exchange import Exchange, ExchangeStatistics, Outgoing, checked_views
+from podembed.workers.mesh.exchange import ActiveExchange, ExchangeStatistics, Outgoing, checked_views
 from podembed.workers.mesh.frames import Farewell, Tag, size_of
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.link import Link, LinkPoll, LinkRules, Receive, farewell_for, new_stage
@@ -86,7 +86,7 @@ class Mesh:
         self._link_of: dict[int, Link] = {}
         self._is_connected = False
         self._is_closed = False
-        self._exchange: Exchange | None = None
+        self._exchange: ActiveExchange | None = None
         self._error: BaseException | None = None
         self._statistics = ExchangeStatistics()
 
@@ -211,7 +211,7 @@ class Mesh:
         links = self._links
         if senders is not None:
             links = [link_of[rank] for rank in dict.fromkeys([*frames, *senders]) if rank in link_of]
-        self._exchange = exchange = Exchange(
+        self._exchange = exchange = ActiveExchange(
             tag=int(tag),
             step=int(step),
             started_s=self._clock(),
@@ -343,7 +343,7 @@ class Mesh:
         if self._is_closed:
             raise MeshBroken("It was closed.")
 
-    def _exchange_in_progress(self) -> Exchange:
+    def _exchange_in_progress(self) -> ActiveExchange:
         self._require_usable()
         if self._exchange is None:
             raise MeshUsageError("Found no exchange in progress. Expected a call of begin before progress or finish.")
@@ -356,7 +356,7 @@ class Mesh:
                 f"Found {state}. Expected connect, then one exchange at a time. Call connect or finish first."
             )
 
-    def _move(self, exchange: Exchange, wait_s: float) -> None:
+    def _move(self, exchange: ActiveExchange, wait_s: float) -> None:
         """One round: waits at most `wait_s` for anything to become ready, and moves it."""
         before_s = self._clock()
         ready = self._poll.ready(wait_s)
@@ -372,7 +372,7 @@ class Mesh:
                 link.write()
             self._after_move(exchange, link)
 
-    def _after_move(self, exchange: Exchange, link: Link) -> None:
+    def _after_move(self, exchange: ActiveExchange, link: Link) -> None:
         exchange.moved(link)
         self._poll.watch(link)
 

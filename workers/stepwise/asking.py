@@ -16,7 +16,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UserQuestion:
     """A question of a function that goes on with `StepwiseDevice.go_on`."""
 
     question: Any
@@ -43,12 +43,12 @@ class AskingFunction:
 
     def __init__(self, call: Callable[[Callable[[Any], Any]], Any]) -> None:
         self._call = call
-        self._said: SimpleQueue[Asked | _Ended] = SimpleQueue()
+        self._said: SimpleQueue[UserQuestion | _Ended] = SimpleQueue()
         self._answers: SimpleQueue[Any] = SimpleQueue()
         self._is_given_up = False
 
     def start(self) -> Any:
-        """Runs until the function ends or asks. Returns its value or `Asked`; raises what it raised."""
+        """Runs until the function ends or asks. Returns its value or `UserQuestion`; raises what it raised."""
         work = copy_context().run
         # A function that waits for ever must not keep the process from its end.
         threading.Thread(target=work, args=(self._work,), name="function of the user", daemon=True).start()
@@ -73,7 +73,7 @@ class AskingFunction:
 
     def _ask(self, question: Any) -> Any:
         if not self._is_given_up:
-            self._said.put(Asked(question))
+            self._said.put(UserQuestion(question))
             answer = self._answers.get()
             if not self._is_given_up:
                 return answer
@@ -81,7 +81,7 @@ class AskingFunction:
 
     def _next(self) -> Any:
         said = self._said.get()
-        if isinstance(said, Asked):
+        if isinstance(said, UserQuestion):
             return said
         if said.error is not None:
             raise said.error

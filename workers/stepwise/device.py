@@ -19,10 +19,10 @@ from podembed.embedding.tf.replicas.kept import Kept, forget_kept, keep
 from podembed.embedding.tf.replicas.replica_context import ReplicaContext, in_replica
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.stepwise.asking import Asked, AskingFunction
+from podembed.workers.stepwise.asking import AskingFunction, UserQuestion
 from podembed.workers.stepwise.driver_line import DriverDoor, DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseHost
-from podembed.workers.stepwise.line import Answered, Line, LineEnd, Packing
+from podembed.workers.stepwise.line import Answered, LineEnd, LineServer, Packing
 from podembed.workers.stepwise.shared_values import DeviceValues, EnginePlace, Placed, SharedValues
 
 Arguments = ParamSpec("Arguments")
@@ -54,7 +54,7 @@ class Ran:
     has_room: bool | None
 
 
-class HostCalls:
+class HostLinkCalls:
     """Typed calls to the host. During a call, the status of this process says that it waits for its host. Mutable.
 
     Attributes:
@@ -101,7 +101,7 @@ class ReplicaEngine:
 
     num_shares = 1
 
-    def __init__(self, spec: EngineSpec, host: HostCalls, values: DeviceValues | None = None) -> None:
+    def __init__(self, spec: EngineSpec, host: HostLinkCalls, values: DeviceValues | None = None) -> None:
         self.spec = spec
         self._host = host
         self._values = values
@@ -224,8 +224,8 @@ class StepwiseDevice:
         self._packing = packing
         self._state: dict[str, Any] = {}
         self._line: LineEnd | None = None
-        self._driver_line: Line | None = None
-        self._attached: Callable[[HostCalls], ReplicaEngine] | None = None
+        self._driver_line: LineServer | None = None
+        self._attached: Callable[[HostLinkCalls], ReplicaEngine] | None = None
         # Whether a function may have to ask the driver for learning rates, and the one that waits for an answer.
         self._may_ask = False
         self._asking: AskingFunction | None = None
@@ -250,7 +250,7 @@ class StepwiseDevice:
     def open_line(self, spec: DriverLineSpec) -> tuple[str, int]:
         """From now on the driver can call at the address that this returns."""
         door = DriverDoor(spec)
-        self._driver_line = Line(self.answer_driver, self._packing, door, name="calls of the driver")
+        self._driver_line = LineServer(self.answer_driver, self._packing, door, name="calls of the driver")
         return door.address
 
     def answer_driver(self, method: str, arguments: Sequence[Any]) -> Any:
@@ -293,7 +293,7 @@ class StepwiseDevice:
 
     def run_function(
         self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], after: int = 0
-    ) -> Ran | Asked:
+    ) -> Ran | UserQuestion:
         """Calls `function` as this host's replica. It goes on with `go_on` if it asks something.
 
         Args:
@@ -302,7 +302,7 @@ class StepwiseDevice:
         self.give_up()
         if self._attached is None:
             return Ran(self._run(function, arguments, keywords, None), None)
-        host = HostCalls(self._link, self._tracker, after)
+        host = HostLinkCalls(self._link, self._tracker, after)
         engine = self._attached(host)
         if not self._may_ask:
             return Ran(self._run(function, arguments, keywords, engine), host.has_room)
@@ -311,20 +311,20 @@ class StepwiseDevice:
         )
         return self._until_asked(self._asking.start)
 
-    def go_on(self, answer: Any) -> Ran | Asked:
+    def go_on(self, answer: Any) -> Ran | UserQuestion:
         """Answers what the function asked; the rest as `run_function`."""
         asking = self._asking
         if asking is None:
-            raise RuntimeError("go_on was called for a function that did not ask. Expected an answer of Asked before.")
+            raise RuntimeError("Found go_on, but no function has asked. Call it with the answer to a UserQuestion.")
         return self._until_asked(lambda: asking.go_on(answer))
 
-    def _until_asked(self, work: Callable[[], Ran | Asked]) -> Ran | Asked:
+    def _until_asked(self, work: Callable[[], Ran | UserQuestion]) -> Ran | UserQuestion:
         found = None
         try:
             found = work()
             return found
         finally:
-            if not isinstance(found, Asked):
+            if not isinstance(found, UserQuestion):
                 self._asking = None
 
     def give_up(self) -> None:

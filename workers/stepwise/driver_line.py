@@ -23,7 +23,7 @@ from podembed.workers.mesh.errors import HandshakeRefused
 from podembed.workers.mesh.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
 from podembed.workers.mesh.link_silence import ask_when_quiet
 from podembed.workers.mesh.listening import family, open_listener
-from podembed.workers.stepwise.line import SIZE, Link, exactly, framed
+from podembed.workers.stepwise.line import SIZE, MessageConnection, exactly, framed
 from podembed.workers.stepwise.sealed import SALT_BYTES, TAG_BYTES, Seals
 
 _HANDSHAKE_S = 5.0
@@ -59,7 +59,7 @@ class DriverDoor:
         host, port, *_ = self._listener.getsockname()
         self.address: tuple[str, int] = (host, port)
 
-    def admit(self, *, timeout_s: float | None) -> Link:
+    def admit(self, *, timeout_s: float | None) -> MessageConnection:
         """Waits for the driver; callers without the secret are turned away."""
         self._listener.settimeout(timeout_s)
         while True:
@@ -71,7 +71,7 @@ class DriverDoor:
             )
             try:
                 _converse(link, dialogue)
-                return Link(link, _sealed(link, self._spec, is_driver=False))
+                return MessageConnection(link, _sealed(link, self._spec, is_driver=False))
             except (OSError, HandshakeRefused, ChannelError):
                 link.close()
 

@@ -27,7 +27,7 @@ from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.mesh import Mesh
 from podembed.workers.stepwise.driver_line import DriverDoor, DriverLineSpec
-from podembed.workers.stepwise.line import Answered, Line, Packing, Turns, line_for_device
+from podembed.workers.stepwise.line import Answered, LineServer, Packing, Turns, line_for_device
 from podembed.workers.stepwise.saved_embedding import HostReceipt, restore_tables, write_host
 from podembed.workers.stepwise.shared_values import EnginePlace, Placed, PlacedMemory, SharedValues
 
@@ -71,8 +71,8 @@ class StepwiseHost:
     def __init__(self, packing: Packing) -> None:
         self.turns = Turns()
         self._packing = packing
-        self._line: Line | None = None
-        self._driver_line: Line | None = None
+        self._line: LineServer | None = None
+        self._driver_line: LineServer | None = None
         self._mesh: Mesh | None = None
         self._engine: HostEngine | None = None
         self._values: SharedValues | None = None
@@ -106,7 +106,7 @@ class StepwiseHost:
     def open_line(self, spec: DriverLineSpec) -> tuple[str, int]:
         """From now on the driver can call at the address that this returns."""
         door = DriverDoor(spec)
-        self._driver_line = Line(self.answer_driver, self._packing, door, name="calls of the driver")
+        self._driver_line = LineServer(self.answer_driver, self._packing, door, name="calls of the driver")
         return door.address
 
     def answer_driver(self, method: str, arguments: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 """The line between the two processes of a host in the step-by-step mode: calls of the device process to its host.
 
 A step makes several such calls, so they have a Unix socket of their own. A thread of the host process answers them one
-after another, from the making of a `Line` until its `close`. Calls of the driver come over a line of their own
+after another, from the making of a `LineServer` until its `close`. Calls of the driver come over a line of their own
 (`workers.stepwise.driver_line`) or by Ray, so in other threads. `Turns` lets only one of them work at a time. Since the
 driver does not wait for all of its calls, a device's call names the last one that must have ended before it. `Packing`
 turns values into bytes.
@@ -65,7 +65,7 @@ class RemoteReport(Exception):
     """Where in another process an error was raised."""
 
 
-class Link:
+class MessageConnection:
     """A connection that carries messages. Mutated by its seals only.
 
     Args:
@@ -111,7 +111,7 @@ class Link:
 class Door(Protocol):
     """Who lets callers in."""
 
-    def admit(self, *, timeout_s: float | None) -> Link:
+    def admit(self, *, timeout_s: float | None) -> MessageConnection:
         """Waits for a caller; None waits until `close`. Raises OSError when the door was closed."""
         ...
 
@@ -157,7 +157,7 @@ class Turns:
                 )
 
 
-class Line:
+class LineServer:
     """The side that answers. Its thread lives until `close`, and no longer than the process.
 
     Args:
@@ -170,7 +170,7 @@ class Line:
         self._answer = answer
         self._packing = packing
         self._door = door
-        self._link: Link | None = None
+        self._link: MessageConnection | None = None
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def _serve(self) -> None:
@@ -218,17 +218,17 @@ class _OwnDoor:
     def __init__(self, door: Doorway) -> None:
         self._door = door
 
-    def admit(self, *, timeout_s: float | None) -> Link:
-        return Link(self._door.admit(timeout_s=timeout_s))
+    def admit(self, *, timeout_s: float | None) -> MessageConnection:
+        return MessageConnection(self._door.admit(timeout_s=timeout_s))
 
     def close(self) -> None:
         self._door.close()
 
 
-def line_for_device(answer: Callable[..., Any], packing: Packing) -> tuple[Line, DoorKey]:
+def line_for_device(answer: Callable[..., Any], packing: Packing) -> tuple[LineServer, DoorKey]:
     """A line for the device process of this host, and what that needs to connect."""
     door = Doorway(generation=0)
-    return Line(answer, packing, _OwnDoor(door), name="calls of the device"), door.key
+    return LineServer(answer, packing, _OwnDoor(door), name="calls of the device"), door.key
 
 
 class LineEnd:
@@ -241,7 +241,7 @@ class LineEnd:
     def __init__(self, key: DoorKey, packing: Packing, *, timeout_s: float) -> None:
         self._packing = packing
         self._timeout_s = timeout_s
-        self._link = Link(key.enter(timeout_s=timeout_s))
+        self._link = MessageConnection(key.enter(timeout_s=timeout_s))
 
     def begin(self, after: int, method: Callable[..., Any], *arguments: Any) -> Callable[[], Answered]:
         """Calls a method of the host, without waiting. Returns a function that waits for the answer, and raises what

@@ -50,7 +50,7 @@ class IndexTooLarge(StorageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableRecord:
+class IndexedTable:
     """One table in an index.
 
     Attributes:
@@ -74,7 +74,7 @@ class EmbeddingRecord:
     """All tables of an embedding, and the number of steps that made them."""
 
     num_steps: int
-    tables: tuple[TableRecord, ...]
+    tables: tuple[IndexedTable, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +202,9 @@ def read_checkpoint_record(store: Store) -> CheckpointRecord:
     return from_document(CheckpointRecord, CHECKPOINT_FILE, read_document(store, CHECKPOINT_FILE))
 
 
-def table_record(table: TableFiles) -> TableRecord:
+def table_record(table: TableFiles) -> IndexedTable:
     """What the index says of a table."""
-    return TableRecord(
+    return IndexedTable(
         name=table.name,
         num_rows=table.num_rows,
         num_buckets=table.num_buckets,
@@ -221,7 +221,7 @@ def table_record(table: TableFiles) -> TableRecord:
     )
 
 
-def _table_files(name: str, record: TableRecord) -> TableFiles:
+def _table_files(name: str, record: IndexedTable) -> TableFiles:
     """The files of a table that the index `name` holds. Raises DocumentRefused if they contradict each other."""
     problem = _problem(record)
     if problem is not None:
@@ -255,7 +255,7 @@ def _table_files(name: str, record: TableRecord) -> TableFiles:
     return replace(table, chunks=tuple(chunks))
 
 
-def _problem(record: TableRecord) -> str | None:
+def _problem(record: IndexedTable) -> str | None:
     """Why no table can have this record; None if one can."""
     arrays, num_buckets = record.arrays, record.num_buckets
     if record.num_rows < 1 or num_buckets < 1 or num_buckets & (num_buckets - 1):

@@ -51,7 +51,7 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class RetryClock:
     """The passing of time and chance, as values that tests replace."""
 
     monotonic: Callable[[], float] = field(default=time.monotonic)
@@ -82,7 +82,7 @@ def http_code(error: BaseException) -> int | None:
 
 
 def call_with_retries(
-    call: Callable[[int], Answer], *, what: str, policy: RetryPolicy, waiting: Waiting | None = None
+    call: Callable[[int], Answer], *, what: str, policy: RetryPolicy, waiting: RetryClock | None = None
 ) -> Answer:
     """Calls until it answers.
 
@@ -96,7 +96,7 @@ def call_with_retries(
         deadline.
       Exception: whatever is not transient, at once and unchanged.
     """
-    waiting = waiting or Waiting()
+    waiting = waiting or RetryClock()
     started_s = waiting.monotonic()
     wait_s = policy.first_wait_s
     for attempt in range(policy.max_attempts):

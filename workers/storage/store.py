@@ -33,7 +33,7 @@ from podembed.workers.storage.errors import (
 )
 from podembed.workers.storage.local import LocalFiles, Unsynced
 from podembed.workers.storage.remote import RemoteFiles
-from podembed.workers.storage.retry import RetryPolicy, Waiting, call_with_retries
+from podembed.workers.storage.retry import RetryClock, RetryPolicy, call_with_retries
 from podembed.workers.storage.transfer import Buffer
 
 Answer = TypeVar("Answer")
@@ -128,12 +128,12 @@ class Store:
         *,
         retry: RetryPolicy | None = None,
         request_timeout_s: float = 120.0,
-        waiting: Waiting | None = None,
+        waiting: RetryClock | None = None,
     ):
         self.url = place(url)
         self._files = _open_files(self.url, request_timeout_s)
         self._retry = retry or RetryPolicy()
-        self._waiting = waiting or Waiting()
+        self._waiting = waiting or RetryClock()
 
     def __repr__(self) -> str:
         return f"Store({self.url!r})"

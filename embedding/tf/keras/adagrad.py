@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 from podembed.embedding.tf.keras.array_operators import cast_to
 from podembed.embedding.tf.keras.gradients import dense_gradient
-from podembed.embedding.tf.keras.optimizer import Optimizer
+from podembed.embedding.tf.keras.optimizer import KerasOptimizer
 from podembed.embedding.tf.keras.row_slices import RowSlices
 from podembed.embedding.tf.keras.variable import Variable
 
 
-class Adagrad(Optimizer):
+class KerasAdagrad(KerasOptimizer):
     """`a += g**2`, `w -= lr * g / sqrt(a + epsilon)` (Duchi et al., 2011). Only the rows of a `RowSlices` are
     touched.
     """
@@ -78,7 +78,7 @@ class Adagrad(Optimizer):
         return self._with_own(super().get_config(), "initial_accumulator_value", "epsilon")
 
 
-class Adadelta(Optimizer):
+class Adadelta(KerasOptimizer):
     """`w -= lr * sqrt(d + epsilon) / sqrt(a + epsilon) * g` (Zeiler, 2012).
 
     `a` averages squared gradients and `d` squared steps before the rate, both with weight `rho`; `d` of the step before
@@ -148,7 +148,7 @@ class Adadelta(Optimizer):
         return self._with_own(super().get_config(), "rho", "epsilon")
 
 
-class RMSprop(Optimizer):
+class RMSprop(KerasOptimizer):
     """`v = rho * v + (1 - rho) * g**2`, `w -= lr * g / (sqrt(v) + epsilon)`; with momentum `m = momentum * m + g /
     (...)`, `w -= lr * m`.
 

@@ -1,8 +1,8 @@
 """Adam and AdamW with the defaults and formulas of `tf.keras.optimizers.experimental` in TensorFlow 2.9.
 
-Import them from `sgd_ftrl`, which has all optimizers together. `t` counts steps from 1; `epsilon` is added to the root
-after the bias correction went into the rate ("epsilon hat" of Kingma & Ba, 2015). Row slices are made dense: every
-row's moments decay in every step, as in Keras.
+Import them from `keras_optimizers`, which has all optimizers together. `t` counts steps from 1. `epsilon` is added to
+the root after the bias correction went into the rate ("epsilon hat" of Kingma & Ba, 2015). Row slices are made dense:
+every row's moments decay in every step, as in Keras.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 from podembed.embedding.tf.keras.array_operators import cast_to
 from podembed.embedding.tf.keras.gradients import dense_gradient
-from podembed.embedding.tf.keras.optimizer import Optimizer
+from podembed.embedding.tf.keras.optimizer import KerasOptimizer
 from podembed.embedding.tf.keras.variable import Variable
 
 
-class Adam(Optimizer):
+class KerasAdam(KerasOptimizer):
     """`m += (g - m) * (1 - b1)`, `v += (g**2 - v) * (1 - b2)`, `w -= m * alpha / (sqrt(v) + epsilon)`.
 
     `alpha = lr * sqrt(1 - b2**t) / (1 - b1**t)`. With `amsgrad` the largest `v` so far divides (Reddi et al., 2018).
@@ -95,7 +95,7 @@ class Adam(Optimizer):
         return self._with_own(super().get_config(), "beta_1", "beta_2", "epsilon", "amsgrad")
 
 
-class AdamW(Adam):
+class AdamW(KerasAdam):
     """Adam after `w -= w * lr * weight_decay`: decay of the weights apart from the gradient (Loshchilov & Hutter,
     2019).
 
@@ -124,7 +124,7 @@ class AdamW(Adam):
         """Checks the arguments.
 
         Raises:
-          ValueError: no weight decay, or as `Optimizer`.
+          ValueError: no weight decay, or as `KerasOptimizer`.
         """
         super().__init__(
             learning_rate,
@@ -149,7 +149,7 @@ class AdamW(Adam):
             )
 
 
-def step_number(optimizer: Optimizer, variable: Variable) -> Any:
+def step_number(optimizer: KerasOptimizer, variable: Variable) -> Any:
     """The number of the step under way, from 1, in the variable's dtype."""
     return cast_to(optimizer.iterations.value + 1, variable.dtype)
 

@@ -12,11 +12,11 @@ import numpy as np
 from podembed.embedding.tf.keras.adam import step_number
 from podembed.embedding.tf.keras.array_operators import cast_to
 from podembed.embedding.tf.keras.gradients import dense_gradient
-from podembed.embedding.tf.keras.optimizer import Optimizer
+from podembed.embedding.tf.keras.optimizer import KerasOptimizer
 from podembed.embedding.tf.keras.variable import Variable
 
 
-class Adamax(Optimizer):
+class Adamax(KerasOptimizer):
     """Adam with the largest recent gradient instead of a root mean square (Kingma & Ba, 2015, section 7.1).
 
     `m += (g - m) * (1 - b1)`, `u = max(b2 * u, |g|)`, `w -= lr * m / ((1 - b1**t) * (u + epsilon))`.
@@ -85,7 +85,7 @@ class Adamax(Optimizer):
         return self._with_own(super().get_config(), "beta_1", "beta_2", "epsilon")
 
 
-class Nadam(Optimizer):
+class Nadam(KerasOptimizer):
     """Adam with Nesterov momentum (Dozat, 2016), the momentum warming up as `u_t = b1 * (1 - 0.5 * 0.96**t)`.
 
     `m_hat = u_{t+1} * m / (1 - u_1 ... u_{t+1}) + (1 - u_t) * g / (1 - u_1 ... u_t)`, `v_hat = v / (1 - b2**t)`, `w -=

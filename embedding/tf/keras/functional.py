@@ -1,7 +1,7 @@
 """Runs a Keras optimizer as a pure function: `as_optax`, and the compiled update of a step.
 
 An optimizer written over variables becomes pure by letting its variables hold tracers for the length of one call and
-collecting what they hold afterwards. This works for every subclass of `Optimizer` whose state is in `Variable`s
+collecting what they hold afterwards. This works for every subclass of `KerasOptimizer` whose state is in `Variable`s
 reachable from its attributes. A plain Python number it changes in `update_step` would stand still. This module owns
 that exchange and none of the formulas.
 """
@@ -22,7 +22,7 @@ from podembed.embedding.tf.keras.variable import Variable, bound
 from podembed.embedding.tracing import current_trace
 
 if TYPE_CHECKING:
-    from podembed.embedding.tf.keras.optimizer import Optimizer
+    from podembed.embedding.tf.keras.optimizer import KerasOptimizer
     from podembed.embedding.tf.keras.optimizer_variables import OptimizerVariables
 
 
@@ -35,7 +35,7 @@ class KerasState(NamedTuple):
     slots: tuple[jax.Array, ...]  # all other variables of the optimizer in the order `build` made them, averages first
 
 
-def as_optax(optimizer: Optimizer) -> optax.GradientTransformation:
+def as_optax(optimizer: KerasOptimizer) -> optax.GradientTransformation:
     """Returns `optimizer` as an optax transformation that gives the same numbers as `apply_gradients`.
 
     It starts from the present hyperparameters and rate with fresh slots, and `optimizer` itself is never touched. The
@@ -72,7 +72,7 @@ def as_optax(optimizer: Optimizer) -> optax.GradientTransformation:
 
 
 def update_compiled(
-    optimizer: Optimizer, gradients: Sequence[jax.Array | RowSlices], variables: Sequence[Variable]
+    optimizer: KerasOptimizer, gradients: Sequence[jax.Array | RowSlices], variables: Sequence[Variable]
 ) -> None:
     """Calls `update_step` for all pairs inside one compiled program and stores the results.
 
@@ -92,7 +92,7 @@ def update_compiled(
 class _UpdateProgram:
     """The pure function that is compiled; its identity is the key of JAX's cache."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: KerasOptimizer) -> None:
         self._optimizer = optimizer
 
     def __call__(
@@ -125,7 +125,7 @@ def attributes_of(optimizer: OptimizerVariables) -> dict[str, Any]:
     return {name: _copied(value, copies) for name, value in vars(optimizer).items()}
 
 
-def _unbuilt_twin(optimizer: Optimizer) -> Optimizer:
+def _unbuilt_twin(optimizer: KerasOptimizer) -> KerasOptimizer:
     """An optimizer with the present hyperparameters and rate, and none of the state since the first build."""
     start = optimizer._before_build or vars(optimizer)
     copies: dict[int, Variable] = {}
@@ -144,7 +144,7 @@ def _unbuilt_twin(optimizer: Optimizer) -> Optimizer:
     return twin
 
 
-def _built_twin(template: Optimizer, params: Any) -> tuple[Optimizer, list[Variable]]:
+def _built_twin(template: KerasOptimizer, params: Any) -> tuple[KerasOptimizer, list[Variable]]:
     twin = _unbuilt_twin(template)
     paths, _ = jax.tree_util.tree_flatten_with_path(params)
     variables = [Variable(leaf, name=jax.tree_util.keystr(path, simple=True, separator="/")) for path, leaf in paths]
@@ -162,14 +162,14 @@ def _built_twin(template: Optimizer, params: Any) -> tuple[Optimizer, list[Varia
     return twin, variables
 
 
-def _named_parts(optimizer: Optimizer) -> tuple[Variable, Variable | None, list[Variable]]:
+def _named_parts(optimizer: KerasOptimizer) -> tuple[Variable, Variable | None, list[Variable]]:
     found = None if optimizer._learning_rate is None else optimizer.learning_rate
     rate = found if isinstance(found, Variable) else None
     rest = [one for one in own_variables(optimizer) if one is not optimizer.iterations and one is not rate]
     return optimizer.iterations, rate, rest
 
 
-def _state_of(optimizer: Optimizer) -> KerasState:
+def _state_of(optimizer: KerasOptimizer) -> KerasState:
     iterations, rate, rest = _named_parts(optimizer)
     # As JAX arrays, so that counters of 64 bits look the same here as after a compiled update.
     return KerasState(
@@ -177,7 +177,7 @@ def _state_of(optimizer: Optimizer) -> KerasState:
     )
 
 
-def _restore(optimizer: Optimizer, state: KerasState) -> None:
+def _restore(optimizer: KerasOptimizer, state: KerasState) -> None:
     iterations, rate, rest = _named_parts(optimizer)
     if len(rest) != len(state.slots) or (rate is None) != (state.learning_rate is None):
         raise ValueError(

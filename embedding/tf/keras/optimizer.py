@@ -1,4 +1,4 @@
-"""`Optimizer`: the base class of TensorFlow 2.9's `tf.keras.optimizers.experimental`, over JAX arrays.
+"""`KerasOptimizer`: the base class of TensorFlow 2.9's `tf.keras.optimizers.experimental`, over JAX arrays.
 
 It owns the order of one step (sum over processes, rate, missing gradients, build, clip, update, count, average,
 overwrite) and its configuration. What it remembers is in `optimizer_variables`. The update formulas are in
@@ -37,7 +37,7 @@ _LEGACY_ARGUMENTS = frozenset({"lr", "decay", "gradient_transformers", "gradient
 _logger = logging.getLogger(__name__)
 
 
-class Optimizer(OptimizerVariables):
+class KerasOptimizer(OptimizerVariables):
     """Keeps what an optimizer remembers and applies gradients to variables, in place.
 
     What changes it, or variables, raises RuntimeError inside a function that JAX traces; `as_optax` is the form for

@@ -1,9 +1,4 @@
-"""Optimizers for dense parameters with the names, defaults and formulas of `tf.keras.optimizers.experimental` in
-TensorFlow 2.9.
-
-All of them can be imported here; SGD and Ftrl are written here, the others in `adagrad`, `adam` and `adamax_nadam`.
-Each rule is a pure function over arrays, each class only keeps slots and hyperparameters. The names are those of the
-row optimizers of `embedding.optimizers` too (they are the same algorithms), so use them through this module.
+"""SGD and FTRL with the defaults and formulas of `tf.keras.optimizers.experimental` in TensorFlow 2.9.
 
 `g` is the gradient, `w` the variable, `lr` the rate. A complement such as `1 - rho` is formed in Python, before
 rounding to float32, and operations keep Keras' order. Run one by one, they give its float32 results to the last digit
@@ -18,19 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podembed.embedding.tf.keras.adagrad import Adadelta, Adagrad, RMSprop
-from podembed.embedding.tf.keras.adam import Adam, AdamW
-from podembed.embedding.tf.keras.adamax_nadam import Adamax, Nadam
 from podembed.embedding.tf.keras.array_operators import cast_to
 from podembed.embedding.tf.keras.gradients import dense_gradient
-from podembed.embedding.tf.keras.optimizer import Optimizer
+from podembed.embedding.tf.keras.optimizer import KerasOptimizer
 from podembed.embedding.tf.keras.row_slices import RowSlices
 from podembed.embedding.tf.keras.variable import Variable
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSprop"]
 
-
-class SGD(Optimizer):
+class KerasSGD(KerasOptimizer):
     """`w -= lr * g`; with momentum `m = momentum * m - lr * g` and `w += m`, with nesterov `w += momentum * m - lr *
     g`.
 
@@ -56,7 +46,7 @@ class SGD(Optimizer):
         """Checks the arguments.
 
         Raises:
-          ValueError: a momentum outside 0 to 1, or as `Optimizer`.
+          ValueError: a momentum outside 0 to 1, or as `KerasOptimizer`.
         """
         super().__init__(
             name,
@@ -102,7 +92,7 @@ class SGD(Optimizer):
         return self._with_own(super().get_config(), "momentum", "nesterov")
 
 
-class Ftrl(Optimizer):
+class Ftrl(KerasOptimizer):
     """Follow the regularized leader, with L1, L2 and shrinkage (McMahan et al., 2013).
 
     `n' = n + g**2`, `z += g + 2 * shrinkage * w - (n'**p - n**p) / lr * w`, `w = (clip(z, -l1, l1) - z) / (n'**p / lr +
@@ -132,7 +122,7 @@ class Ftrl(Optimizer):
         """Checks the arguments.
 
         Raises:
-          ValueError: a negative strength or accumulator, a positive power, or as `Optimizer`.
+          ValueError: a negative strength or accumulator, a positive power, or as `KerasOptimizer`.
         """
         super().__init__(
             name,

@@ -30,7 +30,7 @@ _NUMBERS = (bool, int, float)
 _DTYPES = "bool, integers, float16, bfloat16, float32 or float64"
 
 
-class CheckpointMismatch(ValueError):
+class CheckpointPartsMismatch(ValueError):
     """A checkpoint does not hold what it is to be restored into; the message lists every difference."""
 
 
@@ -123,7 +123,7 @@ class Checkpoint:
           The parts by name, as their attributes hold them now.
 
         Raises:
-          CheckpointMismatch: names, shapes or dtypes differ from those of the parts; all of them are listed.
+          CheckpointPartsMismatch: names, shapes or dtypes differ from those of the parts; all of them are listed.
           StorageError: nothing is saved there, or it is damaged.
         """
         require_eager("Checkpoint.restore", _AROUND_IT)
@@ -159,7 +159,7 @@ class Checkpoint:
         if differences:
             shown = "\n".join(f"  {one}" for one in differences[:_MOST_SHOWN])
             more = f"\n  and {len(differences) - _MOST_SHOWN} more" if len(differences) > _MOST_SHOWN else ""
-            raise CheckpointMismatch(
+            raise CheckpointPartsMismatch(
                 f"The checkpoint {path} differs from what it is to be restored into:\n{shown}{more}\nExpected the "
                 "parts as they were saved. "
                 "Declare them so (build a Keras-style optimizer first), or leave a part out of this Checkpoint to keep "

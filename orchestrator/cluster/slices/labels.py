@@ -11,7 +11,7 @@ from typing import Any
 
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
-from podembed.orchestrator.decisions.membership import Part, Slice
+from podembed.orchestrator.decisions.membership import Slice, SliceMember
 
 SLICE_NAME = "ray.io/tpu-slice-name"
 WORKER_ID = "ray.io/tpu-worker-id"
@@ -29,15 +29,15 @@ def domain_of(node: Mapping[str, Any], topology: Topology | None) -> FailureDoma
     return FailureDomain(name, f"slice {name}")
 
 
-def part_of(node: Mapping[str, Any], topology: Topology | None) -> Part | None:
+def part_of(node: Mapping[str, Any], topology: Topology | None) -> SliceMember | None:
     """Which part of a slice a node of `ray.nodes` is; None where it is none, or where the run does not ask."""
     labels = node.get("Labels") or {}
     pod_type, worker = labels.get(POD_TYPE, ""), labels.get(WORKER_ID, "")
     if topology is None or not pod_type:
         return None
     if topology.hosts == 1 and pod_type == topology.pod_type:
-        return Part(pod_type=pod_type, worker=0)
-    return Part(pod_type=pod_type, worker=int(worker)) if worker.isdecimal() and labels.get(SLICE_NAME) else None
+        return SliceMember(pod_type=pod_type, worker=0)
+    return SliceMember(pod_type=pod_type, worker=int(worker)) if worker.isdecimal() and labels.get(SLICE_NAME) else None
 
 
 def selectors(chosen: Slice, topology: Topology) -> list[dict[str, str]]:

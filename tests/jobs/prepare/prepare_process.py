@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from podembed.jobs.prepare.preparation import Prepared, Progress, prepare
+from podembed.jobs.prepare.preparation import PreparationProgress, PreparedFolder, prepare
 from tests.jobs.prepare.preparing import criteo_settings
 
 
 def run(
-    source: str, folder: Path, *, workers: int, on_progress: Callable[[Progress], None] = lambda _: None
-) -> Prepared:
+    source: str, folder: Path, *, workers: int, on_progress: Callable[[PreparationProgress], None] = lambda _: None
+) -> PreparedFolder:
     """Prepares in pieces of about 150 lines, with vocabularies."""
     settings = criteo_settings(piece_bytes=40_000)
     return prepare([source], folder, settings, workers=workers, max_bad_lines=5, on_progress=on_progress)

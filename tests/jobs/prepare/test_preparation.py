@@ -20,7 +20,7 @@ import pytest
 
 from podembed.jobs.prepare.command import Prepare
 from podembed.jobs.prepare.command import run as run_command
-from podembed.jobs.prepare.preparation import Prepared, Progress, prepare
+from podembed.jobs.prepare.preparation import PreparationProgress, PreparedFolder, prepare
 from podembed.jobs.prepare.prepared_set import read_prepared
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, criteo_dense, field_plans
 from podembed.workers.columns.id_columns import hashed_rows
@@ -44,7 +44,7 @@ def write(path: Path, lines: list[bytes]) -> str:
     return str(path)
 
 
-def prepared(sources: str | list[str], folder: Path, settings: PrepareSettings, **more: int) -> Prepared:
+def prepared(sources: str | list[str], folder: Path, settings: PrepareSettings, **more: int) -> PreparedFolder:
     patterns = [sources] if isinstance(sources, str) else sources
     return prepare(patterns, folder, settings, **{"workers": 1, "max_bad_lines": 10, **more})
 
@@ -238,7 +238,7 @@ def kill_when_there(source: str, folder: Path, awaited: Path) -> None:
 def test_sources_that_change_while_they_are_read_are_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "train", click_lines(300))
 
-    def grow(progress: Progress) -> None:
+    def grow(progress: PreparationProgress) -> None:
         if progress.stage == "write" and progress.lines == 300:
             with open(source, "ab") as file:
                 file.write(click_lines(1)[0] + b"\n")
@@ -324,7 +324,7 @@ def test_two_at_once_in_one_place_are_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "day", click_lines(300))
     met: list[str] = []
 
-    def meddle(progress: Progress) -> None:
+    def meddle(progress: PreparationProgress) -> None:
         with pytest.raises(PrepareError, match="another process preparing"):
             prepared(source, tmp_path / "out", criteo_settings())
         met.append(progress.stage)
@@ -335,7 +335,7 @@ def test_two_at_once_in_one_place_are_refused(tmp_path: Path) -> None:
 
 def test_progress_ends_with_everything(tmp_path: Path) -> None:
     source = write(tmp_path / "day", click_lines(300))
-    seen: list[Progress] = []
+    seen: list[PreparationProgress] = []
     prepare([source], tmp_path / "out", criteo_settings(), workers=1, max_bad_lines=0, on_progress=seen.append)
     for stage in ("count", "write"):
         done = [progress.done_bytes for progress in seen if progress.stage == stage]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podembed.jobs.prepare.preparation import Prepared, prepare
+from podembed.jobs.prepare.preparation import PreparedFolder, prepare
 from podembed.jobs.prepare.settings import IdKind, PrepareSettings, field_plans
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DenseColumn, IdColumn
@@ -37,7 +37,7 @@ def read_all(data: InputData, sizes: dict[str, int]) -> Batch:
     return InputReader(data, index, plan, [0]).read(0)
 
 
-def source_of(done: Prepared, name: str) -> IdColumn:
+def source_of(done: PreparedFolder, name: str) -> IdColumn:
     """What a run declares to get the prepared rows from the raw values."""
     field = next(field for field in done.declaration.fields if field.name == name)
     if field.vocabulary is None:
@@ -45,7 +45,7 @@ def source_of(done: Prepared, name: str) -> IdColumn:
     return IdColumn(name, vocabulary=str(done.folder / field.vocabulary), missing="zero")
 
 
-def check_equal(raw: Batch, done: Prepared) -> None:
+def check_equal(raw: Batch, done: PreparedFolder) -> None:
     sizes = {field.name: field.rows for field in done.declaration.fields}
     finished = ParquetData(
         str(done.folder / "*.parquet"),

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podembed.orchestrator.api.config import CheckpointConfig
-from podembed.orchestrator.api.keep_policies import Committed, KeepBest, KeepEvery, KeepPolicy, kept
+from podembed.orchestrator.api.keep_policies import CommitMetrics, KeepBest, KeepEvery, KeepPolicy, kept
 
 
-def lineage(*entries: tuple[int, float | None]) -> list[Committed]:
+def lineage(*entries: tuple[int, float | None]) -> list[CommitMetrics]:
     """Newest first; names are steps."""
     return [
-        Committed(name=str(step), step=step, metrics={} if auc is None else {"auc": auc, "log_loss": 1 - auc})
+        CommitMetrics(name=str(step), step=step, metrics={} if auc is None else {"auc": auc, "log_loss": 1 - auc})
         for step, auc in entries
     ]
 
@@ -39,7 +39,7 @@ SCORED = lineage((50, None), (40, 0.6), (30, 0.9), (20, 0.9), (10, 0.7))
         (KeepBest(2, "auc"), lineage((10, None)), []),
     ],
 )
-def test_what_a_policy_keeps(policy: KeepPolicy, commits: Sequence[Committed], expected: Sequence[str]) -> None:
+def test_what_a_policy_keeps(policy: KeepPolicy, commits: Sequence[CommitMetrics], expected: Sequence[str]) -> None:
     assert sorted(policy.kept(commits)) == sorted(expected)
 
 
@@ -69,7 +69,7 @@ def test_deleting_one_commit_at_a_time_ends_where_deleting_once_ends(
     """
     entries = sorted(entries, reverse=True)
     policies = [KeepEvery(every), KeepBest(best, "auc")]
-    left: list[Committed] = []
+    left: list[CommitMetrics] = []
     for entry in reversed(entries):
         left = [*lineage(entry), *left]
         names = kept(policies, left)

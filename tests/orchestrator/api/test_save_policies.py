@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from podembed.orchestrator.api.config import CheckpointConfig
-from podembed.orchestrator.api.keep_policies import Committed
+from podembed.orchestrator.api.keep_policies import CommitMetrics
 from podembed.orchestrator.api.save_policies import (
     AfterEvaluation,
     EverySeconds,
@@ -20,7 +20,7 @@ from podembed.orchestrator.api.save_policies import (
     next_known,
     order_of,
 )
-from podembed.orchestrator.decisions.failure import Schedule
+from podembed.orchestrator.decisions.failure import StepSchedule
 from podembed.orchestrator.driver.saves import Saves
 from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
 from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
@@ -87,7 +87,7 @@ class Clock:
 
 
 def saves(config: CheckpointConfig, clock: Clock) -> Saves:
-    schedule = Schedule(total_steps=100, save_policies=config.save_policies, eval_every=None)
+    schedule = StepSchedule(total_steps=100, save_policies=config.save_policies, eval_every=None)
     return Saves(schedule, monotonic=clock)
 
 
@@ -112,9 +112,9 @@ def test_seconds_count_from_the_last_commit_whatever_asked_for_it() -> None:
 def test_a_new_best_must_beat_the_commits_of_earlier_drivers() -> None:
     run = saves(CheckpointConfig(on_best=True), Clock())
     earlier = [
-        Committed(name="s000000020-g00000001", step=20, metrics={"auc": 0.7}),
-        Committed(name="s000000010-g00000001", step=10, metrics={"auc": 0.8}),
-        Committed(name="s000000005-g00000001", step=5, metrics={}),
+        CommitMetrics(name="s000000020-g00000001", step=20, metrics={"auc": 0.7}),
+        CommitMetrics(name="s000000010-g00000001", step=10, metrics={"auc": 0.8}),
+        CommitMetrics(name="s000000005-g00000001", step=5, metrics={}),
     ]
     run.begin(20, earlier)
     assert not run.take(30, {"auc": 0.75})
@@ -126,7 +126,7 @@ def test_a_new_best_must_beat_the_commits_of_earlier_drivers() -> None:
 
 def test_a_new_best_of_an_error_is_a_lower_one() -> None:
     run = saves(CheckpointConfig(on_best=True, metric="mae", metric_order="min"), Clock())
-    run.begin(0, [Committed(name="s000000001-g00000001", step=1, metrics={"mae": 0.5})])
+    run.begin(0, [CommitMetrics(name="s000000001-g00000001", step=1, metrics={"mae": 0.5})])
     assert not run.take(10, {"mae": 0.6})
     assert run.take(20, {"mae": 0.4})
     assert not run.take(30, {"mae": 0.45})
@@ -161,7 +161,7 @@ def test_the_last_step_is_committed_whatever_the_policies_say() -> None:
 def test_steps_before_a_possible_commit_are_told_from_their_number_alone() -> None:
     """With staleness no lookup crosses such a step, so an uninterrupted run and a resumed one must agree on them."""
     by_steps = saves(CheckpointConfig(every_steps=10), Clock())
-    schedule = Schedule(total_steps=100, save_policies=CheckpointConfig(on_best=True).save_policies, eval_every=25)
+    schedule = StepSchedule(total_steps=100, save_policies=CheckpointConfig(on_best=True).save_policies, eval_every=25)
     on_best = Saves(schedule, monotonic=Clock())
     for begun_at in (0, 7, 20):
         by_steps.begin(begun_at, ())
@@ -174,7 +174,7 @@ def test_steps_before_a_possible_commit_are_told_from_their_number_alone() -> No
 
 def test_a_commit_that_failed_is_not_the_best_to_beat() -> None:
     run = saves(CheckpointConfig(on_best=True), Clock())
-    run.begin(0, [Committed(name="s000000001-g00000001", step=1, metrics={"auc": 0.5})])
+    run.begin(0, [CommitMetrics(name="s000000001-g00000001", step=1, metrics={"auc": 0.5})])
     assert run.take(10, {"auc": 0.7})
     assert not run.take(20, {"auc": 0.6})
     run.failed(10)

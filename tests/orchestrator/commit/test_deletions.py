@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podembed.orchestrator.api.keep_policies import Committed
+from podembed.orchestrator.api.keep_policies import CommitMetrics
 from podembed.orchestrator.commit.deletions import FOLDER
 from podembed.orchestrator.commit.keep import keep_latest
 from podembed.orchestrator.commit.manifest import commit_file
@@ -32,7 +32,7 @@ class Wants:
 
     name: str
 
-    def kept(self, commits: Sequence[Committed]) -> list[str]:
+    def kept(self, commits: Sequence[CommitMetrics]) -> list[str]:
         return [self.name]
 
 

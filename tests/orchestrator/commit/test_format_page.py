@@ -22,7 +22,7 @@ import numpy as np
 import optax
 import pytest
 
-from podembed.embedding.tf.keras.sgd_ftrl import Adam
+from podembed.embedding.tf.keras.keras_optimizers import Adam
 from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.commit import checkpoint, holder, lease_files, manifest, run_record
 from podembed.orchestrator.run import history, history_record, job_settings

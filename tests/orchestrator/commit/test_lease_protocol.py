@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from podembed.orchestrator.commit.lease_protocol import (
     Base,
     DriverState,
-    Phase,
+    LeasePhase,
     after,
     head,
     is_fenced,
@@ -24,19 +24,19 @@ def name(step: int, generation: int) -> str:
 
 
 def ready(generation: int = 3, commit: str | None = None) -> DriverState:
-    return DriverState(phase=Phase.READY, generation=generation, head=commit)
+    return DriverState(phase=LeasePhase.READY, generation=generation, head=commit)
 
 
 class TestTransitions:
     def test_a_driver_that_finds_the_base_of_a_newer_generation_is_too_late(self) -> None:
         """It was held up between its claim and this look. Its own base would name a commit of the future."""
-        claimed = DriverState(phase=Phase.READ_BASE, generation=3)
-        assert after(claimed, Base(4, name(9, 2))).phase is Phase.FENCED
-        assert after(claimed, Base(2, name(9, 1))).phase is Phase.LIST_COMMITS
-        assert after(claimed, None).phase is Phase.LIST_COMMITS
-        choosing = DriverState(phase=Phase.CHOOSE_BASE, generation=3, head=name(9, 2))
-        assert after(choosing, name(12, 4)).phase is Phase.FENCED
-        assert after(choosing, name(9, 2)).phase is Phase.CREATE_BASE
+        claimed = DriverState(phase=LeasePhase.READ_BASE, generation=3)
+        assert after(claimed, Base(4, name(9, 2))).phase is LeasePhase.FENCED
+        assert after(claimed, Base(2, name(9, 1))).phase is LeasePhase.LIST_COMMITS
+        assert after(claimed, None).phase is LeasePhase.LIST_COMMITS
+        choosing = DriverState(phase=LeasePhase.CHOOSE_BASE, generation=3, head=name(9, 2))
+        assert after(choosing, name(12, 4)).phase is LeasePhase.FENCED
+        assert after(choosing, name(9, 2)).phase is LeasePhase.CREATE_BASE
 
     def test_an_undisturbed_driver_claims_then_looks_then_commits(self) -> None:
         state = DriverState()
@@ -54,27 +54,30 @@ class TestTransitions:
             "create base",
             "confirm claim",
         ]
-        assert state == DriverState(phase=Phase.READY, generation=3, head=name(5, 2))
+        assert state == DriverState(phase=LeasePhase.READY, generation=3, head=name(5, 2))
         state = propose(state, name(9, 3))
         for answer in (True, [1, 2, 3], None):
             state = after(state, answer)
-        assert state == DriverState(phase=Phase.READY, generation=3, head=name(9, 3))
+        assert state == DriverState(phase=LeasePhase.READY, generation=3, head=name(9, 3))
 
     def test_a_lost_claim_starts_over(self) -> None:
-        assert after(DriverState(phase=Phase.CLAIM, generation=4), False).phase is Phase.LIST_CLAIMS
-        assert after(DriverState(phase=Phase.CREATE_BASE, generation=4), False).phase is Phase.LIST_CLAIMS
+        assert after(DriverState(phase=LeasePhase.CLAIM, generation=4), False).phase is LeasePhase.LIST_CLAIMS
+        assert after(DriverState(phase=LeasePhase.CREATE_BASE, generation=4), False).phase is LeasePhase.LIST_CLAIMS
 
-    @pytest.mark.parametrize("phase", [Phase.CONFIRM_CLAIM, Phase.CONFIRM_COMMIT])
-    def test_a_newer_claim_fences(self, phase: Phase) -> None:
+    @pytest.mark.parametrize("phase", [LeasePhase.CONFIRM_CLAIM, LeasePhase.CONFIRM_COMMIT])
+    def test_a_newer_claim_fences(self, phase: LeasePhase) -> None:
         state = DriverState(phase=phase, generation=4, pending=name(1, 4))
-        assert after(state, [3, 4, 5]).phase is Phase.FENCED
-        assert after(state, [3, 4]).phase is not Phase.FENCED
+        assert after(state, [3, 4, 5]).phase is LeasePhase.FENCED
+        assert after(state, [3, 4]).phase is not LeasePhase.FENCED
 
     def test_a_commit_that_exists_already_fences(self) -> None:
-        assert after(DriverState(phase=Phase.PUBLISH, generation=4, pending=name(1, 4)), False).phase is Phase.FENCED
+        assert (
+            after(DriverState(phase=LeasePhase.PUBLISH, generation=4, pending=name(1, 4)), False).phase
+            is LeasePhase.FENCED
+        )
 
-    @pytest.mark.parametrize("phase", [Phase.READY, Phase.FENCED])
-    def test_nothing_is_due_when_ready_or_fenced(self, phase: Phase) -> None:
+    @pytest.mark.parametrize("phase", [LeasePhase.READY, LeasePhase.FENCED])
+    def test_nothing_is_due_when_ready_or_fenced(self, phase: LeasePhase) -> None:
         with pytest.raises(ValueError, match="No action is due"):
             after(DriverState(phase=phase), None)
 
@@ -86,7 +89,7 @@ class TestTransitions:
             (ready(3, name(5, 2)), name(6, 2)),
             (ready(3, name(5, 2)), name(6, 4)),
             (ready(3, None), "garbage"),
-            (DriverState(phase=Phase.FENCED, generation=3), name(6, 3)),
+            (DriverState(phase=LeasePhase.FENCED, generation=3), name(6, 3)),
         ],
     )
     def test_only_later_steps_of_the_own_generation_are_proposed(self, state: DriverState, commit: str) -> None:

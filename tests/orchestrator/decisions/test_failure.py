@@ -30,7 +30,7 @@ from podembed.orchestrator.decisions.failure import (
     FaultClass,
     GiveUp,
     Recover,
-    Schedule,
+    StepSchedule,
     after_failure,
     ending,
     fault_class,
@@ -56,7 +56,7 @@ def failures(*kinds: FailureKind) -> list[Failure]:
 
 def saves_of(*, total: int, commit_every: int | None, eval_every: int | None) -> Saves:
     policies = CheckpointConfig(every_steps=commit_every).save_policies
-    return Saves(Schedule(total_steps=total, save_policies=policies, eval_every=eval_every), monotonic=lambda: 0.0)
+    return Saves(StepSchedule(total_steps=total, save_policies=policies, eval_every=eval_every), monotonic=lambda: 0.0)
 
 
 @pytest.mark.parametrize(

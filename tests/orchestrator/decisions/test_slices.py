@@ -17,8 +17,8 @@ from podembed.orchestrator.decisions.membership import (
     LeaveAtCommit,
     Node,
     Pace,
-    Part,
     Rules,
+    SliceMember,
     Use,
     Wait,
     when_to_change,
@@ -38,7 +38,7 @@ def machine(name: str, worker: int, *, kind: Topology = CUBE, **marks: Any) -> N
         total=resources,
         free=dict.fromkeys(resources, 0.0) if own else resources,
         own_hosts=own,
-        part=Part(pod_type=kind.pod_type, worker=worker),
+        part=SliceMember(pod_type=kind.pod_type, worker=worker),
         **marks,
     )
 

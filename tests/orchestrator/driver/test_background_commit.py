@@ -21,7 +21,7 @@ from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease import PublicationUnsettled
 from podembed.orchestrator.commit.patience import FULL_AT_STOP_S, Patience, SavesFailed
 from podembed.orchestrator.driver.background_commit import FIRST_WAIT_S, BackgroundCommits
-from podembed.orchestrator.driver.publication import Answer, Committed, SaveLost, Unsettled
+from podembed.orchestrator.driver.publication import Answer, Published, SaveLost, Unsettled
 from podembed.orchestrator.events.commits import SaveFailed
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
@@ -170,16 +170,16 @@ class ScriptedPublication:
         self.before()
         num_deltas = 0 if parent is None or parent.num_deltas else 1
         manifest: Any = SimpleNamespace(step=self.step, parent=parent, receipts=receipts, num_deltas=num_deltas)
-        return self._settled(Committed(manifest=manifest))
+        return self._settled(Published(manifest=manifest))
 
     def settle(self, unsettled: Unsettled) -> Answer:
-        return self._settled(Committed(manifest=unsettled.manifest))
+        return self._settled(Published(manifest=unsettled.manifest))
 
     def clear(self, lost: SaveLost) -> SaveLost:
         self.cleared.append(lost)
         return replace(lost, left=self.left.pop(0) if self.left else None)
 
-    def _settled(self, answer: Committed) -> Answer:
+    def _settled(self, answer: Published) -> Answer:
         """That it is unknown whether the commit stands, as often as `settles` says."""
         if not self.settles:
             return answer

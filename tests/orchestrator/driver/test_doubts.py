@@ -11,12 +11,12 @@ import pytest
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.decisions.failure import Budget, FaultClass, Recover
 from podembed.orchestrator.driver.generation import Generation
-from podembed.orchestrator.driver.recovery import Fault
+from podembed.orchestrator.driver.recovery import LostGeneration
 from podembed.workers.liveness.progress import Laps
 from podembed.workers.liveness.worker import Worker
 
 NOTHING: Any = lambda *_, **__: None  # noqa: E731
-IN_DOUBT = Fault(cause="c", reached_step=0, detect_s=0.0, stop_s=0.0, stopped_s=0.0, doubts_rows=True)
+IN_DOUBT = LostGeneration(cause="c", reached_step=0, detect_s=0.0, stop_s=0.0, stopped_s=0.0, doubts_rows=True)
 
 
 def generation(*, is_proven: bool, is_starting: bool) -> Generation:
@@ -52,7 +52,7 @@ def generation(*, is_proven: bool, is_starting: bool) -> Generation:
     ],
 )
 def test_which_generations_compare_first(
-    kind: FailureKind, is_proven: bool, is_starting: bool, before: Fault | None, doubts: bool
+    kind: FailureKind, is_proven: bool, is_starting: bool, before: LostGeneration | None, doubts: bool
 ) -> None:
     failure = WorkerFailure([Failure(worker=Worker("host", 1), kind=kind, message="m")])
     fault = generation(is_proven=is_proven, is_starting=is_starting).lost(failure, before)

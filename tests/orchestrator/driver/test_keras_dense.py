@@ -11,8 +11,7 @@ from typing import Any
 import optax
 import pytest
 
-from podembed.embedding.tf.keras import schedules
-from podembed.embedding.tf.keras import sgd_ftrl as keras_optimizers
+from podembed.embedding.tf.keras import keras_optimizers, schedules
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from podembed.orchestrator.api.errors import Failure, FailureKind
-from podembed.orchestrator.group.watch import Deadlines, Silence, Watch, why_frozen
+from podembed.orchestrator.group.watch import CallWatch, Deadlines, Silence, why_frozen
 from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
@@ -112,7 +112,7 @@ def run(
     """
     devices: Any = [pair.device for pair in group.handles]
     patient_with = {device.worker for device in devices} if runs_function else ()
-    watch = Watch(group, timeout_s=timeout_s, counts_marks=counts_marks, patient_with=patient_with)  # type: ignore[arg-type]
+    watch = CallWatch(group, timeout_s=timeout_s, counts_marks=counts_marks, patient_with=patient_with)  # type: ignore[arg-type]
     began_s = group.now_s
     running: Any = [*([] if runs_function else [pair.host for pair in group.handles]), *devices]
     while group.now_s < began_s + until_s:
@@ -169,7 +169,7 @@ def test_a_long_stay_in_a_phase_with_its_own_deadline_is_not_held_against_the_ne
     group = Scripted()
     tracker = Tracker(lambda: group.now_s)
     group.note = lambda worker, answer: group.progress.update({worker: tracker.progress()})
-    watch = Watch(group, timeout_s=30.0, counts_marks=True)  # type: ignore[arg-type]
+    watch = CallWatch(group, timeout_s=30.0, counts_marks=True)  # type: ignore[arg-type]
 
     def found_after_s(until_s: float) -> float | None:
         began_s = group.now_s
@@ -262,7 +262,7 @@ def test_a_driver_that_was_stopped_blames_nobody_for_that_time(gap_s: float) -> 
         frozen={Worker("host", 1)}, looks={Worker("host", 1): starved}, marks=lambda now_s: int(now_s / 100)
     )
     settle(group)
-    watch = Watch(group, timeout_s=30.0, counts_marks=True)  # type: ignore[arg-type]
+    watch = CallWatch(group, timeout_s=30.0, counts_marks=True)  # type: ignore[arg-type]
     for _ in range(10):
         group.now_s += 0.2
         assert watch.check([]) == []

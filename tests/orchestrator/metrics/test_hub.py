@@ -20,7 +20,7 @@ from podembed.orchestrator.metrics import hub
 from podembed.orchestrator.metrics.catalog import CATALOG
 from podembed.orchestrator.metrics.hub import MetricsHub, Sink
 from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import Line, Point
+from podembed.orchestrator.metrics.point import Point, StreamLine
 from podembed.orchestrator.metrics.sinks import CallbackSink, measuring
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
@@ -36,10 +36,10 @@ class Kept:
 
     def __init__(self, name: str = "kept") -> None:
         self.name = name
-        self.lines: list[Line] = []
+        self.lines: list[StreamLine] = []
         self.is_closed = False
 
-    def write(self, line: Line) -> None:
+    def write(self, line: StreamLine) -> None:
         self.lines.append(line)
 
     def flush(self) -> None: ...
@@ -49,14 +49,14 @@ class Kept:
 
 
 class Failing(Kept):
-    def write(self, line: Line) -> None:
+    def write(self, line: StreamLine) -> None:
         raise OSError("disk full")
 
 
 class Chatty(Kept):
     """Its error has another text each time, such as the id of a request."""
 
-    def write(self, line: Line) -> None:
+    def write(self, line: StreamLine) -> None:
         self.lines.append(line)
         raise OSError(f"request {len(self.lines)}")
 
@@ -68,7 +68,7 @@ class Hanging(Kept):
         super().__init__("hanging")
         self.has_begun, self.go_on = threading.Event(), threading.Event()
 
-    def write(self, line: Line) -> None:
+    def write(self, line: StreamLine) -> None:
         self.has_begun.set()
         self.go_on.wait(WAIT_S)
         super().write(line)

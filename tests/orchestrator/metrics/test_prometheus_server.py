@@ -20,7 +20,7 @@ import pytest
 
 from podembed.orchestrator.metrics.catalog import CATALOG, PREFIX
 from podembed.orchestrator.metrics.grafana import text
-from podembed.orchestrator.metrics.reading import Stream, StreamReader
+from podembed.orchestrator.metrics.reading import RunStream, StreamReader
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
 from tests.processes import free_port, wait_for
@@ -119,7 +119,7 @@ def queries(run: str) -> Iterator[str]:
             yield target["expr"].replace("$run", run).replace("$__rate_interval", "30s").replace("$__range", "10m")
 
 
-def assert_said_by_the_run(scraped: dict[str, list[dict[str, Any]]], stream: Stream) -> None:
+def assert_said_by_the_run(scraped: dict[str, list[dict[str, Any]]], stream: RunStream) -> None:
     for name, found in scraped.items():
         own = {value for _, value in stream.series(name.removesuffix("_total"))}
         (one,) = found

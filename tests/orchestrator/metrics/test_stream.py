@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from podembed.orchestrator.metrics import segments as segments_module
-from podembed.orchestrator.metrics.point import POINT, Line, Measurement, Point
+from podembed.orchestrator.metrics.point import POINT, Measurement, Point, StreamLine
 from podembed.orchestrator.metrics.reading import StreamReader, without_lost
 from podembed.orchestrator.metrics.segments import MERGED, Segments, list_segments
 from podembed.workers.storage.errors import StorageError
@@ -29,12 +29,12 @@ def a_point(first: int, step: int, *, generation: int = 1, loss: float = 0.5) ->
     )
 
 
-def as_line(point: Point) -> Line:
-    return Line(kind=POINT, unix_s=point.unix_s, values=point.to_json(), point=point)
+def as_line(point: Point) -> StreamLine:
+    return StreamLine(kind=POINT, unix_s=point.unix_s, values=point.to_json(), point=point)
 
 
-def an_event(text: str) -> Line:
-    return Line(kind="commit", unix_s=5.0, values={"step": 3}, text=text)
+def an_event(text: str) -> StreamLine:
+    return StreamLine(kind="commit", unix_s=5.0, values={"step": 3}, text=text)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def written(
-    store: Store, lines: Sequence[Line], *, driver: str = "0000000000001-aaaa", most_bytes: int = 1 << 26
+    store: Store, lines: Sequence[StreamLine], *, driver: str = "0000000000001-aaaa", most_bytes: int = 1 << 26
 ) -> None:
     """Each line in a segment of its own, as far as they are not merged."""
     clock = FakeClock()
@@ -102,7 +102,7 @@ def test_the_size_is_bounded_and_events_stay(store: Store) -> None:
 
 def test_events_of_a_kind_that_are_many_become_fewer_when_no_point_is_left(store: Store) -> None:
     events = [an_event(f"commit {at}") for at in range(3000)]
-    begun = Line(kind="begin", unix_s=5.0, values={}, text="begun")
+    begun = StreamLine(kind="begin", unix_s=5.0, values={}, text="begun")
     written(store, [begun, *events, as_line(a_point(0, 1))], most_bytes=30_000)
     assert sum(list_segments(store).values()) <= 30_000
     texts = [line.text for line in StreamReader(store).read().events]

@@ -15,7 +15,13 @@ from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.claiming import acquire
 from podembed.orchestrator.commit.holder import Heartbeat, Holder
 from podembed.orchestrator.supervise import driver_pulse, supervision
-from podembed.orchestrator.supervise.driver_pulse import FROZEN_ELSEWHERE_S, FROZEN_S, DriverPulse, Look, heartbeat_of
+from podembed.orchestrator.supervise.driver_pulse import (
+    FROZEN_ELSEWHERE_S,
+    FROZEN_S,
+    DriverPulse,
+    DriverSigns,
+    heartbeat_of,
+)
 from podembed.orchestrator.supervise.supervision import LocalRunner, supervise
 from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.storage.store import Store
@@ -23,15 +29,15 @@ from podembed.workers.storage.store import Store
 US = Holder(submission="us", hostname="h", process=7, machine="m")
 
 
-def look(beat: int | None, cpu_s: float | None, state: str = "S") -> Look:
+def look(beat: int | None, cpu_s: float | None, state: str = "S") -> DriverSigns:
     heartbeat = None if beat is None else Heartbeat(generation=1, holder=US, written_unix_s=float(beat))
-    return Look(
+    return DriverSigns(
         heartbeat=heartbeat,
         statistics=None if cpu_s is None else ProcessStatistics(process=7, started=1, cpu_s=cpu_s, state=state),
     )
 
 
-def killed_after(looks: Iterator[Look], *, every_s: float = 5.0, until_s: float = 1000.0) -> float | None:
+def killed_after(looks: Iterator[DriverSigns], *, every_s: float = 5.0, until_s: float = 1000.0) -> float | None:
     pulse, now_s = DriverPulse(), 0.0
     while now_s < until_s:
         if pulse.see(next(looks), now_s) is not None:
@@ -40,7 +46,7 @@ def killed_after(looks: Iterator[Look], *, every_s: float = 5.0, until_s: float 
     return None
 
 
-def always(seen: Look) -> Iterator[Look]:
+def always(seen: DriverSigns) -> Iterator[DriverSigns]:
     while True:
         yield seen
 

@@ -26,7 +26,7 @@ from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.serving.artifact.export_model import _write_safetensors, export_model
-from podembed.serving.artifact.exported_model import Model, ModelError, _safetensors, load
+from podembed.serving.artifact.exported_model import LoadedModel, ModelError, _safetensors, load
 from podembed.serving.predict.committed_model import open_model
 from podembed.serving.predict.evaluate import evaluate
 from podembed.serving.predict.predict import _dtype, predict
@@ -315,7 +315,7 @@ def test_extra_columns_reach_predictions(
 
 
 @pytest.fixture(scope="module")
-def model(exports: list[Path]) -> Model:
+def model(exports: list[Path]) -> LoadedModel:
     return load(str(exports[0]))
 
 
@@ -340,7 +340,7 @@ def columns_of(*rows: dict[str, Any]) -> dict[str, Any]:
     return made | {"seen": np.array(made["seen"])}
 
 
-def test_one_sample_and_many_have_the_same_scores(model: Model) -> None:
+def test_one_sample_and_many_have_the_same_scores(model: LoadedModel) -> None:
     rows = [ROW, ROW | {"user": None, "price": None, "history": None}, ROW | {"tags": [], "word": ""}] * 30
     together = model.predict(columns_of(*rows))
     assert together.shape == (90,)
@@ -372,12 +372,12 @@ def test_one_sample_and_many_have_the_same_scores(model: Model) -> None:
         ({"shares": [0.5, None]}, r"Found object in column 'shares'. Expected a number for each id"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(model: Model, changed: dict[str, Any], words: str) -> None:
+def test_columns_that_do_not_fit_are_refused(model: LoadedModel, changed: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         model.predict(columns_of(ROW | changed))
 
 
-def test_columns_that_are_missing_are_named(model: Model) -> None:
+def test_columns_that_are_missing_are_named(model: LoadedModel) -> None:
     columns = columns_of(ROW)
     with pytest.raises(ModelError, match=r"without \['word'\]. Expected \['price', .*'wild'\]"):
         model.predict({name: values for name, values in columns.items() if name != "word"})
@@ -387,7 +387,7 @@ def test_columns_that_are_missing_are_named(model: Model) -> None:
         model.predict(columns | {"item": []})
 
 
-def test_what_is_no_column_is_refused(model: Model) -> None:
+def test_what_is_no_column_is_refused(model: LoadedModel) -> None:
     """Keys of a mapping and letters of a text are no samples."""
     columns = columns_of(ROW, ROW)
     frame = {name: dict(enumerate(values)) for name, values in columns.items()}
@@ -405,7 +405,7 @@ def test_what_is_no_column_is_refused(model: Model) -> None:
         model.predict(columns | {"tags": [["x"], [7]]})
 
 
-def test_columns_of_tables_stand_for_arrays(model: Model) -> None:
+def test_columns_of_tables_stand_for_arrays(model: LoadedModel) -> None:
     columns = columns_of(ROW | {"image": [0.5, 0, 2]}, ROW | {"image": [1, 2, 3]})
     columns["seen"] = columns["seen"].astype("datetime64[s]")
     found = model.predict({name: pa.chunked_array([pa.array(values)]) for name, values in columns.items()})
@@ -491,7 +491,7 @@ def test_exports_without_extra_columns_in_their_manifest_are_read(exports: list[
     np.testing.assert_array_equal(load(str(copy)).predict(columns), load(str(exports[1])).predict(columns))
 
 
-def test_lists_may_have_ids_above_63_bits_beside_smaller_ones(model: Model) -> None:
+def test_lists_may_have_ids_above_63_bits_beside_smaller_ones(model: LoadedModel) -> None:
     """As a request in JSON has them; numpy makes floats of such a list."""
     wild = [(1 << 64) - 1, 5, 1 << 63]
     columns = columns_of(ROW, ROW, ROW)
@@ -502,7 +502,7 @@ def test_lists_may_have_ids_above_63_bits_beside_smaller_ones(model: Model) -> N
         model.predict(columns | {"wild": [1 << 64, 5, 6]})
 
 
-def test_a_value_among_lists_is_a_list_of_one(model: Model) -> None:
+def test_a_value_among_lists_is_a_list_of_one(model: LoadedModel) -> None:
     rows = [ROW | {"tags": ["tool", "x"]}, ROW | {"tags": ["tool"]}]
     mixed = [rows[0], ROW | {"tags": "tool"}]
     np.testing.assert_array_equal(model.predict(columns_of(*mixed)), model.predict(columns_of(*rows)))
@@ -564,7 +564,7 @@ def test_arrays_of_64_bits_ask_for_jax_with_64(exports: list[Path], tmp_path: Pa
     with (copy / "dense.safetensors").open("wb") as file:
         _write_safetensors(file, {key: values.astype(np.float64) for key, values in dense.items()})
     with pytest.raises(ModelError, match=r"Found 'params/.*' as float64 in .*copy. Expected .*Set JAX_ENABLE_X64=1"):
-        Model(str(copy), manifest)
+        LoadedModel(str(copy), manifest)
 
 
 def _without_tables(manifest: dict[str, Any]) -> dict[str, Any]:

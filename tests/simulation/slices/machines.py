@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
-from podembed.orchestrator.decisions.membership import Node, Part, Slice
+from podembed.orchestrator.decisions.membership import Node, Slice, SliceMember
 from tests.simulation.world import STARTED_WALL_S, Process, World
 
 TOPOLOGY = Topology.of("2x2x2", "TPU-V4")
@@ -88,7 +88,7 @@ class Machines:
             own_hosts=int(holder is driver),
             is_draining=drains_at_s is not None,
             drain_unix_s=None if drains_at_s is None else STARTED_WALL_S + drains_at_s,
-            part=Part(pod_type=machine.kind.pod_type, worker=machine.worker),
+            part=SliceMember(pod_type=machine.kind.pod_type, worker=machine.worker),
         )
 
     def hold(self, chosen: Slice, driver: Process) -> str:

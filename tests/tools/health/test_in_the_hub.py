@@ -8,9 +8,9 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan
 from podembed.orchestrator.events.run import SinkFailed
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.metrics.hub import MetricsHub, Watch
+from podembed.orchestrator.metrics.hub import MetricsHub, PointJudge
 from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import Line, Point
+from podembed.orchestrator.metrics.point import Point, StreamLine
 from tests.clock import FakeClock
 from tests.orchestrator.metrics.windows import window
 
@@ -25,9 +25,9 @@ class Kept:
     name, flush_s = "kept", 0.01
 
     def __init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[StreamLine] = []
 
-    def write(self, line: Line) -> None:
+    def write(self, line: StreamLine) -> None:
         self.lines.append(line)
 
     def flush(self) -> None: ...
@@ -53,7 +53,7 @@ class Broken:
         raise ZeroDivisionError("no windows")
 
 
-def heard(watch: Watch, windows: int) -> tuple[list[Event], list[Line]]:
+def heard(watch: PointJudge, windows: int) -> tuple[list[Event], list[StreamLine]]:
     clock, kept, emitted = FakeClock(), Kept(), list[Event]()
     measurer = Measurer(monotonic_s=clock.monotonic_s, wall_s=clock.wall_s)
     with MetricsHub(emitted.append, [kept], measurer=measurer, wall_s=clock.wall_s, watch=watch) as hub:

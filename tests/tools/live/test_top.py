@@ -17,8 +17,8 @@ from rich.console import Console
 
 from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.metrics.point import Line, Measurement
-from podembed.tools.live.snapshot import Snapshot, Watcher
+from podembed.orchestrator.metrics.point import Measurement, StreamLine
+from podembed.tools.live.snapshot import LiveSnapshot, Watcher
 from podembed.tools.live.view import screen
 from podembed.tools.live.watching import LONGEST_START_S, _Lines, watch
 from podembed.workers.storage.store import Store
@@ -32,7 +32,7 @@ NOW_UNIX_S = 2e9 + 60
 ESCAPE = "\x1b"
 
 
-def a_window(step: int, *, hosts: int = 2, loss: float = 0.5) -> Line:
+def a_window(step: int, *, hosts: int = 2, loss: float = 0.5) -> StreamLine:
     of_hosts = [
         one
         for host in map(str, range(hosts))
@@ -60,7 +60,7 @@ def a_window(step: int, *, hosts: int = 2, loss: float = 0.5) -> Line:
     )
 
 
-def committed(step: int) -> Line:
+def committed(step: int) -> StreamLine:
     values = {"name": f"s{step:09d}-g00000001", "step": step, "size_bytes": 1 << 20, "seconds": 2.0}
     return an_event("commit", "committed", values, unix_s=2e9 + step)
 
@@ -194,7 +194,7 @@ def test_a_run_that_just_begins_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_alarms_that_stand_are_shown_as_health_finds_them(run: Path) -> None:
-    def figures(step: int, log_loss: float) -> list[Line]:
+    def figures(step: int, log_loss: float) -> list[StreamLine]:
         return [
             a_window(step, loss=0.6 - step / 1000),
             replace_first_step(a_point(step, Measurement("evaluation", log_loss, {"metric": "log_loss"}))),
@@ -204,7 +204,7 @@ def test_alarms_that_stand_are_shown_as_health_finds_them(run: Path) -> None:
     watcher, out = Watcher(str(run)), io.StringIO()
     pipe = _Lines(Console(file=out, width=20))
 
-    def look() -> Snapshot:
+    def look() -> LiveSnapshot:
         seen = watcher.look(now_unix_s=NOW_UNIX_S)
         pipe.show(seen, "")
         return seen
@@ -226,7 +226,7 @@ def test_alarms_that_stand_are_shown_as_health_finds_them(run: Path) -> None:
     ]
 
 
-def replace_first_step(line: Line) -> Line:
+def replace_first_step(line: StreamLine) -> StreamLine:
     """As an evaluation has it: it trains no step."""
     assert line.point is not None
     point = replace(line.point, first_step=line.point.step)

@@ -10,7 +10,7 @@ from typing import Any
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.metrics.point import POINT, Line, Measurement, Point
+from podembed.orchestrator.metrics.point import POINT, Measurement, Point, StreamLine
 from podembed.orchestrator.metrics.segments import Segments
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
@@ -49,26 +49,26 @@ def without_measurements(run: Path, to: Path) -> Path:
     return to
 
 
-def an_event(kind: str, text: str, values: Mapping[str, Any], *, unix_s: float = 2e9) -> Line:
-    return Line(kind=kind, unix_s=unix_s, values=values, text=text)
+def an_event(kind: str, text: str, values: Mapping[str, Any], *, unix_s: float = 2e9) -> StreamLine:
+    return StreamLine(kind=kind, unix_s=unix_s, values=values, text=text)
 
 
-def a_point(step: int, *measurements: Measurement, generation: int = 1, unix_s: float = 2e9) -> Line:
+def a_point(step: int, *measurements: Measurement, generation: int = 1, unix_s: float = 2e9) -> StreamLine:
     point = Point(generation=generation, first_step=step - 1, step=step, unix_s=unix_s, measurements=measurements)
-    return Line(kind=POINT, unix_s=unix_s, values=point.to_json(), point=point)
+    return StreamLine(kind=POINT, unix_s=unix_s, values=point.to_json(), point=point)
 
 
-def an_evaluation(step: int, *, auc: float, **others: float) -> Line:
+def an_evaluation(step: int, *, auc: float, **others: float) -> StreamLine:
     """Its point, with other series beside the AUC."""
     measurements = (
         Measurement("evaluation", auc, {"metric": "auc"}),
         *(Measurement(name, value) for name, value in others.items()),
     )
     point = Point(generation=1, first_step=step, step=step, unix_s=2e9, measurements=measurements)
-    return Line(kind=POINT, unix_s=2e9, values=point.to_json(), point=point)
+    return StreamLine(kind=POINT, unix_s=2e9, values=point.to_json(), point=point)
 
 
-def add_lines(run: Path, *lines: Line) -> None:
+def add_lines(run: Path, *lines: StreamLine) -> None:
     """As a later driver writes them; another one with each call."""
     number = len([*run.glob("metrics/9*-beef")])
     driver = f"{9_000_000_000_000 + number}-beef"
@@ -78,7 +78,7 @@ def add_lines(run: Path, *lines: Line) -> None:
     segments.close()
 
 
-def a_fault(cause: str) -> list[Line]:
+def a_fault(cause: str) -> list[StreamLine]:
     """The events of a fault and of the recovery from it."""
     lost = {"generation": 1, "cause": cause, "workers": [], "fault": "host", "base_step": 9}
     recovery = {"generation": 2, "cause": cause, "base_step": 9, "discarded_steps": 2, "total_s": 4.0}

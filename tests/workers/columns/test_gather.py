@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.ragged import Ragged
-from podembed.workers.columns.gather import Block, Part, WindowShape, interleave
+from podembed.workers.columns.gather import Block, LaneRows, WindowShape, interleave
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
 from tests.workers.formats.parquet_sets import assert_same
 
@@ -34,7 +34,7 @@ def block_of(bags: list[list[int]], *, first: int, is_single: bool = True) -> Bl
     return Block(rows=rows, single_names=(), singles=singles[:0])
 
 
-def expected(parts: list[Part], shape: WindowShape, like: Batch) -> Batch:
+def expected(parts: list[LaneRows], shape: WindowShape, like: Batch) -> Batch:
     """The same from slices, row after row."""
     rows = [like.padded(1)] * shape.num_samples
     for part in parts:
@@ -65,7 +65,9 @@ def test_rows_come_to_their_step_and_what_is_missing_is_padding(
             first_row = data.draw(st.integers(0, len(block_bags) - 1))
             num_rows = min(len(block_bags) - first_row, shape.rows_per_lane - lane_row)
             if num_rows:
-                parts.append(Part(block=block, first_row=first_row, num_rows=num_rows, lane=lane, lane_row=lane_row))
+                parts.append(
+                    LaneRows(block=block, first_row=first_row, num_rows=num_rows, lane=lane, lane_row=lane_row)
+                )
             lane_row += num_rows
     like = Batch.empty(["a", "bag", "b"], num_dense=NUM_DENSE, columns=COLUMNS)
     assert_same(interleave(parts, shape=shape, like=like), expected(parts, shape, like))
@@ -74,7 +76,7 @@ def test_rows_come_to_their_step_and_what_is_missing_is_padding(
 @pytest.mark.parametrize("num_rows", [6, 5])
 def test_features_with_one_id_a_row_share_their_offsets_with_and_without_padding(num_rows: int) -> None:
     shape = WindowShape(num_steps=3, num_lanes=1, rows_per_step=2)
-    part = Part(block=block_of([[1]] * 6, first=0), first_row=0, num_rows=num_rows, lane=0, lane_row=0)
+    part = LaneRows(block=block_of([[1]] * 6, first=0), first_row=0, num_rows=num_rows, lane=0, lane_row=0)
     gathered = interleave(
         [part], shape=shape, like=Batch.empty(["b", "bag", "a"], num_dense=NUM_DENSE, columns=COLUMNS)
     )

@@ -12,7 +12,7 @@ from podembed.workers.faults.inject import FaultPoints, ProcessActs
 from podembed.workers.faults.plan import Fault, FaultPlan
 from podembed.workers.faults.storage import with_faults
 from podembed.workers.storage.errors import StorageFull, StoreUnavailable
-from podembed.workers.storage.retry import Waiting
+from podembed.workers.storage.retry import RetryClock
 from podembed.workers.storage.store import Store
 
 
@@ -29,7 +29,7 @@ def faulty(folder: Path, *faults: Fault, slept: list[float] | None = None) -> St
     records.mkdir(exist_ok=True)
     plan = FaultPlan(folder=str(records), faults=faults)
     acts = ProcessActs(send_signal=_end, sleep=[].append if slept is None else slept.append)
-    waiting = Waiting(sleep=lambda seconds: None)
+    waiting = RetryClock(sleep=lambda seconds: None)
     return with_faults(Store(folder / "run", waiting=waiting), FaultPoints.of(plan, "driver", acts))
 
 

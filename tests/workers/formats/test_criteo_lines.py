@@ -8,7 +8,7 @@ from podembed.workers.formats.criteo_lines import (
     FIELD_NAMES,
     NUM_CATEGORIES,
     NUM_INTEGERS,
-    Fault,
+    LineFault,
     parse_lines,
     read_line,
 )
@@ -60,8 +60,8 @@ def test_both_readers_agree(lines: list[bytes]) -> None:
     assert len(parsed.is_good) == len(lines)
     for at, line in enumerate(lines):
         values = read_line(line)
-        assert parsed.is_good[at] == (not isinstance(values, Fault)), values
-        if isinstance(values, Fault):
+        assert parsed.is_good[at] == (not isinstance(values, LineFault)), values
+        if isinstance(values, LineFault):
             continue
         found: list[int | None] = [int(parsed.labels[at])]
         for number in range(NUM_INTEGERS):
@@ -106,6 +106,6 @@ def test_values_are_what_the_text_says() -> None:
 )
 def test_faults_name_the_field_and_quote_it(line: bytes, field: str, found: str) -> None:
     fault = read_line(line)
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, LineFault)
     assert fault.field == field
     assert fault.found.startswith(found)

@@ -163,7 +163,7 @@ def test_rows_go_back_only_when_no_thread_reads_them(
         pod.train(0, 5)
         pod.commit_as(BASE)
         fail(pod, 5, 12)
-        real_digest, real_stop = verification.has_digest, verification.Verification.stop
+        real_digest, real_stop = verification.has_digest, verification.RowVerification.stop
         real_undo, looked, is_told = Undo.back_to, [], threading.Event()
 
         def late(*arguments: Any) -> bool:
@@ -172,7 +172,7 @@ def test_rows_go_back_only_when_no_thread_reads_them(
             time.sleep(0.2)
             return real_digest(*arguments)
 
-        def stop(found: verification.Verification) -> None:
+        def stop(found: verification.RowVerification) -> None:
             is_told.set()
             real_stop(found)
 
@@ -185,7 +185,7 @@ def test_rows_go_back_only_when_no_thread_reads_them(
             return real_undo(undo, commit)
 
         monkeypatch.setattr(verification, "has_digest", late)
-        monkeypatch.setattr(verification.Verification, "stop", stop)
+        monkeypatch.setattr(verification.RowVerification, "stop", stop)
         pod.go_on(leave_at=5)
         fail(pod, 5, 12)
         assert all(any(thread.is_alive() for thread in _threads_of(worker)) for worker in pod.workers)

@@ -13,7 +13,7 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam
-from podembed.embedding.tf.keras.sgd_ftrl import Adagrad as KerasAdagrad
+from podembed.embedding.tf.keras.keras_optimizers import Adagrad as KerasAdagrad
 from podembed.jobs.models.dlrm import DLRM
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
 from podembed.workers.data.config import CsvData, InputData, ParquetData
@@ -47,7 +47,7 @@ def job_of(**changes: Any) -> JobConfig:
         ({"optimizer": Adagrad}, r"optimizer=the class Adagrad\. Expected .*Write Adagrad\(\.\.\.\)"),
         ({"optimizer": "adagrad"}, "optimizer='adagrad'. Expected a row optimizer"),
         ({"optimizer": None}, "optimizer=None. Expected a row optimizer"),
-        ({"optimizer": KerasAdagrad()}, r"optimizer=Adagrad, a Keras optimizer.*as_optax\(\)"),
+        ({"optimizer": KerasAdagrad()}, r"optimizer=KerasAdagrad, a Keras optimizer.*as_optax\(\)"),
         ({"features": {"u": TABLE}}, r"TableConfig as features\['u'\]\. Expected a FeatureConfig\. Write FeatureConfig\(table\)"),
         ({"features": {"u": {"rows": 5}}}, r"features\['u'\]={'rows': 5}\. Expected a FeatureConfig"),
         ({"features": {"u": FeatureConfig}}, r"features\['u'\]=the class FeatureConfig"),
@@ -60,7 +60,7 @@ def job_of(**changes: Any) -> JobConfig:
         ({"model": SmallModel}, r"model=the class SmallModel.*Write model=SmallModel\(\.\.\.\)"),
         ({"model": lambda x: x}, "model=a function. Expected an object with init"),
         ({"dense_optimizer": Adagrad()}, r"dense_optimizer=Adagrad, which updates rows.*optax\.adagrad\(\.\.\.\)"),
-        ({"dense_optimizer": KerasAdagrad()}, r"dense_optimizer=Adagrad, a Keras optimizer.*Write dense_optimizer=optimizer\.as_optax\(\)"),
+        ({"dense_optimizer": KerasAdagrad()}, r"dense_optimizer=KerasAdagrad, a Keras optimizer.*Write dense_optimizer=optimizer\.as_optax\(\)"),
         ({"dense_optimizer": optax.adam}, r"dense_optimizer=a function.*Call it: adam\(\.\.\.\)"),
         ({"dense_optimizer": 0.1}, "dense_optimizer=0.1. Expected a transformation of optax"),
         ({"dense_optimizer": optax.adam(float("nan"))}, "dense_optimizer with step_size=nan. Expected finite numbers"),

@@ -16,7 +16,7 @@ import zarr
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.tf.replicas.strategies import LocalStrategy
-from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
+from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint, CheckpointPartsMismatch, latest_checkpoint
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.workers.stepwise.checkpoint import CHECKPOINT_STORAGE
 from podembed.workers.stepwise.saved_index import AlreadySaved, NothingSaved
@@ -163,7 +163,7 @@ def test_an_index_that_says_something_else_is_refused(checkpoint, tmp_path, chan
     document.pop("sha256")
     change(document)
     (path / "checkpoint.json").write_bytes(seal(document))
-    with pytest.raises((StorageError, CheckpointMismatch)):
+    with pytest.raises((StorageError, CheckpointPartsMismatch)):
         checkpoint.restore(path)
 
 

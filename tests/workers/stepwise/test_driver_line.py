@@ -12,7 +12,7 @@ import pytest
 
 from podembed.workers.device.doorway import ChannelLost
 from podembed.workers.stepwise.driver_line import DriverDoor, DriverEnd, DriverLineSpec
-from podembed.workers.stepwise.line import Line, Raised
+from podembed.workers.stepwise.line import LineServer, Raised
 from tests.workers.stepwise.packing import PICKLED
 
 SPEC = DriverLineSpec(name="a pod host 0", token=b"t" * 32, bind_address="127.0.0.1")
@@ -31,7 +31,7 @@ class Process:
 
     def __init__(self, answer=answer):
         self.door = DriverDoor(SPEC)
-        self.line = Line(answer, PICKLED, self.door, name="calls of the driver")
+        self.line = LineServer(answer, PICKLED, self.door, name="calls of the driver")
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.errors import MeshAborted, MeshError
 from podembed.workers.mesh.frames import Tag
-from podembed.workers.stepwise.device import HostCalls, Ran, ReplicaEngine, StepwiseDevice
+from podembed.workers.stepwise.device import HostLinkCalls, Ran, ReplicaEngine, StepwiseDevice
 from podembed.workers.stepwise.host import StepwiseHost, StepwiseSpec
 from podembed.workers.stepwise.shared_values import DeviceValues, SharedValues
 from tests.workers.stepwise.packing import PICKLED
@@ -345,7 +345,7 @@ class DirectLink:
 
 
 def calls_of(host):
-    return HostCalls(DirectLink(host), Tracker(), 0)
+    return HostLinkCalls(DirectLink(host), Tracker(), 0)
 
 
 @pytest.mark.parametrize("hosts", [1], indirect=True)

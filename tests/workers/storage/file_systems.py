@@ -7,9 +7,9 @@ from __future__ import annotations
 from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from podembed.workers.storage.retry import Waiting
+from podembed.workers.storage.retry import RetryClock
 
-NO_WAIT = Waiting(sleep=lambda _: None)
+NO_WAIT = RetryClock(sleep=lambda _: None)
 
 
 def key_of(path: str) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podembed.workers.storage.errors import NameTaken, StoreUnavailable
-from podembed.workers.storage.retry import RetryPolicy, Waiting, call_with_retries, is_transient
+from podembed.workers.storage.retry import RetryClock, RetryPolicy, call_with_retries, is_transient
 
 
 class HttpError(Exception):
@@ -61,7 +61,7 @@ def test_waits_stay_below_the_deadline_and_the_number_of_attempts(attempts, firs
         raise ConnectionError
 
     policy = RetryPolicy(max_attempts=attempts, first_wait_s=first, max_wait_s=longest, deadline_s=deadline)
-    waiting = Waiting(monotonic=lambda: now[0], sleep=sleep, random=iter(chances).__next__)
+    waiting = RetryClock(monotonic=lambda: now[0], sleep=sleep, random=iter(chances).__next__)
     with pytest.raises(StoreUnavailable):
         call_with_retries(fail, what="read 'a'", policy=policy, waiting=waiting)
     assert calls == list(range(len(waits) + 1))
@@ -77,7 +77,8 @@ def test_an_answer_after_faults_is_returned() -> None:
         return "answer"
 
     assert (
-        call_with_retries(third_time, what="x", policy=RetryPolicy(), waiting=Waiting(sleep=lambda _: None)) == "answer"
+        call_with_retries(third_time, what="x", policy=RetryPolicy(), waiting=RetryClock(sleep=lambda _: None))
+        == "answer"
     )
 
 

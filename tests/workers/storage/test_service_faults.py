@@ -11,7 +11,7 @@ import pytest
 
 from podembed.workers.storage import remote as remote_files
 from podembed.workers.storage.errors import NameTaken, StoreUnavailable
-from podembed.workers.storage.retry import RetryPolicy, Waiting
+from podembed.workers.storage.retry import RetryClock, RetryPolicy
 from podembed.workers.storage.store import Store
 from tests.workers.storage.file_systems import NO_WAIT, CloudFileSystem
 
@@ -112,7 +112,7 @@ def test_a_service_that_stays_away_is_given_up_in_bounded_time() -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    waiting = Waiting(monotonic=lambda: now[0], sleep=sleep, random=lambda: 0.5)
+    waiting = RetryClock(monotonic=lambda: now[0], sleep=sleep, random=lambda: 0.5)
     policy = RetryPolicy(max_attempts=5, first_wait_s=1.0, max_wait_s=4.0, deadline_s=100.0)
     CloudFileSystem.reset(*[("info", "before", ConnectionError(f"down {n}")) for n in range(9)])
     store = Store("abfss://bucket/run", retry=policy, waiting=waiting)

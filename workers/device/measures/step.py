@@ -21,7 +21,7 @@ NORMS_EVERY = 32
 NOT_MEASURED = -1.0
 
 
-class Scored(NamedTuple):
+class DeviceScores(NamedTuple):
     """Of one device. Both are empty where a job has no scores that are log odds.
 
     Attributes:
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
         last two are `NOT_MEASURED` but in each step whose number `NORMS_EVERY` divides.
     """
 
-    scored: Scored
+    scored: DeviceScores
     norms: jax.Array
 
     @staticmethod
@@ -61,11 +61,11 @@ def measured_labels(job: JobConfig) -> tuple[str, ...]:
     return (job.data.label,) if job.has_logits and job.data.label else ()
 
 
-def scored(job: JobConfig, outputs: Any, batch: ModelBatch) -> Scored:
+def scored(job: JobConfig, outputs: Any, batch: ModelBatch) -> DeviceScores:
     """What a model's outputs say of the samples before they are trained on."""
     names, num_samples = measured_labels(job), batch.weights.shape[0]
     if not names:
-        return Scored((), ())
+        return DeviceScores((), ())
     by_label: Mapping[str, jax.Array] = (
         dict(zip((task.label for task in job.tasks), task_scores(job, outputs, num_samples), strict=True))
         if job.tasks
@@ -79,7 +79,7 @@ def scored(job: JobConfig, outputs: Any, batch: ModelBatch) -> Scored:
         )
         for name in names
     ]
-    return Scored(tuple(codes for codes, _ in found), tuple(sums for _, sums in found))
+    return DeviceScores(tuple(codes for codes, _ in found), tuple(sums for _, sums in found))
 
 
 def _of_label(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:

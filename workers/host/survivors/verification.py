@@ -1,4 +1,4 @@
-"""`Verification`: the buckets that a survivor kept are compared with the commit while training goes on.
+"""`RowVerification`: the buckets that a survivor kept are compared with the commit while training goes on.
 
 No survivor is trusted, but training need not wait for that. What a generation does before its first commit is undone
 when a bucket differs, as after any fault. A commit and an evaluation wait until all is compared (`finish`). So a
@@ -61,7 +61,7 @@ class _Kept:
     turn: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Verification:
+class RowVerification:
     """Begins at once. Mutated: `wrong`, and by its end the frozen rows, which are let go of.
 
     The working thread makes it and calls its methods. Its own threads look at frozen rows alone.

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from podembed.embedding.tf.keras.keras_optimizers import SGD, Adam
 from podembed.embedding.tf.keras.row_slices import RowSlices
-from podembed.embedding.tf.keras.sgd_ftrl import SGD, Adam
 from podembed.embedding.tf.keras.variable import Variable
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from podembed.embedding.tf.keras.optimizer import Optimizer
-from podembed.embedding.tf.keras.sgd_ftrl import SGD
+from podembed.embedding.tf.keras.keras_optimizers import SGD
+from podembed.embedding.tf.keras.optimizer import KerasOptimizer
 from podembed.embedding.tf.keras.variable import Variable
 
 
@@ -41,7 +41,7 @@ def test_no_frequency_never_overwrites(frequency):
 
 
 def test_a_class_that_never_says_it_is_built_keeps_its_averages():
-    class Bare(Optimizer):
+    class Bare(KerasOptimizer):
         def update_step(self, gradient, variable):
             variable.assign_sub(gradient)
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podembed.embedding.tf.keras import schedules
-from podembed.embedding.tf.keras import sgd_ftrl as keras_optimizers
+from podembed.embedding.tf.keras import keras_optimizers, schedules
 from podembed.embedding.tf.keras.tape import GradientTape
 from podembed.embedding.tf.keras.variable import Variable
 

@@ -12,17 +12,27 @@ import optax
 import pytest
 
 from podembed.embedding.tf.keras.functional import KerasState
-from podembed.embedding.tf.keras.optimizer import Optimizer
+from podembed.embedding.tf.keras.keras_optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Ftrl,
+    Nadam,
+    RMSprop,
+)
+from podembed.embedding.tf.keras.optimizer import KerasOptimizer
 from podembed.embedding.tf.keras.row_slices import RowSlices
 from podembed.embedding.tf.keras.schedules import CosineDecayRestarts, PiecewiseConstantDecay
-from podembed.embedding.tf.keras.sgd_ftrl import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Ftrl, Nadam, RMSprop
 from podembed.embedding.tf.keras.variable import Variable
 
 PARAMS = {"dense": {"kernel": np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2), "bias": np.zeros(2, np.float32)}}
 PATHS = ["dense/bias", "dense/kernel"]
 
 
-class Signed(Optimizer):
+class Signed(KerasOptimizer):
     """Moves against the sign of an average gradient; slots from the model and one of its own made in the
     constructor.
     """
@@ -219,7 +229,7 @@ class Pair(NamedTuple):
     fast: Variable
 
 
-class Contained(Optimizer):
+class Contained(KerasOptimizer):
     """Two slots per variable, made without `add_variable`, in a container of the given kind."""
 
     def __init__(self, container, name="Contained", **kwargs):
@@ -255,7 +265,7 @@ def test_slots_in_containers_of_other_kinds(container):
     assert (len(state.slots), len(optimizer.slots)) == (4, 0)
 
 
-class Counting(Optimizer):
+class Counting(KerasOptimizer):
     """Divides by how often it has updated, a counter of 64 bits."""
 
     def __init__(self, name="Counting", **kwargs):
@@ -276,7 +286,7 @@ def test_a_counter_of_64_bits_works_in_a_program_too():
 
 
 def test_a_class_that_never_says_it_is_built_is_refused_if_it_has_slots():
-    class Forgetful(Optimizer):
+    class Forgetful(KerasOptimizer):
         def build(self, var_list):
             super().build(var_list)
             self.slots = [self.add_variable_from_reference(one, "m") for one in var_list]
@@ -295,7 +305,7 @@ def test_wrong_calls():
 
 
 def test_an_optimizer_without_rate_has_none_in_its_state():
-    class Plain(Optimizer):
+    class Plain(KerasOptimizer):
         def update_step(self, gradient, variable):
             variable.assign_sub(gradient)
 

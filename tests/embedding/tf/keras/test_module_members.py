@@ -6,7 +6,7 @@ import numpy as np
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad
-from podembed.embedding.tf.keras import sgd_ftrl as keras_optimizers
+from podembed.embedding.tf.keras import keras_optimizers
 from podembed.embedding.tf.keras.variable import Variable
 from podembed.embedding.tf.replicas.strategies import LocalStrategy
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding

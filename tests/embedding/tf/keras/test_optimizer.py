@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from podembed.embedding import initializers
 from podembed.embedding.tf.keras.gradients import clipped
-from podembed.embedding.tf.keras.optimizer import Optimizer
+from podembed.embedding.tf.keras.keras_optimizers import SGD, Adam
+from podembed.embedding.tf.keras.optimizer import KerasOptimizer
 from podembed.embedding.tf.keras.row_slices import RowSlices
 from podembed.embedding.tf.keras.schedules import ExponentialDecay, LearningRateSchedule, PiecewiseConstantDecay
-from podembed.embedding.tf.keras.sgd_ftrl import SGD, Adam
 from podembed.embedding.tf.keras.tape import GradientTape
 from podembed.embedding.tf.keras.variable import Variable
 from tests.long_tests import examples
 
 
-class Recording(Optimizer):
+class Recording(KerasOptimizer):
     """Subtracts the gradient and writes down what it sees."""
 
     def __init__(self, learning_rate=1.0, name="Recording", **kwargs):
@@ -50,15 +50,15 @@ class Recording(Optimizer):
 
 def test_name_is_required_and_comes_first():
     with pytest.raises(TypeError, match="name"):
-        Optimizer()  # type: ignore[call-arg]
-    assert Optimizer("any").name == "any"
+        KerasOptimizer()  # type: ignore[call-arg]
+    assert KerasOptimizer("any").name == "any"
 
 
 def test_one_kind_of_norm_at_most_even_if_it_is_zero():
     with pytest.raises(ValueError, match="clipnorm=0 and global_clipnorm=0"):
-        Optimizer("x", clipnorm=0, global_clipnorm=0)
-    Optimizer("x", clipnorm=1.0, clipvalue=1.0)
-    Optimizer("x", global_clipnorm=1.0, clipvalue=1.0)
+        KerasOptimizer("x", clipnorm=0, global_clipnorm=0)
+    KerasOptimizer("x", clipnorm=1.0, clipvalue=1.0)
+    KerasOptimizer("x", global_clipnorm=1.0, clipvalue=1.0)
 
 
 @pytest.mark.parametrize(
@@ -71,20 +71,20 @@ def test_one_kind_of_norm_at_most_even_if_it_is_zero():
     ],
 )
 def test_averaging_arguments_are_checked_only_when_used(arguments):
-    Optimizer("x", **arguments)
+    KerasOptimizer("x", **arguments)
     with pytest.raises(ValueError, match="ema_"):
-        Optimizer("x", use_ema=True, **arguments)
+        KerasOptimizer("x", use_ema=True, **arguments)
 
 
 @pytest.mark.parametrize("arguments", [{"ema_momentum": 0}, {"ema_momentum": 1}, {"ema_overwrite_frequency": 0}])
 def test_averaging_arguments_at_the_edge_are_kept(arguments):
-    config = Optimizer("x", use_ema=True, **arguments).get_config()
+    config = KerasOptimizer("x", use_ema=True, **arguments).get_config()
     assert arguments.items() <= config.items()
 
 
 def test_arguments_of_older_versions_warn_and_others_are_errors(caplog):
     with caplog.at_level(logging.WARNING):
-        Optimizer("x", lr=1, decay=2, gradient_transformers=[], gradient_aggregator=None)
+        KerasOptimizer("x", lr=1, decay=2, gradient_transformers=[], gradient_aggregator=None)
     assert [record.args[0] for record in caplog.records] == [
         "lr",
         "decay",
@@ -92,20 +92,20 @@ def test_arguments_of_older_versions_warn_and_others_are_errors(caplog):
         "gradient_aggregator",
     ]
     with pytest.raises(TypeError, match="weight_dacay"):
-        Optimizer("x", weight_dacay=0.1)
+        KerasOptimizer("x", weight_dacay=0.1)
 
 
 def test_compiling_is_off_without_a_gpu_and_only_then(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    assert Optimizer("x", jit_compile=True).jit_compile is False
-    assert Optimizer("x").get_config()["jit_compile"] is False
+    assert KerasOptimizer("x", jit_compile=True).jit_compile is False
+    assert KerasOptimizer("x").get_config()["jit_compile"] is False
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert Optimizer("x").jit_compile is True
-    assert Optimizer("x", jit_compile=False).jit_compile is False
+    assert KerasOptimizer("x").jit_compile is True
+    assert KerasOptimizer("x", jit_compile=False).jit_compile is False
 
 
 def test_base_class_lives_but_does_not_update():
-    optimizer = Optimizer("x")
+    optimizer = KerasOptimizer("x")
     with pytest.raises(NotImplementedError, match="update_step"):
         optimizer.update_step(1.0, Variable(1.0))
     with pytest.raises(NotImplementedError, match="update_step"):
@@ -349,7 +349,7 @@ def test_own_schedule():
 
 
 def test_missing_rate():
-    optimizer = Optimizer("x")
+    optimizer = KerasOptimizer("x")
     with pytest.raises(ValueError, match="no learning rate"):
         _ = optimizer.learning_rate
     with pytest.raises(ValueError, match="no learning rate"):
@@ -470,7 +470,7 @@ def test_minimize_is_compute_then_apply():
 
 
 def test_base_configuration_has_no_name():
-    config = Optimizer("x", clipnorm=1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3).get_config()
+    config = KerasOptimizer("x", clipnorm=1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3).get_config()
     assert config == {
         "clipnorm": 1.0,
         "global_clipnorm": None,
@@ -566,7 +566,7 @@ def test_a_learning_rate_is_finite_and_not_negative() -> None:
     ],
 )
 def test_variables_begin_as_any_initializer_says(initializer, low, high):
-    optimizer, model = Optimizer("O"), Variable(jnp.zeros((40, 20)), name="kernel")
+    optimizer, model = KerasOptimizer("O"), Variable(jnp.zeros((40, 20)), name="kernel")
     made = [
         optimizer.add_variable((40, 20), initializer=initializer, name="own"),
         optimizer.add_variable_from_reference(model, "slot", initializer=initializer),
@@ -580,13 +580,13 @@ def test_variables_begin_as_any_initializer_says(initializer, low, high):
         # Spread over the whole range, where there is one.
         assert found.max() - found.min() >= 0.9 * (high - low)
     # The same in every process, which means by name.
-    again = Optimizer("O").add_variable((40, 20), initializer=initializer, name="own")
+    again = KerasOptimizer("O").add_variable((40, 20), initializer=initializer, name="own")
     np.testing.assert_array_equal(again.numpy(), made[0].numpy())
 
 
 def test_what_an_initializer_makes_must_have_the_shape():
     with pytest.raises(ValueError, match=r"Expected \(2,\)"):
-        Optimizer("O").add_variable((2,), initializer=lambda shape, dtype: np.zeros(3, dtype))
+        KerasOptimizer("O").add_variable((2,), initializer=lambda shape, dtype: np.zeros(3, dtype))
 
 
 def test_a_function_of_the_step_is_a_schedule():

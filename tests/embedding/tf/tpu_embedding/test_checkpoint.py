@@ -10,11 +10,11 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam
-from podembed.embedding.tf.keras.sgd_ftrl import Adam as KerasAdam
+from podembed.embedding.tf.keras.keras_optimizers import Adam as KerasAdam
 from podembed.embedding.tf.keras.variable import Variable
 from podembed.embedding.tf.replicas.per_replica import PerReplica
 from podembed.embedding.tf.replicas.strategies import LocalStrategy
-from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
+from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint, CheckpointPartsMismatch, latest_checkpoint
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.embedding.tf.tpu_embedding.serving import TPUEmbeddingForServing
 from podembed.workers.checkpoint.chunks import ChunkDamaged
@@ -135,7 +135,7 @@ def test_a_part_may_be_restored_alone_and_from_shapes(tmp_path):
     embedding = embedding_of(config)
     path = Checkpoint(model=first_params(), embedding=embedding, step=3).save(tmp_path)
     shapes = jax.eval_shape(lambda: {"kernel": jnp.zeros((3, 2))})
-    with pytest.raises(CheckpointMismatch, match="model/layers/0: in the checkpoint alone"):
+    with pytest.raises(CheckpointPartsMismatch, match="model/layers/0: in the checkpoint alone"):
         Checkpoint(model=shapes).restore(path)
     assert Checkpoint(step=0).restore(path) == {"step": 3}
     template = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first_params())
@@ -167,7 +167,7 @@ def test_every_difference_is_listed_and_nothing_is_changed(tmp_path):
     before = other.read_tables()[other_table]
     model = {"kernel": jnp.zeros((2, 3)), "layers": [jnp.ones(2, jnp.float32)], "bias": jnp.zeros(1)}
     checkpoint = Checkpoint(model=model, optimizer=optax.sgd(1.0).init(model), embedding=other, extra=1)
-    with pytest.raises(CheckpointMismatch) as raised:
+    with pytest.raises(CheckpointPartsMismatch) as raised:
         checkpoint.restore(path)
     lines = str(raised.value).split("\n  ")
     assert "model/kernel: float32[3, 2] in the checkpoint, float32[2, 3] here" in lines
@@ -181,10 +181,10 @@ def test_every_difference_is_listed_and_nothing_is_changed(tmp_path):
     equal(other.read_tables()[other_table], before)
     assert checkpoint.model is model
     other_slots, _ = declared(Adam(0.1))
-    with pytest.raises(CheckpointMismatch, match="columns.*velocity.* here"):
+    with pytest.raises(CheckpointPartsMismatch, match="columns.*velocity.* here"):
         Checkpoint(embedding=embedding_of(other_slots)).restore(path)
     without = Checkpoint(model=first_params()).save(tmp_path)
-    with pytest.raises(CheckpointMismatch, match="embedding: the checkpoint has no embedding"):
+    with pytest.raises(CheckpointPartsMismatch, match="embedding: the checkpoint has no embedding"):
         Checkpoint(embedding=embedding).restore(without)
     with pytest.raises(NothingSaved, match="checkpoint without an embedding"):
         embedding.restore(without)
@@ -192,7 +192,7 @@ def test_every_difference_is_listed_and_nothing_is_changed(tmp_path):
 
 def test_many_differences_are_counted(tmp_path):
     path = Checkpoint(model={f"{at:02}": np.zeros(1) for at in range(30)}).save(tmp_path)
-    with pytest.raises(CheckpointMismatch, match="model/19.*\n  and 10 more"):
+    with pytest.raises(CheckpointPartsMismatch, match="model/19.*\n  and 10 more"):
         Checkpoint(model={f"{at:02}": np.zeros(2) for at in range(30)}).restore(path)
 
 

@@ -13,7 +13,7 @@ from podembed.orchestrator.cluster.slices.holding import demanded
 from podembed.orchestrator.cluster.slices.labels import domain_of, part_of, selectors
 from podembed.orchestrator.cluster.worker_environment import worker_environment
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
-from podembed.orchestrator.decisions.membership import Part, Slice
+from podembed.orchestrator.decisions.membership import Slice, SliceMember
 
 CUBE = Topology.of("2x2x2", "TPU-V4")
 ONE_MACHINE = Topology.of("2x4", "TPU-V6E")
@@ -40,18 +40,18 @@ def test_machines_of_a_slice_fail_as_one_where_the_run_uses_slices() -> None:
 @pytest.mark.parametrize(
     ("labels", "topology", "part"),
     [
-        ({"slice_name": "a", "worker_id": "1", "pod_type": "v4-16"}, CUBE, Part(pod_type="v4-16", worker=1)),
-        ({"slice_name": "a", "worker_id": "1", "pod_type": "v4-32"}, CUBE, Part(pod_type="v4-32", worker=1)),
+        ({"slice_name": "a", "worker_id": "1", "pod_type": "v4-16"}, CUBE, SliceMember(pod_type="v4-16", worker=1)),
+        ({"slice_name": "a", "worker_id": "1", "pod_type": "v4-32"}, CUBE, SliceMember(pod_type="v4-32", worker=1)),
         ({"slice_name": "a", "worker_id": "1", "pod_type": "v4-16"}, None, None),
         ({"slice_name": "a", "worker_id": "x", "pod_type": "v4-16"}, CUBE, None),
         ({"worker_id": "1", "pod_type": "v4-16"}, CUBE, None),
         ({}, CUBE, None),
         # A slice that is one machine needs no name and no number.
-        ({"pod_type": "v6e-8"}, ONE_MACHINE, Part(pod_type="v6e-8", worker=0)),
+        ({"pod_type": "v6e-8"}, ONE_MACHINE, SliceMember(pod_type="v6e-8", worker=0)),
     ],
 )
 def test_a_machine_is_a_part_if_its_labels_say_which(
-    labels: dict[str, str], topology: Topology | None, part: Part | None
+    labels: dict[str, str], topology: Topology | None, part: SliceMember | None
 ) -> None:
     assert part_of(node(**labels), topology) == part
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from podembed.orchestrator.commit.lease_protocol import Base, DriverState, Phase, after, head, lineage, propose
+from podembed.orchestrator.commit.lease_protocol import Base, DriverState, LeasePhase, after, head, lineage, propose
 from podembed.orchestrator.commit.manifest import commit_name, parse_commit_name
 from tests.long_tests import is_long
 
@@ -55,27 +55,27 @@ def act(storage: Storage, state: DriverState) -> tuple[Storage, object]:
     """Carries out the action that is due, on the model. Returns the storage afterwards and the answer."""
     generation, newest = state.generation, storage.newest_base
     match state.phase:
-        case Phase.LIST_CLAIMS | Phase.CONFIRM_CLAIM | Phase.CONFIRM_COMMIT:
+        case LeasePhase.LIST_CLAIMS | LeasePhase.CONFIRM_CLAIM | LeasePhase.CONFIRM_COMMIT:
             return storage, storage.claims
-        case Phase.CLAIM:
+        case LeasePhase.CLAIM:
             return replace(storage, claims=storage.claims | {generation}), generation not in storage.claims
-        case Phase.READ_BASE:
+        case LeasePhase.READ_BASE:
             return storage, newest
-        case Phase.LIST_COMMITS:
+        case LeasePhase.LIST_COMMITS:
             return storage, storage.commits
-        case Phase.CHOOSE_BASE:
+        case LeasePhase.CHOOSE_BASE:
             return storage, state.head
-        case Phase.CREATE_BASE:
+        case LeasePhase.CREATE_BASE:
             taken = any(base.generation == generation for base in storage.bases)
             base = Base(generation, state.head)
             return (storage, False) if taken else (replace(storage, bases=storage.bases | {base}), True)
-        case Phase.PUBLISH:
+        case LeasePhase.PUBLISH:
             assert state.pending is not None
             if state.pending in storage.commits:
                 return storage, False
             commits, parents = storage.commits | {state.pending}, storage.parents | {(state.pending, state.head)}
             return replace(storage, commits=commits, parents=parents), True
-        case Phase.ACKNOWLEDGE:
+        case LeasePhase.ACKNOWLEDGE:
             assert state.pending is not None
             return replace(storage, acknowledged=storage.acknowledged | {state.pending}), None
     raise AssertionError(state.phase)
@@ -84,13 +84,13 @@ def act(storage: Storage, state: DriverState) -> tuple[Storage, object]:
 def moves(storage: Storage, driver: Driver, after: After, keep: int | None) -> Iterator[tuple[Storage, Driver]]:
     """What this driver can do next."""
     state = driver.state
-    if state.phase is Phase.FENCED:
+    if state.phase is LeasePhase.FENCED:
         return
     if driver.condemned:
         # The manifests planned for deletion go one by one; between any two everybody else may act.
         gone, *rest = driver.condemned
         yield replace(storage, commits=storage.commits - {gone}), replace(driver, condemned=tuple(rest))
-    if state.phase is Phase.READY:
+    if state.phase is LeasePhase.READY:
         if driver.commits_left:
             step = (parse_commit_name(state.head or "") or (0, 0))[0] + 1
             proposed = propose(state, commit_name(step=step, generation=state.generation))
@@ -98,7 +98,7 @@ def moves(storage: Storage, driver: Driver, after: After, keep: int | None) -> I
         return
     changed, answer = act(storage, state)
     moved = replace(driver, state=after(state, answer))
-    if keep is not None and state.phase is Phase.ACKNOWLEDGE:
+    if keep is not None and state.phase is LeasePhase.ACKNOWLEDGE:
         chain = ancestors(changed, moved.state.head)
         moved = replace(moved, condemned=tuple(name for name in reversed(chain[keep:]) if name in changed.commits))
     yield changed, moved
@@ -134,7 +134,12 @@ def violation(storage: Storage) -> str | None:
 
 
 def explore(
-    *, drivers: int, commits: int, keep: int | None = None, after: After = after, start: Phase = Phase.LIST_CLAIMS
+    *,
+    drivers: int,
+    commits: int,
+    keep: int | None = None,
+    after: After = after,
+    start: LeasePhase = LeasePhase.LIST_CLAIMS,
 ):
     """Breadth first over all reachable states, drivers being interchangeable. Returns (number of states, violation or
     None).
@@ -166,17 +171,17 @@ def _order(driver: Driver) -> str:
 def base_before_claim(state: DriverState, answer: object) -> DriverState:
     """The tempting order: look for the newest commit first, then claim and start from it."""
     moved = after(state, answer)
-    if state.phase is Phase.CHOOSE_BASE:
-        return replace(moved, phase=Phase.LIST_CLAIMS)
-    if state.phase is Phase.CLAIM:
-        return replace(moved, phase=Phase.CREATE_BASE if answer else Phase.READ_BASE)
+    if state.phase is LeasePhase.CHOOSE_BASE:
+        return replace(moved, phase=LeasePhase.LIST_CLAIMS)
+    if state.phase is LeasePhase.CLAIM:
+        return replace(moved, phase=LeasePhase.CREATE_BASE if answer else LeasePhase.READ_BASE)
     return moved
 
 
 def no_check_before_acknowledging(state: DriverState, answer: object) -> DriverState:
     """Trusts that publishing was enough."""
     moved = after(state, answer)
-    return replace(moved, phase=Phase.ACKNOWLEDGE) if state.phase is Phase.CONFIRM_COMMIT else moved
+    return replace(moved, phase=LeasePhase.ACKNOWLEDGE) if state.phase is LeasePhase.CONFIRM_COMMIT else moved
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def test_no_acknowledged_commit_is_ever_lost_by_more_drivers(drivers: int, commi
 
 
 def test_choosing_the_base_before_claiming_loses_an_acknowledged_commit() -> None:
-    _, found = explore(drivers=2, commits=1, after=base_before_claim, start=Phase.READ_BASE)
+    _, found = explore(drivers=2, commits=1, after=base_before_claim, start=LeasePhase.READ_BASE)
     assert found is not None
     assert found.startswith("acknowledged commit lost")
 

@@ -1,4 +1,4 @@
-"""`Verification` with real threads: what is compared is the commit's moment, whatever training does meanwhile, and
+"""`RowVerification` with real threads: what is compared is the commit's moment, whatever training does meanwhile, and
 nobody waits for ever.
 """
 
@@ -22,7 +22,7 @@ from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.survivors import verification
-from podembed.workers.host.survivors.verification import RowsDamaged, Verification
+from podembed.workers.host.survivors.verification import RowsDamaged, RowVerification
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.storage.store import Store
 from tests.processes import wait_for
@@ -52,12 +52,12 @@ class Host:
 
     def verify(
         self, *, kept: Sequence[Sequence[int]] | None = None, processors: float = STILL, threads: int = 1
-    ) -> Verification:
+    ) -> RowVerification:
         masks = [np.ones(len(table.buckets), bool) for table in self.tables]
         if kept is not None:
             masks = [np.isin(table.buckets, own) for table, own in zip(self.tables, kept, strict=True)]
         self.save.track(self.files, COMMIT, is_read=True)
-        return Verification(
+        return RowVerification(
             self.save.rows,
             self.tables,
             self.files,
