@@ -24,7 +24,7 @@ from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew, column_parts, cut
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
-from podembed.embedding.kernels.wanted import rows_by_host
+from podembed.embedding.kernels.requests import rows_by_host
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.prefetch import Part
 from podembed.embedding.lookup.streams import (

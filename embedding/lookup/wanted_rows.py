@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.embedding.kernels.arrays import matrix_of
-from podembed.embedding.kernels.wanted import rows_by_stream
+from podembed.embedding.kernels.requests import rows_by_stream
 from podembed.embedding.lookup.prefetch import MIN_PREFETCH_SHARE, Part, Split
 
 

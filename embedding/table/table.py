@@ -15,10 +15,10 @@ import numpy as np
 
 from podembed.embedding.initializers import FillRows, row_source
 from podembed.embedding.kernels.arrays import plain, row_addresses
-from podembed.embedding.kernels.conflicts import mark_rows
 from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import chain_all_rows, merge
 from podembed.embedding.kernels.many_tables import BagLists, group_bags
+from podembed.embedding.kernels.requests import mark_rows
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.table.key_index import DenseIndex

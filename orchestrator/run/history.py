@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podembed.orchestrator.api.result import Evaluation, Recovery, UndisturbedSteps
-from podembed.workers.liveness.progress import Phase
-from podembed.workers.liveness.undisturbed import StepTimes
+from podembed.workers.liveness.progress import Phase, StepTimes
 
 PACE_WINDOWS = 20
 """Windows by which the time that is left is guessed."""

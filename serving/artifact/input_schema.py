@@ -13,9 +13,8 @@ from podembed.serving.predict.portable_forward import read_columns, read_feature
 from podembed.workers.data.columns import DenseColumn
 from podembed.workers.data.extra_columns import ExtraColumn, IntegerColumn, ListColumn, VectorColumn
 from podembed.workers.data.files import read_whole
-from podembed.workers.job.bags import Bags
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import feature_bindings
+from podembed.workers.job.tables import Bags, feature_bindings
 
 
 def input_schema(job: JobConfig, exported: Exported, files: ExportFiles, *, kinds: Mapping[str, str]) -> dict[str, Any]:

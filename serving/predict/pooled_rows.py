@@ -15,10 +15,9 @@ from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.kernels.pool import pool
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
-from podembed.workers.job.bags import Bags
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
-from podembed.workers.job.tables import feature_bindings
+from podembed.workers.job.tables import Bags, feature_bindings
 
 
 class RowSource(Protocol):

@@ -17,10 +17,9 @@ from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import ChannelEnd
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.lengths import bag_lengths
-from podembed.workers.job.bags import Bags
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
-from podembed.workers.job.tables import cut_ways, feature_bindings, needs_rows, table_specs
+from podembed.workers.job.tables import Bags, cut_ways, feature_bindings, needs_rows, table_specs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -21,8 +21,7 @@ from podembed.workers.job.candidates import Ranks
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.process_statistics import ProcessUsage
-from podembed.workers.liveness.progress import Phase
-from podembed.workers.liveness.undisturbed import StepTimes
+from podembed.workers.liveness.progress import Phase, StepTimes
 from podembed.workers.mesh.route import Route
 
 

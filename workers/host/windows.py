@@ -23,8 +23,7 @@ from podembed.workers.job.job import JobConfig, Loss
 from podembed.workers.job.quality import cross_entropies
 from podembed.workers.job.tasks import total_losses
 from podembed.workers.liveness.process_statistics import own_usage
-from podembed.workers.liveness.progress import Tracker
-from podembed.workers.liveness.undisturbed import UndisturbedTimer
+from podembed.workers.liveness.progress import Tracker, UndisturbedTimer
 from podembed.workers.mesh.mesh import Mesh
 
 MOST_PROFILED = 8

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.embedding.kernels.wanted import rows_by_host, rows_by_stream
+from podembed.embedding.kernels.requests import rows_by_host, rows_by_stream
 from podembed.embedding.lookup.prefetch import Part
 from podembed.embedding.lookup.wanted_rows import listed, split_rows, starts_of
 from tests.long_tests import examples

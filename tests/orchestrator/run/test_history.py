@@ -6,8 +6,7 @@ import pytest
 
 from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.run.history import History
-from podembed.workers.liveness.progress import Phase
-from podembed.workers.liveness.undisturbed import StepTimes
+from podembed.workers.liveness.progress import Phase, StepTimes
 
 
 def trained(

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from podembed.workers.liveness.progress import Phase, Tracker
-from podembed.workers.liveness.undisturbed import StepTimes, UndisturbedTimer
+from podembed.workers.liveness.progress import Phase, StepTimes, Tracker, UndisturbedTimer
 from tests.clock import FakeClock
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.data.errors import InputError
-from podembed.workers.device.shared_memory import ChannelEnd
-from podembed.workers.device.tables.ids_layout import BagArrays, IdsLayout
+from podembed.workers.device.shared_memory import BagArrays, ChannelEnd, IdsLayout
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.on_devices.declared import device_tables, weighted_features
 from podembed.workers.job.on_devices.rooms import MOST_IDS, first_levels, level_for
