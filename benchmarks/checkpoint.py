@@ -53,8 +53,8 @@ class Podembed:
     num_threads: int | None = None
 
     def write(self, folder: Path, values: dict[str, np.ndarray]) -> None:
+        from podembed.workers.checkpoint.checkpoint_files import TablePlan, WrittenBuckets
         from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_table_metadata
-        from podembed.workers.checkpoint.records import TablePlan, WrittenBuckets
         from podembed.workers.storage.store import Store
 
         store, (num_buckets, _, width) = Store(folder), values["rows"].shape

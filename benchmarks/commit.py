@@ -48,9 +48,7 @@ from podembed.orchestrator.commit.manifest import (  # noqa: E402
     to_json,
 )
 from podembed.workers.checkpoint.background_save import BackgroundSave  # noqa: E402
-from podembed.workers.checkpoint.chunks import chunk_name, file_bytes  # noqa: E402
-from podembed.workers.checkpoint.files import assemble_table  # noqa: E402
-from podembed.workers.checkpoint.records import (  # noqa: E402
+from podembed.workers.checkpoint.checkpoint_files import (  # noqa: E402
     ArrayFiles,
     BucketReceipt,
     ChunkFile,
@@ -59,6 +57,8 @@ from podembed.workers.checkpoint.records import (  # noqa: E402
     WrittenBuckets,
     buckets_per_file,
 )
+from podembed.workers.checkpoint.chunks import chunk_name, file_bytes  # noqa: E402
+from podembed.workers.checkpoint.files import assemble_table  # noqa: E402
 from podembed.workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
 from podembed.workers.checkpoint.undo import Undo  # noqa: E402
 from podembed.workers.liveness.memory import populate  # noqa: E402

@@ -219,15 +219,15 @@ class DeviceStep:
         import jax.numpy as jnp
 
         from podembed.workers.device import programs
-        from podembed.workers.device.measures import step, window
+        from podembed.workers.device.measures import window
         from podembed.workers.device.model_step import DeviceWorker
 
         self._arrays = host_arrays(job, num_samples)
         self.num_samples, self._step = num_samples, 0
         real = programs.scored, programs.norms, window.measured_labels
         if not is_measured:
-            programs.scored = lambda *_: step.DeviceScores((), ())
-            programs.norms = lambda *_: jnp.zeros(step.NUM_NORMS)
+            programs.scored = lambda *_: step_measures.DeviceScores((), ())
+            programs.norms = lambda *_: jnp.zeros(step_measures.NUM_NORMS)
             window.measured_labels = lambda _: ()
         try:
             self.worker = DeviceWorker(job=job, num_samples=num_samples)
@@ -278,18 +278,17 @@ def _apart_s(job: JobConfig, params: Any, num_samples: int) -> float:
     import jax
     import jax.numpy as jnp
 
-    from podembed.workers.device.measures import step
     from podembed.workers.model.batch import ModelBatch
 
     ones, label = jnp.ones(num_samples), str(job.data.label)
     batch = ModelBatch(dense=ones, activations={}, labels={label: ones}, weights=ones, label_masks={label: ones > 0})
 
     def measured(number: jax.Array, outputs: jax.Array, gradients: Any, updates: Any, values: Any) -> Any:
-        return step.scored(job, outputs, batch), step.norms(gradients, updates, values, number)
+        return step_measures.scored(job, outputs, batch), step_measures.norms(gradients, updates, values, number)
 
     def nothing(*_: Any) -> Any:
         empty = jnp.zeros(1)
-        return step.DeviceScores((empty,), (empty,)), empty
+        return step_measures.DeviceScores((empty,), (empty,)), empty
 
     copies = [jax.tree.map(partial(jnp.multiply, scale), params) for scale in (1.0, 2.0, 3.0)]
     outputs = jnp.linspace(-3, 3, num_samples)

@@ -23,7 +23,7 @@ def host_arrays(job: JobConfig, num_samples: int, *, buffer: int = 0) -> HostArr
     """
     from podembed.workers.device.programs import Inputs
     from podembed.workers.device.transfers.ways import HostArrays
-    from podembed.workers.job.sequence_rooms import NO_LEVELS
+    from podembed.workers.job.padding import LARGEST_LEVELS
 
     random = np.random.default_rng(buffer)
     activations = tuple(random.standard_normal((num_samples, width), dtype=np.float32) for width in job.widths.values())
@@ -35,4 +35,4 @@ def host_arrays(job: JobConfig, num_samples: int, *, buffer: int = 0) -> HostArr
     )
     # Where a host has them: a cache line begins each, and frozen tables get none.
     gradients = tuple(aligned_zeros(one.shape) for one in compress(activations, job.trained_features))
-    return HostArrays(inputs, gradients, np.zeros(num_samples, np.float32), buffer, NO_LEVELS)
+    return HostArrays(inputs, gradients, np.zeros(num_samples, np.float32), buffer, LARGEST_LEVELS)

@@ -35,8 +35,8 @@ from podembed.embedding.config import TableConfig  # noqa: E402
 from podembed.embedding.optimizers import Adagrad  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
+from podembed.workers.checkpoint.checkpoint_files import TableFiles, WrittenBuckets  # noqa: E402
 from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_table_metadata  # noqa: E402
-from podembed.workers.checkpoint.records import TableFiles, WrittenBuckets  # noqa: E402
 from podembed.workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
 from podembed.workers.host.survivors.moves import BucketExchange  # noqa: E402
 from podembed.workers.host.survivors.surviving_shard import SurvivingShard  # noqa: E402

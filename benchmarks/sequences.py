@@ -45,7 +45,7 @@ from podembed import (
 )
 from podembed.jobs.models import DIN
 from podembed.workers.device.step_programs import StepPrograms
-from podembed.workers.job.sequence_rooms import Levels
+from podembed.workers.job.padding import PaddingLevels
 
 DIM, NUM_ITEMS = 16, 100_000
 # The first steps of a run fill caches and queues.
@@ -101,7 +101,7 @@ def run(data: str, folder: Path, *, samples: int, longest: int, is_padded: bool 
     compiled: list[int] = []
     train = StepPrograms.train
 
-    def timed(programs: StepPrograms, levels: Levels) -> Any:
+    def timed(programs: StepPrograms, levels: PaddingLevels) -> Any:
         begins.append(time.perf_counter())
         found = train(programs, levels)
         compiled.append(programs.num_late)

@@ -51,7 +51,7 @@ from podembed.orchestrator.commit.run_record import RunRecord, TableRecord  # no
 from podembed.orchestrator.commit.verification import size_damages  # noqa: E402
 from podembed.orchestrator.group.generation_plan import plan_generation, renumbered  # noqa: E402
 from podembed.orchestrator.run.run import OpenRun  # noqa: E402
-from podembed.workers.checkpoint.records import buckets_per_file  # noqa: E402
+from podembed.workers.checkpoint.checkpoint_files import buckets_per_file  # noqa: E402
 from podembed.workers.checkpoint.shard import table_plan  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
 from podembed.workers.descriptors import needed_by_host  # noqa: E402

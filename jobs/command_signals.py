@@ -18,7 +18,7 @@ from types import FrameType
 
 from podembed.jobs.search_path import is_the_command
 
-EXIT_STOPPED = 85  # of `orchestrator.api.errors`, which is imported later
+EXIT_STOPPED = 85  # of `orchestrator.api.run_errors`, which is imported later
 EXIT_INTERRUPTED = 130
 EXIT_OF_SIGNALS = 128  # as shells have it, with the signal's number
 TRAINING = ("train", "resume", "supervise")

@@ -24,8 +24,8 @@ import pyarrow.csv as pacsv
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import file_version
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.job.quality import area_under_curve
 from podembed.workers.job.ranking import recall_at
 from podembed.workers.storage.finished_folder import create_once

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import (
+from podembed.orchestrator.api.run_errors import (
     EXIT_CONFIGURATION,
     EXIT_CRASH_LOOP,
     EXIT_USER_ERROR,
@@ -20,12 +20,12 @@ from podembed.orchestrator.commit.holder import RunIsHeld
 from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.run_record import RunMismatch
 from podembed.workers.data.columns import DataConfigError
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.faults.plan import FaultPlanError
 from podembed.workers.job.job import JobError
 from podembed.workers.job.quality import QualityError
-from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.finished_folder import FolderError
+from podembed.workers.storage.storage_errors import StorageError
 
 EXIT_INTERRUPTED = 130
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         ScalingConfig,
         WarmStart,
     )
-    from podembed.orchestrator.api.errors import CrashLoop, DataFailed, JobFailed, TooFewHosts
     from podembed.orchestrator.api.result import (
         Evaluation,
         HostsChange,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
         Result,
         UndisturbedSteps,
     )
+    from podembed.orchestrator.api.run_errors import CrashLoop, DataFailed, JobFailed, TooFewHosts
     from podembed.orchestrator.commit.holder import RunIsHeld
     from podembed.orchestrator.commit.lease import Fenced
     from podembed.orchestrator.commit.run_record import RunMismatch
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from podembed.workers.control.stopping import EarlyStopping
     from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, Negatives
     from podembed.workers.data.config import CsvData, NpyData, ParquetData, ReadOrder
-    from podembed.workers.data.errors import InputError
     from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
-    from podembed.workers.job.errors import JobError
+    from podembed.workers.data.input_errors import InputError
     from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
     from podembed.workers.job.job import JobConfig
+    from podembed.workers.job.job_errors import JobError
     from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
     from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt
     from podembed.workers.job.reference import JobReference
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from podembed.workers.model.haiku_model import HaikuModel
     from podembed.workers.model.jagged import Jagged
     from podembed.workers.model.losses import bpr, in_batch_softmax, pointwise, sampled_softmax
-    from podembed.workers.storage.errors import StorageError
+    from podembed.workers.storage.storage_errors import StorageError
 
     __version__: str
 
@@ -87,10 +87,10 @@ _WHERE = {
     "CheckpointConfig": "orchestrator.api.config",
     "ConfigurationError": "orchestrator.api.config",
     "ConsoleReporter": "orchestrator.reporters.console",
-    "CrashLoop": "orchestrator.api.errors",
+    "CrashLoop": "orchestrator.api.run_errors",
     "CsvData": "workers.data.config",
     "DataConfigError": "workers.data.columns",
-    "DataFailed": "orchestrator.api.errors",
+    "DataFailed": "orchestrator.api.run_errors",
     "DenseColumn": "workers.data.columns",
     "EarlyStopping": "workers.control.stopping",
     "EquinoxModel": "workers.model.equinox_model",
@@ -107,12 +107,12 @@ _WHERE = {
     "HitRateAt": "workers.job.ranked",
     "HostsChange": "orchestrator.api.result",
     "IdColumn": "workers.data.columns",
-    "InputError": "workers.data.errors",
+    "InputError": "workers.data.input_errors",
     "IntegerColumn": "workers.data.extra_columns",
     "Jagged": "workers.model.jagged",
     "JobConfig": "workers.job.job",
-    "JobError": "workers.job.errors",
-    "JobFailed": "orchestrator.api.errors",
+    "JobError": "workers.job.job_errors",
+    "JobFailed": "orchestrator.api.run_errors",
     "JobReference": "workers.job.reference",
     "Label": "workers.data.columns",
     "ListColumn": "workers.data.extra_columns",
@@ -146,10 +146,10 @@ _WHERE = {
     "ShortModel": "workers.model.contract",
     "SilentReporter": "orchestrator.events.reporter",
     "StepContext": "workers.model.context",
-    "StorageError": "workers.storage.errors",
+    "StorageError": "workers.storage.storage_errors",
     "TableConfig": "embedding.config",
     "Task": "workers.job.tasks",
-    "TooFewHosts": "orchestrator.api.errors",
+    "TooFewHosts": "orchestrator.api.run_errors",
     "Trainer": "jobs.trainer",
     "UndisturbedSteps": "orchestrator.api.result",
     "VectorColumn": "workers.data.extra_columns",

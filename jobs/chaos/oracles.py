@@ -29,7 +29,7 @@ from podembed.orchestrator.run.reference import CommittedState, open_commit
 from podembed.tools.fsck.check import check_run
 from podembed.tools.inspect.diff import diff
 from podembed.workers.faults.inject import FaultRecord
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 GONE_WITHIN_S = 20.0

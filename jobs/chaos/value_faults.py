@@ -6,7 +6,7 @@ from typing import Any
 
 from podembed.jobs.chaos.schedule import RunShape, Schedule, ended_with, kill, lost_to
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import DataRefused, JobFailed
+from podembed.orchestrator.api.run_errors import DataRefused, JobFailed
 from podembed.orchestrator.decisions.failure import FaultClass
 from podembed.orchestrator.run.manifest_of_save import StateSpoilt
 from podembed.workers.faults.plan import Fault

@@ -10,7 +10,7 @@ from podembed.jobs.cli.settings import run_config
 from podembed.jobs.cli.summary import show_summary
 from podembed.jobs.fitting import fit
 from podembed.orchestrator.api.config import ScalingConfig
-from podembed.orchestrator.api.errors import EXIT_STOPPED
+from podembed.orchestrator.api.run_errors import EXIT_STOPPED
 from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.orchestrator.decisions.table_plan import summary
 from podembed.orchestrator.events.reporter import Reporter, tell

@@ -270,7 +270,7 @@ Command = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point. Exits with 0 when all steps are done, else with one of the codes of `orchestrator.api.errors`."""
+    """Entry point. Exits with 0 when all steps are done, else with a code of `orchestrator.api.run_errors`."""
     try:
         try:
             _main(arguments)
@@ -363,7 +363,7 @@ def _dispatch(command: Any) -> int:
     if isinstance(command, prepare_command.Prepare):
         return prepare_command.run(command)
     if isinstance(command, Inspect):
-        from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
+        from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION
         from podembed.orchestrator.run.reference import open_run_store
         from podembed.tools.inspect.inspect_run import describe, render
 

@@ -24,7 +24,7 @@ from podembed.orchestrator.reporters.json_log import SUMMARY, JsonReporter
 from podembed.orchestrator.run.history_record import HistoryRecord, read_history
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.job.job import JobConfig
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 
 LINE_WIDTH = 80
 

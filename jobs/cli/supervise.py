@@ -105,7 +105,7 @@ def _attempts(command: tuple[str, ...], *, is_remote: bool) -> tuple[str, str, l
 def _newest_commit(url: str) -> str | None:
     """Name of the run's head, None if it has none or cannot be seen from here."""
     from podembed.orchestrator.commit.lease_files import read_head
-    from podembed.workers.storage.errors import StorageError
+    from podembed.workers.storage.storage_errors import StorageError
     from podembed.workers.storage.store import Store
 
     try:

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from podembed.jobs.papers.ratings import read_ratings
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import file_version
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.storage.finished_folder import create_once
 
 FORMAT_VERSION = 2

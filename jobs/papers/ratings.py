@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import file_version
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.storage.finished_folder import create_once
 
 FORMAT_VERSION = 3

@@ -4,7 +4,7 @@ lines.
 A reader turns a block into columns of its good lines and names the faults of the others; nothing is dropped silently.
 In CSV, a line is a row: a quoted value that continues in the next line is a fault of both lines. Values of fields stay
 what they are here: numbers for Criteo's hexadecimal categories, text for CSV. Vocabulary files hold them so. How they
-become ids is the business of `jobs.prepare.ids`.
+become ids is the business of `jobs.prepare.rows_of_values`.
 """
 
 from __future__ import annotations

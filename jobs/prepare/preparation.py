@@ -29,11 +29,11 @@ from typing import Any
 
 from podembed.jobs.prepare import work
 from podembed.jobs.prepare.forms import open_form
-from podembed.jobs.prepare.ids import RESERVED_ROWS
 from podembed.jobs.prepare.page import render_page
 from podembed.jobs.prepare.pieces import Piece, plan_pieces
 from podembed.jobs.prepare.prepared_set import FILE_NAME, PreparedField, PreparedSet, dense_to_json, read_prepared
 from podembed.jobs.prepare.report import build_report
+from podembed.jobs.prepare.rows_of_values import RESERVED_ROWS
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings
 from podembed.jobs.search_path import without_current_folder
 from podembed.workers.data.files import file_version, locate

@@ -14,7 +14,7 @@ import fsspec
 
 from podembed.jobs.prepare.settings import FieldPlan, Form, IdKind, PrepareError
 from podembed.workers.data.columns import DenseColumn
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.strict_json import parse_strictly
 
 FILE_NAME = "prepared.json"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from podembed.jobs.prepare.ids import OTHER_ROW
+from podembed.jobs.prepare.rows_of_values import OTHER_ROW
 
 # Hits are counted for at most so many rows of a table, evenly spaced: enough for a distribution, and little to keep for
 # every piece.

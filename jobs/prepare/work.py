@@ -23,7 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from podembed.jobs.prepare.forms import ParsedBlock, TextForm
-from podembed.jobs.prepare.ids import (
+from podembed.jobs.prepare.pieces import Piece
+from podembed.jobs.prepare.prepared_set import PreparedField
+from podembed.jobs.prepare.rows_of_values import (
     OTHER_ROW,
     HashedIds,
     RowIds,
@@ -33,8 +35,6 @@ from podembed.jobs.prepare.ids import (
     read_vocabulary,
     summed,
 )
-from podembed.jobs.prepare.pieces import Piece
-from podembed.jobs.prepare.prepared_set import PreparedField
 from podembed.jobs.prepare.settings import PrepareSettings
 from podembed.jobs.prepare.statistics import MOST_EXAMPLES, FieldTally, NumberTally
 from podembed.workers.formats.criteo import BadLine

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import ClusterNotStarted
+from podembed.orchestrator.api.run_errors import ClusterNotStarted
 from podembed.orchestrator.api.signals import StoppedAtStart
 from podembed.orchestrator.cluster.head_watch import HeadWatch
 from podembed.orchestrator.cluster.own_cluster import OwnCluster, sweep_left

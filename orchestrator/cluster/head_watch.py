@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from podembed.orchestrator.api.errors import TooFewHosts
+from podembed.orchestrator.api.run_errors import TooFewHosts
 from podembed.orchestrator.cluster.places import taking_connections
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.machines import HeadBack, HeadSilent

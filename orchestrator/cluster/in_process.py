@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import Failure
+from podembed.orchestrator.api.run_errors import Failure
 from podembed.orchestrator.cluster.connection import LOOPBACK
 from podembed.orchestrator.group.backend import Call, Handle, HostHandles
 from podembed.orchestrator.group.worker_errors import failure_of

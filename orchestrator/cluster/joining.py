@@ -14,7 +14,7 @@ from functools import partial
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
-from podembed.orchestrator.api.errors import TooFewHosts
+from podembed.orchestrator.api.run_errors import TooFewHosts
 from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
 from podembed.orchestrator.cluster.connection import Connection, shared_connection
 from podembed.orchestrator.cluster.in_process import InProcessBackend

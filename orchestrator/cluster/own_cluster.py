@@ -1,8 +1,8 @@
 """`OwnCluster`: the Ray cluster that a program starts for itself on this machine, seen from the program. Knows
 processes and folders, not Ray.
 
-All is done by the keeper (`orchestrator.cluster.keeper`), a child process that outlives the program for as long as it
-takes to end the cluster.
+All is done by the supervisor (`orchestrator.cluster.cluster_supervisor`), a child process that outlives the program
+for as long as it takes to end the cluster.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 
 import podembed
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import ClusterNotStarted
+from podembed.orchestrator.api.run_errors import ClusterNotStarted
 from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, VARIABLE, claim_folder, end_cluster, sweep
 from podembed.workers.liveness.process_statistics import ProcessStatistics, read_statistics
 
 DAEMONS = ("gcs_server", "raylet")
-# The keeper finds the same program there that this one is, also where none is installed.
+# The supervisor finds the same program there that this one is, also where none is installed.
 PROGRAM_FOLDER = str(Path(podembed.__file__).absolute().parents[1])
-KEEPER = Path(__file__).with_name("keeper.py")
+SUPERVISOR = Path(__file__).with_name("cluster_supervisor.py")
 OBJECT_STORE_BYTES = 200 << 20  # control messages only; no step's data passes through Ray
 # On a starved machine each of Ray's daemons takes its time. Each has a deadline of its own, of which Ray says more.
 START_TIMEOUT_S = 300.0
@@ -71,17 +71,17 @@ class OwnCluster:
             "object_store_bytes": OBJECT_STORE_BYTES,
         }
         try:
-            self._keeper = self._keeper_with(settings, environment)
+            self._supervisor = self._supervisor_with(settings, environment)
         except BaseException:
             # Without room for one more process or file.
             end_cluster(self._folder)
             os.close(self._lock)
             raise
 
-    def _keeper_with(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        with open(f"{self._folder}/keeper.log", "wb") as log:
+    def _supervisor_with(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        with open(f"{self._folder}/supervisor.log", "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-P", str(KEEPER), json.dumps(settings), PROGRAM_FOLDER],
+                [sys.executable, "-P", str(SUPERVISOR), json.dumps(settings), PROGRAM_FOLDER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -115,10 +115,10 @@ class OwnCluster:
         raise ClusterNotStarted(_not_started(f"nothing for {START_TIMEOUT_S:.0f} s"))
 
     def _heard(self, timeout_s: float) -> dict[str, Any] | None:
-        """The answer of the keeper, if there is one in time; an empty one if it is gone."""
-        output = self._keeper.stdout
+        """The answer of the supervisor, if there is one in time; an empty one if it is gone."""
+        output = self._supervisor.stdout
         if output is None:
-            raise RuntimeError("The keeper has no standard output. Expected a pipe.")
+            raise RuntimeError("The supervisor has no standard output. Expected a pipe.")
         while b"\n" not in self._unread:
             if not select.select([output], [], [], timeout_s)[0]:
                 return None
@@ -131,17 +131,17 @@ class OwnCluster:
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
-            lines = Path(self._folder, "keeper.log").read_text(errors="replace").strip().splitlines()
+            lines = Path(self._folder, "supervisor.log").read_text(errors="replace").strip().splitlines()
             if lines:
                 return " | ".join(lines[-5:])[:2000]
-        return f"its keeper ended with {self._keeper.poll()}"
+        return f"its supervisor ended with {self._supervisor.poll()}"
 
     def lost(self) -> str | None:
         """Which daemon of the cluster has ended, so that it is of no use any more; None while all is well. Costs some
         50 microseconds.
         """
         for name, first in self._daemons.items():
-            # Looked at here and not by the keeper: with the head gone, the next call of Ray would not come back.
+            # Looked at here and not by the supervisor: with the head gone, the next call of Ray would not come back.
             now = None if first is None else read_statistics(first.process)
             if first is None or now is None or now.started != first.started:
                 return name
@@ -149,25 +149,25 @@ class OwnCluster:
 
     def close(self) -> None:
         """Ends all processes of the cluster and removes its folder. Safe to call twice."""
-        if self._keeper.stdin is None or self._keeper.stdin.closed:
+        if self._supervisor.stdin is None or self._supervisor.stdin.closed:
             return
-        self._keeper.stdin.close()
+        self._supervisor.stdin.close()
         try:
-            self._keeper.wait(END_TIMEOUT_S)
+            self._supervisor.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
+            self._supervisor.kill()
         finally:
-            # After a keeper that was killed, or is frozen.
+            # After a supervisor that was killed, or is frozen.
             if os.path.exists(self._folder):
                 end_cluster(self._folder)
-            self._keeper.wait()
-            if self._keeper.stdout is not None:
-                self._keeper.stdout.close()
+            self._supervisor.wait()
+            if self._supervisor.stdout is not None:
+                self._supervisor.stdout.close()
             os.close(self._lock)
 
 
 def sweep_left() -> None:
-    """Ends clusters whose programs and keepers were killed together."""
+    """Ends clusters whose programs and supervisors were killed together."""
     sweep([tempfile.gettempdir(), *_SHORT_FOLDERS])
 
 

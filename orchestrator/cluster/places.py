@@ -18,7 +18,7 @@ from errno import EINPROGRESS
 from typing import Any, Protocol
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.machines import HostsShareMachines
 from podembed.workers.liveness.worker import WorkerKind

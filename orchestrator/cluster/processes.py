@@ -2,9 +2,9 @@
 ended.
 
 Ray's agents replace their titles and with them most of their environment. Its workers have process groups of their own.
-A process therefore belongs to a cluster in two cases. Its environment names the folder, or it is of the keeper's
+A process therefore belongs to a cluster in two cases. Its environment names the folder, or it is of the supervisor's
 session and has a file of the folder open. Only processes of the same user are looked at. A lock on a file in the folder
-says that the program, or the keeper of its cluster, lives. The kernel releases it with them.
+says that the program, or the supervisor of its cluster, lives. The kernel releases it with them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from podembed.workers.processors import OWN_CLUSTER
 
 VARIABLE = OWN_CLUSTER  # the folder, in the environment of all processes of the cluster
 FOLDER_PREFIX = "podembed-ray-"
-LOCK_NAME = "podembed.lock"  # holds the number of the keeper's session
+LOCK_NAME = "podembed.lock"  # holds the number of the supervisor's session
 END_TIMEOUT_S = 10.0
 _LOOK_S = 0.05
 
@@ -56,7 +56,7 @@ def processes_of(folder: str, session: int | None) -> list[int]:
     """Processes of the cluster in a folder, but for this one.
 
     Args:
-      session: number of its keeper's session, None if there is none.
+      session: number of its supervisor's session, None if there is none.
     """
     found = []
     for entry in os.listdir("/proc"):
@@ -95,7 +95,7 @@ def end_processes(folder: str, session: int | None, *, timeout_s: float = END_TI
 
 
 def session_of(folder: str) -> int | None:
-    """The session that the keeper of a folder's cluster has, or had."""
+    """The session that the supervisor of a folder's cluster has, or had."""
     try:
         with open(os.path.join(folder, LOCK_NAME), encoding="ascii") as file:
             text = file.read(20).strip()
@@ -116,7 +116,7 @@ def end_cluster(folder: str) -> None:
 
 
 def sweep(bases: Iterable[str]) -> None:
-    """Ends what killed programs of this user left in these folders: clusters whose program and keeper are both gone."""
+    """Ends what killed programs of this user left in these folders: clusters whose program and supervisor are both gone."""
     for base in dict.fromkeys(bases):
         for folder in Path(base).glob(f"{FOLDER_PREFIX}*-*"):
             with contextlib.suppress(OSError):
@@ -126,7 +126,7 @@ def sweep(bases: Iterable[str]) -> None:
 
 
 def is_left(folder: Path) -> bool:
-    """Whether neither the program nor the keeper of a folder lives."""
+    """Whether neither the program nor the supervisor of a folder lives."""
     try:
         lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:

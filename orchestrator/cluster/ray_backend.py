@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.cluster.connection import LOOPBACK, compile_cache
 from podembed.orchestrator.cluster.marked_processes import VARIABLE, MarkedProcesses, await_end
 from podembed.orchestrator.cluster.places import (

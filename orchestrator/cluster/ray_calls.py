@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.api.run_errors import Failure, FailureKind
 from podembed.orchestrator.group.backend import Call, Handle, HostHandles
 from podembed.orchestrator.group.worker_errors import death, failure_of, first_line
-from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.liveness.carried_error import original

@@ -25,8 +25,8 @@ from podembed.orchestrator.commit.manifest import (
 )
 from podembed.orchestrator.commit.run_record import find_run
 from podembed.orchestrator.commit.verification import Verification, content_damages, size_damages, verify
-from podembed.workers.storage.errors import NameNotFound, StorageError
 from podembed.workers.storage.records import read_document
+from podembed.workers.storage.storage_errors import NameNotFound, StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, beyond_limits
 

@@ -23,8 +23,8 @@ from podembed.orchestrator.commit.lease_files import (
 from podembed.orchestrator.commit.lease_protocol import DriverState, LeasePhase, after, is_fenced
 from podembed.orchestrator.commit.storage_wait import at_once
 from podembed.orchestrator.commit.vanished import require_own
-from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.records import encode
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 

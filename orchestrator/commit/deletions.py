@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from podembed.workers.storage.errors import NameNotFound, StorageError
 from podembed.workers.storage.records import decode, encode, read_document
+from podembed.workers.storage.storage_errors import NameNotFound, StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused
 

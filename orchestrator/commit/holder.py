@@ -9,10 +9,10 @@ import os
 import socket
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
+from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION
 from podembed.orchestrator.commit.lease_files import MAX_LEASE_BYTES, lease_file
-from podembed.workers.storage.errors import NameNotFound
 from podembed.workers.storage.records import decode, read_document
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 

@@ -21,7 +21,7 @@ from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.lease_files import read_commit_names, read_lineage
 from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
 from podembed.orchestrator.commit.verification import size_damages
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 MIN_KEPT = 2

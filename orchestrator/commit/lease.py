@@ -11,14 +11,14 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from podembed.orchestrator.api.errors import EXIT_FENCED
+from podembed.orchestrator.api.run_errors import EXIT_FENCED
 from podembed.orchestrator.commit.holder import HEARTBEAT_EVERY_S, Heartbeat, Holder
 from podembed.orchestrator.commit.lease_files import lease_file, read_claims
 from podembed.orchestrator.commit.lease_protocol import DriverState, LeasePhase, after, is_fenced, propose
 from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
 from podembed.orchestrator.commit.vanished import require_own
-from podembed.workers.storage.errors import StorageError, may_pass
 from podembed.workers.storage.records import encode, read_document
+from podembed.workers.storage.storage_errors import StorageError, may_pass
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 

@@ -15,8 +15,8 @@ from functools import partial
 
 from podembed.orchestrator.commit.lease_protocol import Base, head, lineage
 from podembed.orchestrator.commit.manifest import MAX_MANIFEST_BYTES, commit_file, from_json, parse_commit_name
-from podembed.workers.storage.errors import NameNotFound
 from podembed.workers.storage.records import decode, read_document
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from podembed.orchestrator.events.commits import SaveFailed
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 
 # A disk that is full does not become empty by itself, and somebody waits for the end of the run.
 FULL_AT_STOP_S = 10.0

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
+from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION, require_version
 from podembed.workers.input.lanes import LanePlan
-from podembed.workers.storage.errors import NameNotFound
 from podembed.workers.storage.records import encode, from_document, read_document
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, unseal
 

@@ -14,7 +14,7 @@ from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
 from podembed.orchestrator.events.commits import StorageAwaited, StorageNotAwaited
 from podembed.orchestrator.events.event import Emit
-from podembed.workers.storage.errors import ServiceRefused, StorageError, StorageFull, StoreUnavailable
+from podembed.workers.storage.storage_errors import ServiceRefused, StorageError, StorageFull, StoreUnavailable
 
 Answer = TypeVar("Answer")
 

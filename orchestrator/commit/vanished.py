@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from podembed.workers.storage.errors import NameNotFound, StorageError
 from podembed.workers.storage.records import read_document
+from podembed.workers.storage.storage_errors import NameNotFound, StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, unseal
 

@@ -10,7 +10,12 @@ from __future__ import annotations
 import warnings
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.workers.storage.errors import NotAFolder, SingleWriterStore, StoreCannotCreateExclusively, SystemRefused
+from podembed.workers.storage.storage_errors import (
+    NotAFolder,
+    SingleWriterStore,
+    StoreCannotCreateExclusively,
+    SystemRefused,
+)
 from podembed.workers.storage.store import Store
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
-from podembed.orchestrator.api.errors import Failure, FailureKind, roots
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, roots
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
 from podembed.orchestrator.decisions.membership import Node, Rules, Slice, Wait

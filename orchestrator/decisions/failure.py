@@ -9,8 +9,16 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from podembed.orchestrator.api.config import ConfigurationError, RunConfig
-from podembed.orchestrator.api.errors import CrashLoop, Failure, JobFailed, WorkerRefused, cause, is_host_fault, roots
 from podembed.orchestrator.api.intervals import known_steps
+from podembed.orchestrator.api.run_errors import (
+    CrashLoop,
+    Failure,
+    JobFailed,
+    WorkerRefused,
+    cause,
+    is_host_fault,
+    roots,
+)
 from podembed.orchestrator.api.save_policies import SavePolicy
 from podembed.orchestrator.api.text import without_machinery
 
@@ -175,8 +183,8 @@ def after_failure(
     Args:
       failures: of one attempt.
       budget: what went wrong before, since the last commit where that counts.
-      max_failures: host faults that are borne in a row.
-      max_user_errors: exceptions of the job that are borne in all.
+      max_failures: number of host faults in a row that are tolerated.
+      max_user_errors: number of exceptions of the job that are tolerated in all.
       step: that was worked on; None while the generation started, where an exception would come again for sure.
       num_hosts: of the attempt.
       is_proven: as of `fault_class`.

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import FailureConfig, ScalingConfig
-from podembed.orchestrator.api.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault, roots
 from podembed.orchestrator.api.result import HostsChange
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault, roots
 from podembed.orchestrator.decisions.cluster import Cluster, gave_up, is_of_chip, marked_by_kernel, no_device
 from podembed.orchestrator.decisions.failure import Budget, GiveUp, Recover, after_failure, ending
 from podembed.orchestrator.decisions.failure_domain import FailureDomain

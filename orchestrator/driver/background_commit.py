@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from podembed.orchestrator.api.errors import WorkerFailure, cause
+from podembed.orchestrator.api.run_errors import WorkerFailure, cause
 from podembed.orchestrator.commit.lease import PublicationUnsettled
 from podembed.orchestrator.commit.manifest import Manifest, commit_name
 from podembed.orchestrator.commit.patience import Patience, SavesFailed
@@ -40,7 +40,7 @@ from podembed.orchestrator.driver.publication import (
 from podembed.orchestrator.events.commits import CommitUnsettled, LastCommitTried, PublicationAbandoned, SaveFailed
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.group.worker_group import Call, WorkerGroup
-from podembed.workers.storage.errors import StorageFull
+from podembed.workers.storage.storage_errors import StorageFull
 
 _LOOK_S = 0.05
 FIRST_WAIT_S = 1.0
@@ -83,7 +83,7 @@ class BackgroundCommits:
       acknowledge: told each published commit and the seconds since it began.
       failed: told each save that failed.
       emit: told when it is unknown whether a commit stands.
-      patience: what is borne of the storage.
+      patience: how many storage failures to tolerate, and how long.
       publisher: by default a thread of its own.
       is_stopping: whether somebody has asked the run to end and waits for it.
 
@@ -134,7 +134,7 @@ class BackgroundCommits:
 
     def begin(self, step: int, publication: Publication) -> None:
         """Begins to commit the present state, which is that after `step` steps. Waits for the commit before, if it is
-        under way; and for this one, if more saves have failed in a row than are borne.
+        under way; and for this one, if more saves have failed in a row than are tolerated.
 
         Raises:
           SavesFailed: it was waited for, in vain.

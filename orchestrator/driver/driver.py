@@ -13,8 +13,8 @@ from typing import Any
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
-from podembed.orchestrator.api.errors import JobFailed, WorkerFailure
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.api.run_errors import JobFailed, WorkerFailure
 from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
 from podembed.orchestrator.decisions.host_watch import Cluster
 from podembed.orchestrator.driver.generation import Finished, Generation, Placement
@@ -26,7 +26,7 @@ from podembed.orchestrator.events.commits import StepsGivenUp
 from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.group.worker_group import Backend
 from podembed.orchestrator.run.run import OpenRun
-from podembed.workers.liveness.progress import Laps
+from podembed.workers.liveness.progress import Stopwatch
 
 
 class Driver:
@@ -153,12 +153,12 @@ class Driver:
           placement: who owned what in the generation before; some of its hosts may live on.
         """
         shared, claims = self.shared, self.shared.claims
-        laps = Laps(shared.clock.monotonic_s)
+        stopwatch = Stopwatch(shared.clock.monotonic_s)
         patiently = shared.patiently
         lease = claims.acquire(patiently)
         base = patiently(lambda: claims.load_base(lease))
-        laps.end("lease")
-        generation = Generation(shared, lease, base, before=placement, laps=laps)
+        stopwatch.end("lease")
+        generation = Generation(shared, lease, base, before=placement, stopwatch=stopwatch)
         shared.journal.begin(generation.base_step, generation=lease.generation)
         return generation
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from podembed.orchestrator.api.clock import Clock, at_most_every
-from podembed.orchestrator.api.errors import FailureKind, WorkerFailure, is_host_fault
+from podembed.orchestrator.api.run_errors import FailureKind, WorkerFailure, is_host_fault
 from podembed.orchestrator.api.signals import NOW_S, StoppedAtStart
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.commit.lease import Lease
@@ -28,8 +28,8 @@ from podembed.orchestrator.group.generation_plan import plan_generation, renumbe
 from podembed.orchestrator.group.survivors import Groups
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.orchestrator.run.finished import OWES_EVALUATION
-from podembed.workers.liveness.progress import Laps
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.liveness.progress import Stopwatch
+from podembed.workers.storage.storage_errors import StorageError
 
 # table → owner of each bucket, by the numbers of the hosts of one generation.
 Placement = Mapping[str, Sequence[int]]
@@ -55,7 +55,7 @@ class Generation:
     Args:
       base: the commit that it starts from; None before the first.
       before: who owned what in the generation before, for hosts that live on.
-      laps: of the start, which began with the lease.
+      stopwatch: of the start, which began with the lease.
 
     Attributes:
       group: its processes, from their launch on.
@@ -63,14 +63,14 @@ class Generation:
     """
 
     def __init__(
-        self, shared: Shared, lease: Lease, base: Manifest | None, *, before: Placement | None, laps: Laps
+        self, shared: Shared, lease: Lease, base: Manifest | None, *, before: Placement | None, stopwatch: Stopwatch
     ) -> None:
         self.lease = lease
         self.group: WorkerGroup | None = None
         self.placement = before
         self._shared = shared
         self._base = base
-        self._laps = laps
+        self._stopwatch = stopwatch
         self._heartbeat = DriverHeartbeat(lease, shared.groups, emit=shared.emit, clock=shared.clock)
         self._kept: Mapping[int, int] = {}
         # There are none while it starts.
@@ -96,7 +96,7 @@ class Generation:
         group = self.group = self._launched(windows)
         placement = self._formed(group, compares_first=fault is not None and fault.doubts_rows)
         windows.placed(placement)
-        announce(shared, group, self._base, fault, survivors=len(self._kept), before_s=self._laps.seconds)
+        announce(shared, group, self._base, fault, survivors=len(self._kept), before_s=self._stopwatch.seconds)
         shared.watch.began(group.handles, generation=lease.generation)
         committing = self._committing = Committing(shared, group, lease, self._base, placement)
         ending = self._train(group, windows, committing)
@@ -120,12 +120,12 @@ class Generation:
 
     def _launched(self, windows: DriverWindows) -> WorkerGroup:
         """Chooses the hosts and launches their processes."""
-        shared, laps = self._shared, self._laps
+        shared, stopwatch = self._shared, self._stopwatch
         num_hosts = shared.watch.choose(self.poll, step=self.base_step)
-        laps.end("choice of hosts")
+        stopwatch.end("choice of hosts")
         shared.reporter.activity(f"starting the processes of {plural(num_hosts, 'host')}")
         group, self._kept = shared.groups.next(num_hosts, deadlines=windows.deadlines, on_poll=self.poll)
-        laps.end("processes")
+        stopwatch.end("processes")
         group.activity = shared.reporter.activity
         return group
 
@@ -341,7 +341,7 @@ class DriverHeartbeat:
         """Writes the heartbeat. It is advisory: while the storage is away, training goes on, and commits say themselves
         if they fail.
         """
-        self._groups.greet()
+        self._groups.ping_survivors()
         try:
             self._lease.heartbeat()
             self._lease.require_newest()
@@ -352,5 +352,5 @@ class DriverHeartbeat:
                 self._emit(RunVanishing(reason=str(error)))
             self._has_vanished = True
         except (StorageError, OSError) as error:
-            self._groups.greet(all_workers=True)
+            self._groups.ping_survivors(all_workers=True)
             self._emit(HeartbeatMissed(reason=str(error)))

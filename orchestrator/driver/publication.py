@@ -23,7 +23,7 @@ from podembed.orchestrator.group.worker_group import Receipts
 from podembed.orchestrator.run.history_record import HistoryKeeper, HistoryRecord
 from podembed.orchestrator.run.manifest_of_save import manifest_of
 from podembed.orchestrator.run.run import OpenRun
-from podembed.workers.storage.errors import StorageError, StorageFull, may_pass
+from podembed.workers.storage.storage_errors import StorageError, StorageFull, may_pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

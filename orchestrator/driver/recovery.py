@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.errors import Failure, roots
 from podembed.orchestrator.api.result import Recovery
+from podembed.orchestrator.api.run_errors import Failure, roots
 from podembed.orchestrator.cluster.worker_environment import ACCELERATORS
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.failure import Recover

@@ -97,7 +97,7 @@ class Shared:
             ),
             journal=Journal(run, config.checkpoint_config, emit=emit, clock=clock, traced=config.metrics_config.traced),
             storage_wait=StorageWait(
-                limits.storage_timeout_s, stop=stop, emit=emit, clock=clock, meanwhile=groups.greet_at_times
+                limits.storage_timeout_s, stop=stop, emit=emit, clock=clock, meanwhile=groups.ping_at_times
             ),
             plans=plans,
         )

@@ -20,8 +20,8 @@ from podembed.orchestrator.commit.vanished import RunVanished
 from podembed.orchestrator.commit.verification import size_damages
 from podembed.orchestrator.events.commits import CommitVanished, FilesVanished, OldCommitsKept, RecordRestored
 from podembed.orchestrator.events.event import Event
-from podembed.workers.storage.errors import NameNotFound, StorageError
 from podembed.workers.storage.records import encode
+from podembed.workers.storage.storage_errors import NameNotFound, StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
-from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.api.run_errors import JobFailed
 from podembed.orchestrator.api.save_policies import declared_orders
 from podembed.orchestrator.decisions.failure import window_end, window_target_s
 from podembed.orchestrator.decisions.window_health import WindowHealth

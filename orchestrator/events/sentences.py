@@ -9,8 +9,8 @@ from dataclasses import asdict, fields
 from functools import singledispatch
 from typing import Any
 
-from podembed.orchestrator.api.errors import listed
 from podembed.orchestrator.api.result import Evaluation, MeasuredTable, Recovery
+from podembed.orchestrator.api.run_errors import listed
 from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.orchestrator.events import commits, health, machines, plans, progress, run, tracing
 from podembed.orchestrator.events.event import Event

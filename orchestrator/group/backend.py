@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from podembed.orchestrator.api.errors import Failure
+from podembed.orchestrator.api.run_errors import Failure
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.job.reference import AnyJob
 from podembed.workers.liveness.process_statistics import ProcessStatistics

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podembed.orchestrator.api.clock import Clock
-from podembed.orchestrator.api.errors import Failure
+from podembed.orchestrator.api.run_errors import Failure
 from podembed.orchestrator.group.backend import Backend, Call, Handle
 from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow

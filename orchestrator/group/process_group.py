@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure, is_host_fault
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure, is_host_fault
 from podembed.orchestrator.group.backend import Backend, Call, Handle, HostHandles, Locating
 from podembed.orchestrator.group.calls import LOOK_S, looks
 from podembed.orchestrator.group.waiting import charged
@@ -76,7 +76,7 @@ class ProcessGroup:
         """
         results: dict[int, Any] = {}
         failures: list[Failure] = []
-        borne: list[Failure] = []
+        tolerated: list[Failure] = []
         number = {id(call): at for at, call in enumerate(calls)}
         patient = frozenset(call.worker for call in calls if is_users_function and not call.worker.is_host)
         watch = CallWatch(self, timeout_s=timeout_s, counts_marks=counts_marks, patient_with=patient)
@@ -92,7 +92,7 @@ class ProcessGroup:
                     # Its answer may have come a moment before it was looked for.
                     self.trace.add(f"calls to {call.worker}", call.method, began_s, self.trace.now_s())
                 if isinstance(result, Failure):
-                    (borne if bears_storage and result.is_storage else failures).append(result)
+                    (tolerated if bears_storage and result.is_storage else failures).append(result)
                 else:
                     results[number[id(call)]] = result
             if failures:
@@ -109,8 +109,8 @@ class ProcessGroup:
                 if found := watch.check(running):
                     # Who waits for a frozen process has nothing to add.
                     raise WorkerFailure(found)
-        if failures or borne:
-            raise WorkerFailure(charged(failures) or borne)
+        if failures or tolerated:
+            raise WorkerFailure(charged(failures) or tolerated)
         return [results[at] for at in range(len(calls))]
 
     def note(self, worker: Worker, answer: Any) -> None:

@@ -23,7 +23,7 @@ from podembed.workers.job.reference import AnyJob
 # Generations in a row that may begin with survivors without one of them having got to its first step.
 MAX_ATTEMPTS = 3
 
-GREET_EVERY_S = 5.0
+PING_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Groups:
       clock: time, replaced in tests.
 
     Attributes:
-      greet_at_times: `greet`, if the last call was long enough ago. To be called often.
+      ping_at_times: `ping_survivors`, if the last call was long enough ago. To be called often.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Groups:
         self._standby_after_s = standby_after_s
         self._emit = emit
         self._clock = clock
-        self.greet_at_times = at_most_every(GREET_EVERY_S, self.greet, clock.monotonic_s)
+        self.ping_at_times = at_most_every(PING_EVERY_S, self.ping_survivors, clock.monotonic_s)
         self._remnant: _Remnant | None = None
         self._group: WorkerGroup | None = None
         self._attempts = 0
@@ -105,7 +105,7 @@ class Groups:
         self._remnant = replace(remnant, alive=remnant.alive.intersection(kept))
         return remnant.backend.relaunch(remnant.handles, kept, on_poll), kept
 
-    def greet(self, *, all_workers: bool = False) -> None:
+    def ping_survivors(self, *, all_workers: bool = False) -> None:
         """Calls the hosts that live on, without waiting for answers. A host ends itself when it hears nothing of its
         driver and finds no new heartbeat of that driver's generation. To be called often while the driver waits for
         other hosts or for the storage.

@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.api.run_errors import Failure, FailureKind
 from podembed.orchestrator.group.backend import Call, Handle
 from podembed.orchestrator.group.calls import WorkerCalls
 from podembed.orchestrator.group.waiting import blocked, severed

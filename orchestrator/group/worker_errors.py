@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from podembed.orchestrator.api.errors import (
+from podembed.orchestrator.api.run_errors import (
     DataRefused,
     Failure,
     FailureKind,
@@ -27,8 +27,8 @@ def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Fa
     from podembed.workers.device.doorway import ChannelError
     from podembed.workers.device.gang_errors import DeviceMissing
     from podembed.workers.host.survivors.verification import RowsDamaged
-    from podembed.workers.mesh.errors import MeshConnectTimeout, MeshError
-    from podembed.workers.storage.errors import may_pass
+    from podembed.workers.mesh.mesh_errors import MeshConnectTimeout, MeshError
+    from podembed.workers.storage.storage_errors import may_pass
 
     if (module := _module_missed(error)) is not None:
         said = missing_module(module, where=f"on the machine of {worker}")
@@ -67,11 +67,11 @@ _NO_MODULE = re.compile(r"No module named '([^']+)'")
 def _refusal(error: BaseException) -> type[WorkerRefused] | None:
     """What a program catches; None where the error does not say itself what to mend."""
     from podembed.workers.checkpoint.shard import CheckpointMismatch
-    from podembed.workers.data.errors import InputError
+    from podembed.workers.data.input_errors import InputError
     from podembed.workers.descriptors import DescriptorsExhausted
     from podembed.workers.device.gang_errors import GangError
     from podembed.workers.job.job import JobError
-    from podembed.workers.storage.errors import StorageError
+    from podembed.workers.storage.storage_errors import StorageError
 
     for kind, refusal in ((InputError, DataRefused), (StorageError, StorageRefused), (JobError, JobRefused)):
         if isinstance(error, kind):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.group.backend import Backend, Call, Handle, HostHandles, Rejoining
 from podembed.orchestrator.group.calls import DeviceCalls, HostCalls, answers_within
@@ -24,7 +24,7 @@ from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpe
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.job.reference import AnyJob
-from podembed.workers.liveness.progress import Laps, Progress
+from podembed.workers.liveness.progress import Progress, Stopwatch
 
 __all__ = ["Backend", "Call", "Deadlines", "Handle", "HostHandles", "Receipts", "Rejoining", "WorkerGroup"]
 
@@ -108,7 +108,7 @@ class WorkerGroup(ProcessGroup):
         Raises:
           WorkerFailure: a process failed or did not answer in time.
         """
-        started, deadlines, laps = self.clock.monotonic_s(), self.deadlines, Laps(self.clock.monotonic_s)
+        started, deadlines, stopwatch = self.clock.monotonic_s(), self.deadlines, Stopwatch(self.clock.monotonic_s)
         self._spec = host_specs[0]
         self.activity("host processes load their code, the index of the data and the tables")
         starts = [
@@ -116,10 +116,10 @@ class WorkerGroup(ProcessGroup):
             for rank, (host, spec) in enumerate(zip(self._hosts, host_specs, strict=True))
         ]
         ready = self.ready = self.gather(starts, deadlines.start_s)
-        laps.end("host processes")
+        stopwatch.end("host processes")
         reserve = self._devices[0].reserve_coordinator(ready[0].mesh_address[0])
         (coordinator,) = self.gather([reserve], deadlines.start_s)
-        laps.end("coordinator")
+        stopwatch.end("coordinator")
         self.activity("hosts connect, device processes compile the model")
         addresses = [host.mesh_address for host in ready]
         calls: list[Call[Any]] = [host.connect(addresses, deadlines.start_s) for host in self._hosts]
@@ -132,7 +132,7 @@ class WorkerGroup(ProcessGroup):
         answers = self.gather(calls, deadlines.start_s)
         self.refusals = [line for lines in answers[: self.num_hosts] for line in lines or ()]
         self.devices = answers[self.num_hosts :]
-        self.start_s = laps.seconds | _slowest([device.start_s for device in self.devices])
+        self.start_s = stopwatch.seconds | _slowest([device.start_s for device in self.devices])
         self.spent_s["compile"] = max(device.compile_s for device in self.devices)
         self.spent_s["start"] = self.clock.monotonic_s() - started - self.spent_s["compile"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from podembed.orchestrator.metrics.point import POINT, Point, StreamLine, point_of
 from podembed.orchestrator.metrics.segments import MOST_SEGMENT_BYTES, SegmentName, list_segments
 from podembed.orchestrator.run.history import Window, median_samples_per_s
-from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 
 _READS = 5  # of a folder whose segments are merged meanwhile

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from podembed.orchestrator.metrics.point import POINT, StreamLine
-from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 
 FOLDER = "metrics"

@@ -20,7 +20,7 @@ from podembed.workers.device.dense_half import initial
 from podembed.workers.input.table_profile import TableProfile
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.on_devices.declared import device_tables, weighted_features
-from podembed.workers.job.on_devices.rooms import level_for, room_at
+from podembed.workers.job.padding import padded_ids, padding_level
 
 _WORD_BYTES = 4  # of a float, and of an id on a device
 
@@ -139,7 +139,7 @@ def exchanged_bytes(job: JobConfig, lengths: Mapping[str, float]) -> float:
             found += _WORD_BYTES * spec.num_rows * (spec.dim + 1)
             continue
         for name, count in bags.items():
-            room = room_at(level_for(math.ceil(lengths.get(name, 1.0)))) * (2 if name in weighted else 1)
+            room = padded_ids(padding_level(math.ceil(lengths.get(name, 1.0)))) * (2 if name in weighted else 1)
             found += _WORD_BYTES * count * (spec.dim + room) / 2
     return found
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.verification import require_metadata
+from podembed.workers.checkpoint.checkpoint_files import ArrayFiles, TableFiles
 from podembed.workers.checkpoint.chunks import CRC_BYTES, ChunkDamaged, first_byte
 from podembed.workers.checkpoint.deltas import read_part, read_slice
 from podembed.workers.checkpoint.files import (
@@ -26,9 +27,8 @@ from podembed.workers.checkpoint.files import (
     read_bucket_array,
     read_dense,
 )
-from podembed.workers.checkpoint.records import ArrayFiles, TableFiles
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
-from podembed.workers.storage.errors import NameNotFound, WrongSize
+from podembed.workers.storage.storage_errors import NameNotFound, WrongSize
 from podembed.workers.storage.store import Store
 
 BATCH_BYTES = 64 << 20

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from podembed.orchestrator.api.errors import DataFailed
+from podembed.orchestrator.api.run_errors import DataFailed
 from podembed.workers.data.bad_rows import BadRow, too_many
 from podembed.workers.input.reader import InputIndex
 from podembed.workers.storage.store import Store

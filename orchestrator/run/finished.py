@@ -12,7 +12,7 @@ from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.run.history_record import read_history
 from podembed.orchestrator.run.run import OpenRun
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 
 OWES_EVALUATION = "owes_evaluation"
 """Among the counters of a commit: a signal cut off the evaluation that belongs to it, and others wait for its figures.

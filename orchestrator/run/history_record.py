@@ -20,8 +20,8 @@ from podembed.orchestrator.api.save_policies import Order, is_better
 from podembed.orchestrator.events.commits import HistoryUnread, HistoryUnwritten
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.run.history import History, Window
-from podembed.workers.storage.errors import NameNotFound, StorageError
 from podembed.workers.storage.records import decode, encode, read_document
+from podembed.workers.storage.storage_errors import NameNotFound, StorageError
 from podembed.workers.storage.store import Store
 
 FOLDER = "history"

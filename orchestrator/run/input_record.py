@@ -30,8 +30,8 @@ from podembed.workers.input.index import InputIndex, changed_files
 from podembed.workers.input.lanes import LanePlan
 from podembed.workers.input.sources import job_plan
 from podembed.workers.job.job import JobConfig
-from podembed.workers.storage.errors import NameNotFound
 from podembed.workers.storage.records import Record, encode, from_document, read_document
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, unseal
 

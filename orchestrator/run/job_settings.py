@@ -18,7 +18,7 @@ from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord, find_run
-from podembed.workers.checkpoint.records import ROWS
+from podembed.workers.checkpoint.checkpoint_files import ROWS
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, table_specs

@@ -6,12 +6,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.api.run_errors import JobFailed
 from podembed.orchestrator.commit.manifest import Manifest, commit_name
 from podembed.orchestrator.run.run import OpenRun
 from podembed.version import version
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.files import assemble_delta, assemble_table
-from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.shard import ShardReceipt, table_plan
 from podembed.workers.device.process import DenseReceipt
 from podembed.workers.job.tables import table_specs

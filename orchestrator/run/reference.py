@@ -15,8 +15,8 @@ from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease_files import read_commit_names, read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, parse_commit_name
 from podembed.orchestrator.commit.run_record import RUN_FILE, read_run
-from podembed.workers.checkpoint.records import TableFiles
-from podembed.workers.storage.errors import NameNotFound, NotAFolder
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
+from podembed.workers.storage.storage_errors import NameNotFound, NotAFolder
 from podembed.workers.storage.store import Store, place
 from podembed.workers.storage.strict_json import DocumentRefused
 

@@ -26,7 +26,7 @@ from podembed.workers.input.reader import InputIndex, LanePlan
 from podembed.workers.input.sources import job_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 

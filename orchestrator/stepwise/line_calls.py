@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.orchestrator.api.config import ScalingConfig
-from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.api.run_errors import Failure, FailureKind
 from podembed.orchestrator.cluster.connection import LOOPBACK
 from podembed.orchestrator.cluster.places import this_node
 from podembed.orchestrator.cluster.ray_backend import RayBackend

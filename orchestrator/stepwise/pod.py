@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure, cause, is_host_fault, listed
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure, cause, is_host_fault, listed
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.group.backend import Backend, Call, HostHandles

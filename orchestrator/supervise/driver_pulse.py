@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from podembed.orchestrator.commit.holder import Heartbeat, Holder, read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_claims
 from podembed.workers.liveness.process_statistics import ProcessStatistics
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 FROZEN_S = 30.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import EXIT_STOPPED
+from podembed.orchestrator.api.run_errors import EXIT_STOPPED
 from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.supervise.driver_pulse import DriverSigns, heartbeat_of
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, EXIT_FENCED, EXIT_STOPPED, EXIT_USER_ERROR
+from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION, EXIT_FENCED, EXIT_STOPPED, EXIT_USER_ERROR
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.outcomes import EXIT_INTERRUPTED
@@ -97,7 +97,7 @@ def after_exit(
     Args:
       exit_code: of the attempt; negative for a signal.
       failures: faults in a row before this attempt.
-      max_failures: how many are borne in a row.
+      max_failures: number of failures in a row that are tolerated.
       is_stopping: whether the supervisor itself was asked to stop.
       has_left: whether the driver ended by itself: it gives its lease back, whatever it ends with.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.errors import Failure
+from podembed.orchestrator.api.run_errors import Failure
 from podembed.orchestrator.group.calls import TracedCalls, answers_within
 from podembed.orchestrator.group.process_group import ProcessGroup
 from podembed.workers.liveness.worker import Worker

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from podembed.orchestrator.api.clock import Clock
-from podembed.orchestrator.api.errors import Failure
 from podembed.orchestrator.api.metrics_config import TracedSteps
+from podembed.orchestrator.api.run_errors import Failure
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.tracing import ProcessClock, TraceCut, TraceLost, TraceWritten
 from podembed.orchestrator.group.calls import TracedCalls, answers_within

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.run.committed_rows import row_batches
-from podembed.workers.checkpoint.records import ArrayFiles, TableFiles
+from podembed.workers.checkpoint.checkpoint_files import ArrayFiles, TableFiles
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.store import Store
 

@@ -23,7 +23,7 @@ from podembed.serving.predict.trained_forward import SCORED_PARTS
 from podembed.workers.data.batch import Batch
 from podembed.workers.declared_types import several
 from podembed.workers.device.dense_half import DenseStateError
-from podembed.workers.input.all_candidates import Others, ranked_ids
+from podembed.workers.input.all_candidates import Exclusions, ranked_ids
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import place
 
@@ -127,7 +127,7 @@ class FullRanking:
         """Of each sample its first id as the only candidate, `[n, 1]`. It is none where a sample has no id, or one
         that the table drops.
         """
-        own = Others.of(found.batch, self.feature, table=self._table).own
+        own = Exclusions.of(found.batch, self.feature, table=self._table).own
         distinct, number = np.unique(own[own >= 0], return_inverse=True)
         scores = np.full((len(own), 1), np.nan, self._forward.dtype)
         real = np.flatnonzero(own >= 0)
@@ -143,7 +143,7 @@ class FullRanking:
         Args:
           with_own: whether the ids of a sample are among its candidates, and samples without ids have some.
         """
-        left_out, own = self._left_out.of(found.batch), Others.of(found.batch, self.feature, table=self._table)
+        left_out, own = self._left_out.of(found.batch), Exclusions.of(found.batch, self.feature, table=self._table)
         is_sample = ~found.batch.is_padding[:, None]
         for first in range(0, len(self.ids), self._forward.block_size):
             ids = self.ids[first : first + self._forward.block_size]

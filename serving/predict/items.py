@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from podembed.embedding.features.ids import rows_of
+from podembed.embedding.features.id_policies import rows_of
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.predict.batches import read_batches
 from podembed.serving.predict.committed_model import CommittedModel
 from podembed.serving.predict.trained_kinds import index_as_trained
 from podembed.workers.data.batch import Batch
-from podembed.workers.input.all_candidates import Others
+from podembed.workers.input.all_candidates import Exclusions
 from podembed.workers.input.interactions import Interactions, read_interactions
 from podembed.workers.input.lanes import LanePlan
 
@@ -49,7 +49,7 @@ class LeftOut:
         self.owners = tuple(name for name in names if job.features[name].table is not self._table)
         self._known = {name: positives_of(model, feature, owner=name) for name in self.owners}
 
-    def of(self, batch: Batch) -> list[Others]:
+    def of(self, batch: Batch) -> list[Exclusions]:
         """One for each feature. None of their ids is a sample's own.
 
         Raises:
@@ -57,18 +57,18 @@ class LeftOut:
         """
         return [self._of(batch, name) for name in self._names]
 
-    def _of(self, batch: Batch, name: str) -> Others:
+    def _of(self, batch: Batch, name: str) -> Exclusions:
         nobody = np.full(batch.num_samples, np.iinfo(np.int64).max)
         bags = batch.features[name]
         if name not in self._known:
             sample = np.repeat(np.arange(batch.num_samples), np.diff(bags.row_splits))
             rows = rows_of(bags.values, self._table)
             ids = rows[np.lexsort((rows, sample))]
-            return Others(given=nobody, own=nobody, begins=bags.row_splits[:-1], ends=bags.row_splits[1:], ids=ids)
+            return Exclusions(given=nobody, own=nobody, begins=bags.row_splits[:-1], ends=bags.row_splits[1:], ids=ids)
         known, real = self._known[name], np.flatnonzero(~batch.is_padding)
         begins, ends = np.zeros_like(nobody), np.zeros_like(nobody)
         begins[real], ends[real] = known.spans(known.owner_rows(batch.only_ids(name, real)))
-        return Others(given=nobody, own=nobody, begins=begins, ends=ends, ids=known.ids)
+        return Exclusions(given=nobody, own=nobody, begins=begins, ends=ends, ids=known.ids)
 
 
 def positives_of(model: CommittedModel, feature: str, *, owner: str | None = None) -> Interactions:

@@ -16,7 +16,7 @@ from podembed.embedding.kernels.pool import pool
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
+from podembed.workers.job.padding import PaddingLevels, SequencePadding
 from podembed.workers.job.tables import Bags, feature_bindings
 
 
@@ -54,7 +54,7 @@ class LookedUp:
     batch: Batch
     activations: list[np.ndarray]
     lengths: dict[str, np.ndarray]
-    levels: Levels
+    levels: PaddingLevels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,13 +105,13 @@ class PooledRows:
         """The activations of a batch whose rows were fetched."""
         features = found.batch.features
         lengths = {name: self._bags.lengths(name, features[name]) for name in self._job.sequences}
-        rooms = SequenceRooms(self._job.sequences, found.batch.num_samples)
-        levels = rooms.levels_for(lengths)
+        padding = SequencePadding(self._job.sequences, found.batch.num_samples)
+        levels = padding.levels_for(lengths)
         blocks = []
         for binding, (name, shape) in zip(self._bindings, self._job.activation_shapes.items(), strict=True):
             bags, rows = found.bags[name], self._rows[binding.table]
             if name in lengths and not self._is_padded:
-                bags = rooms.laid_out(name, bags, lengths[name], levels)
+                bags = padding.laid_out(name, bags, lengths[name], levels)
             index = np.searchsorted(rows.ids, bags.values).astype(np.int32)
             out = aligned_empty((bags.num_samples, shape[-1]))
             pool(rows.values, index, bags.row_splits, bags.weights, binding.combiner, out)

@@ -17,7 +17,7 @@ from podembed.workers.device.dense_leaves import replaced
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, scores_of_batch
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
+from podembed.workers.job.padding import PaddingLevels, SequencePadding
 from podembed.workers.model.context import Shares
 
 # Of the state of a commit, what a forward pass reads.
@@ -38,11 +38,11 @@ class TrainedForward:
         self._params, self._state = dense_state(job, dense)
         shares = Shares(num_samples=job.batch_size, real=(job.batch_size,))
         mesh = DeviceMesh(np.asarray(jax.local_devices()[:1]), (AXIS,))
-        rooms = SequenceRooms(job.sequences, job.batch_size)
+        padding = SequencePadding(job.sequences, job.batch_size)
 
         @cache
-        def program(levels: Levels) -> Callable[..., jax.Array]:
-            longest = {name: rooms.longest(name, levels) for name in job.sequences}
+        def program(levels: PaddingLevels) -> Callable[..., jax.Array]:
+            longest = {name: padding.longest(name, levels) for name in job.sequences}
             return jax.jit(
                 jax.shard_map(
                     partial(scores_of_batch, job, shares, longest),

@@ -14,8 +14,8 @@ from podembed.serving.predict.committed_model import CommittedModel
 from podembed.workers.columns.decode import kinds_of
 from podembed.workers.columns.id_columns import NULLS
 from podembed.workers.data.config import InputData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.extra_columns import VectorColumn
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.times import TimeScale
 from podembed.workers.formats.registry import declared_content
 from podembed.workers.input.index import InputIndex, build_index

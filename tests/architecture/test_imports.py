@@ -26,7 +26,7 @@ KNOWS_RAY = {
     "orchestrator/cluster/ray_backend.py",
     "orchestrator/cluster/ray_calls.py",
     "orchestrator/cluster/agent_ports.py",
-    "orchestrator/cluster/keeper.py",
+    "orchestrator/cluster/cluster_supervisor.py",
     "orchestrator/cluster/places.py",
     "orchestrator/cluster/connection.py",
     "orchestrator/supervise/ray_jobs.py",

@@ -37,7 +37,7 @@ from podembed.embedding.tf.replicas.strategies import get_replica_context
 from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.embedding.tf.tpu_embedding.send_gradients import send_tpu_embedding_gradients
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from tests.conformance import training_runs as runs
 
 OPTIMIZERS: dict[str, Optimizer] = {

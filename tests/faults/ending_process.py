@@ -15,7 +15,7 @@ import psutil
 
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.api.run_errors import JobFailed
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.job.reference import JobReference

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from podembed.orchestrator.api.errors import EXIT_STOPPED
+from podembed.orchestrator.api.run_errors import EXIT_STOPPED
 from tests.processes import wait_for
 
 ROOT = Path(__file__).parents[2]

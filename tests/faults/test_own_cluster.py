@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from podembed.orchestrator.api.errors import EXIT_STOPPED
+from podembed.orchestrator.api.run_errors import EXIT_STOPPED
 from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, processes_of, session_of
 from podembed.orchestrator.commit.holder import read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_commit_names
@@ -137,13 +137,13 @@ def test_a_killed_program_leaves_no_process_and_no_file(running: Running) -> Non
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [1], indirect=True)
-@pytest.mark.parametrize("daemon", ["gcs_server", "raylet", "keeper"])
+@pytest.mark.parametrize("daemon", ["gcs_server", "raylet", "supervisor"])
 def test_a_cluster_that_loses_a_daemon_is_started_again(daemon: str, running: Running) -> None:
-    """Without its keeper the kernel ends its daemons."""
+    """Without its supervisor the kernel ends its daemons."""
     (process,) = (one for one in running.processes if daemon in _names(one))
     os.kill(process, signal.SIGKILL)
     wait_for("recovery", lambda: b"recovered in" in running.output.read_bytes(), seconds=TIMEOUT_S)
-    ended = "gcs_server|raylet" if daemon == "keeper" else daemon
+    ended = "gcs_server|raylet" if daemon == "supervisor" else daemon
     assert re.search(f"({ended}) of Ray ended on this machine", running.output.read_text())
     assert running.left() == [], "the other processes of the cluster that was lost are ended"
     assert not os.path.exists(running.folder)
@@ -157,8 +157,8 @@ def test_a_cluster_that_loses_a_daemon_is_started_again(daemon: str, running: Ru
 
 def _names(process: int) -> set[str]:
     found = psutil.Process(process)
-    is_keeper = any(part.endswith("cluster/keeper.py") for part in found.cmdline())
-    return {"keeper"} if is_keeper else {found.name()}
+    is_supervisor = any(part.endswith("cluster/cluster_supervisor.py") for part in found.cmdline())
+    return {"supervisor"} if is_supervisor else {found.name()}
 
 
 def _assert_heard_on_this_machine_alone(processes: list[int]) -> None:

@@ -23,7 +23,7 @@ from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData, InputData, NpyData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats.criteo import convert_criteo
 from podembed.workers.input.reader import InputIndex, InputReader, build_index, training_plan
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly, seal, unseal

@@ -19,7 +19,7 @@ from podembed.embedding.optimizers import SGD
 from podembed.embedding.tf.replicas.strategies import LocalStrategy
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.jobs.criteo import criteo
-from podembed.jobs.prepare.ids import HashedIds
+from podembed.jobs.prepare.rows_of_values import HashedIds
 from podembed.jobs.prepare.settings import field_plans
 from podembed.workers.columns.decode import Decoder, RawRows
 from podembed.workers.columns.id_columns import hashed_rows

@@ -17,7 +17,7 @@ from podembed.jobs.cli.data_arguments import data_arguments
 from podembed.jobs.movielens import movielens
 from podembed.jobs.movielens_files import MovieLensSet, MovieLensSpec, write_movielens
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.job.quality import area_under_curve
 from podembed.workers.job.reference import JobReference
 from tests.long_tests import is_long

@@ -14,6 +14,7 @@ from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION, Manifest, commit_name
 from podembed.orchestrator.commit.run_record import TableRecord, open_or_create
+from podembed.workers.checkpoint.checkpoint_files import TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.deltas import PartWriter
 from podembed.workers.checkpoint.digest import Digests
 from podembed.workers.checkpoint.files import (
@@ -24,7 +25,6 @@ from podembed.workers.checkpoint.files import (
     write_dense,
     write_table_metadata,
 )
-from podembed.workers.checkpoint.records import TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import RECORD, VERSIONS, take
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import CrashLoop, JobFailed
+from podembed.orchestrator.api.run_errors import CrashLoop, JobFailed
 from podembed.orchestrator.commit.holder import Holder, RunIsHeld
 from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.run_record import RunMismatch
 from podembed.orchestrator.outcomes import exit_code
 from podembed.orchestrator.run.input_record import InputChanged
 from podembed.workers.data.columns import DataConfigError
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.job.job import JobError
 from podembed.workers.job.quality import QualityError
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.strict_json import DocumentRefused
 
 HOLDER = Holder(submission="s-1", hostname="h", process=7, machine="")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.api.run_errors import Failure, FailureKind
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.orchestrator.group.worker_group import HostHandles
 from podembed.workers.liveness.process_statistics import ProcessStatistics

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.api.errors import CrashLoop, JobFailed, WorkerFailure, WorkerRefused
 from podembed.orchestrator.api.result import Recovery, Result
+from podembed.orchestrator.api.run_errors import CrashLoop, JobFailed, WorkerFailure, WorkerRefused
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.holder import RunIsHeld
 from podembed.orchestrator.commit.lease import Fenced
@@ -29,13 +29,13 @@ from podembed.orchestrator.decisions.host_watch import Cluster, HostWatch
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.publication import Answer
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.planning.records import PlanRecord, plan_file
+from podembed.orchestrator.planning.recorded_plans import PlanRecord, plan_file
 from podembed.orchestrator.run.run import OpenRun
 from podembed.tools.fsck.check import check_run
 from podembed.tools.fsck.findings import Finding
 from podembed.workers.checkpoint.shard import read_dense
-from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.records import encode
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.simulation.backend import SELF_FENCE_S, RejoiningBackend, SimulatedBackend, SimulatedHandle
 from tests.simulation.model import Model, the_model

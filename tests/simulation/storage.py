@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from podembed.workers.storage.errors import NameNotFound, NameTaken, WrongSize
 from podembed.workers.storage.retry import RetryClock, RetryPolicy
+from podembed.workers.storage.storage_errors import NameNotFound, NameTaken, WrongSize
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.transfer import Buffer
 from tests.simulation.world import FakeClock, Process, World

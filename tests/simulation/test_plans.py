@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from podembed.orchestrator.commit.manifest import Manifest, from_json
-from podembed.orchestrator.planning.records import ChosenRecord, PlanRecord
+from podembed.orchestrator.planning.recorded_plans import ChosenRecord, PlanRecord
 from tests.long_tests import long_case
 from tests.simulation.model import the_model
 from tests.simulation.schedule import Fault, draw

@@ -33,8 +33,8 @@ from podembed.workers.host.spec import HostReady, HostSpec, HostWindow
 from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.host.survivors.verification import RowVerification
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
-from podembed.workers.mesh.errors import MeshAborted, MeshError, PeerLost
 from podembed.workers.mesh.link import Receive
+from podembed.workers.mesh.mesh_errors import MeshAborted, MeshError, PeerLost
 from podembed.workers.storage.store import Store
 from tests.simulation.model import Model, next_dense
 from tests.simulation.world import FakeClock, Fiber, Process, World

@@ -8,7 +8,7 @@ from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
 from podembed.orchestrator.commit.verification import Damage
 from podembed.tools.fsck.findings import Finding, finding_of_commit
 from podembed.tools.fsck.leftovers import Leftover
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 

@@ -21,7 +21,7 @@ from podembed.tools.fsck.commits import check_commit
 from podembed.tools.fsck.findings import CheckedCommit, RunCheck, damage_of, finding_of_run
 from podembed.tools.fsck.leases import lease_findings
 from podembed.tools.fsck.leftovers import Leftover, find_leftovers
-from podembed.tools.fsck.records import check_lineage, check_record, record_findings
+from podembed.tools.fsck.run_records import check_lineage, check_record, record_findings
 from podembed.workers.storage.store import Store
 
 

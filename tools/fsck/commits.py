@@ -11,7 +11,7 @@ from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord
 from podembed.orchestrator.commit.verification import Damage, verify
 from podembed.tools.fsck.findings import CheckedCommit, Finding, damage_of, finding_of_commit
 from podembed.tools.fsck.places import places_of
-from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 

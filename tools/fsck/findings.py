@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.commit.verification import Damage
 from podembed.tools.fsck.leftovers import Leftover
-from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.strict_json import DocumentRefused
 
 

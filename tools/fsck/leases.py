@@ -12,8 +12,8 @@ from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.commit.verification import Damage
 from podembed.orchestrator.run.history_record import FOLDER as HISTORY
 from podembed.orchestrator.run.policy_record import FOLDER as POLICIES
-from podembed.workers.storage.errors import NameNotFound, StorageError
 from podembed.workers.storage.records import decode
+from podembed.workers.storage.storage_errors import NameNotFound, StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 

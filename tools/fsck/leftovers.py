@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease_files import LEASE_FILE, read_claims, read_lineage
 from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 

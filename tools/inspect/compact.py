@@ -23,10 +23,10 @@ from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION, Manifest, commit_name
 from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.run.reference import open_run_store
+from podembed.workers.checkpoint.checkpoint_files import TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.files import assemble_table, read_bucket, write_buckets, write_table_metadata
-from podembed.workers.checkpoint.records import TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 

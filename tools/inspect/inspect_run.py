@@ -20,7 +20,7 @@ from podembed.orchestrator.run.history_record import HistoryRecord, read_history
 from podembed.orchestrator.run.input_record import AcceptedChange, read_input, shortened
 from podembed.orchestrator.run.job_settings import SettingsRecord, read_settings
 from podembed.workers.checkpoint.arrays import safe_segment
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 SHOWN_EVALUATIONS = 8

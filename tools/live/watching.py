@@ -12,7 +12,7 @@ from podembed.orchestrator.api.text import format_duration, printable
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.live.snapshot import LiveSnapshot, Watcher
 from podembed.tools.live.view import alarm_line, fault_line, one_line, screen
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 
 LOCAL_S, REMOTE_S = 1.0, 2.0
 """Between two looks."""

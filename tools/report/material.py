@@ -15,7 +15,7 @@ from podembed.orchestrator.run.reference import open_run_store
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.check import replayed
 from podembed.tools.inspect.inspect_run import RunDescription, describe
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 

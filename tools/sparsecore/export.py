@@ -27,7 +27,7 @@ from podembed.tools.sparsecore.folder import (
 )
 from podembed.tools.sparsecore.layout import PlacedTable, Stack, plan_stacks
 from podembed.tools.sparsecore.specification import SPECIFICATION_FILE, to_bytes
-from podembed.workers.checkpoint.records import ArrayFiles, TableFiles
+from podembed.workers.checkpoint.checkpoint_files import ArrayFiles, TableFiles
 from podembed.workers.storage.records import encode
 from podembed.workers.storage.store import place
 

@@ -24,7 +24,7 @@ from podembed.tools.sparsecore.specification import (
     from_bytes,
 )
 from podembed.workers.checkpoint.arrays import safe_segment
-from podembed.workers.checkpoint.records import ROWS
+from podembed.workers.checkpoint.checkpoint_files import ROWS
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.records import decode
 

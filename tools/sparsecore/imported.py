@@ -26,9 +26,9 @@ from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.run.reference import is_run
 from podembed.tools.sparsecore.folder import stored_arrays
 from podembed.tools.sparsecore.layout import PlacedTable, Stack
+from podembed.workers.checkpoint.checkpoint_files import MIN_FILE_BYTES, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_table_metadata
-from podembed.workers.checkpoint.records import MIN_FILE_BYTES, TableFiles, TablePlan, WrittenBuckets
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 

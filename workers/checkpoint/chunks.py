@@ -22,7 +22,7 @@ import google_crc32c
 import numpy as np
 
 from podembed.workers.checkpoint.zarr_metadata import ArrayMetadata, metadata_bytes, parse_metadata
-from podembed.workers.storage.errors import NameNotFound, StorageError, WrongSize
+from podembed.workers.storage.storage_errors import NameNotFound, StorageError, WrongSize
 from podembed.workers.storage.store import Store, validate_name
 
 CRC_BYTES = 4

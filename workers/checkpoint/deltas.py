@@ -23,7 +23,7 @@ from podembed.workers.checkpoint.arrays import DenseFile, read_dense, safe_segme
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.file_threads import FileThreads
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
-from podembed.workers.storage.errors import NameNotFound, WrongSize
+from podembed.workers.storage.storage_errors import NameNotFound, WrongSize
 from podembed.workers.storage.store import Store
 
 IDS = "ids"

@@ -18,16 +18,7 @@ import numpy as np
 from podembed.embedding.buckets import BucketLayout
 from podembed.workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
 from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows
-from podembed.workers.checkpoint.chunks import (
-    ChunkDamaged,
-    read_chunk,
-    read_chunks,
-    write_array_metadata,
-    write_chunks,
-)
-from podembed.workers.checkpoint.deltas import DeltaFiles, DeltaPart, read_changes
-from podembed.workers.checkpoint.digest import DIGEST_BYTES, Digests, bucket_digest
-from podembed.workers.checkpoint.records import (
+from podembed.workers.checkpoint.checkpoint_files import (
     ROWS,
     ArrayChunks,
     ArrayFiles,
@@ -38,6 +29,15 @@ from podembed.workers.checkpoint.records import (
     TablePlan,
     WrittenBuckets,
 )
+from podembed.workers.checkpoint.chunks import (
+    ChunkDamaged,
+    read_chunk,
+    read_chunks,
+    write_array_metadata,
+    write_chunks,
+)
+from podembed.workers.checkpoint.deltas import DeltaFiles, DeltaPart, read_changes
+from podembed.workers.checkpoint.digest import DIGEST_BYTES, Digests, bucket_digest
 from podembed.workers.checkpoint.zarr_metadata import dtype_name
 from podembed.workers.storage.store import Store
 

@@ -29,7 +29,7 @@ from podembed.embedding.table.table import Table
 from podembed.embedding.table.undo_log import UndoLog
 from podembed.workers.checkpoint.undo import MOST_ENTRIES, Undo
 from podembed.workers.liveness.progress import Phase, Tracker
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 
 PIECE_BYTES = 256 << 10
 NEARLY_FULL = 0.75

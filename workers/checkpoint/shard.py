@@ -18,12 +18,18 @@ import numpy as np
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint import files as checkpoint_files
+from podembed.workers.checkpoint.checkpoint_files import (
+    ArrayFiles,
+    BucketReceipt,
+    TableFiles,
+    TablePlan,
+    WrittenBuckets,
+)
 from podembed.workers.checkpoint.chunks import chunk_bytes
 from podembed.workers.checkpoint.deltas import PartWriter, read_part
 from podembed.workers.checkpoint.digest import Digests
 from podembed.workers.checkpoint.file_threads import FileThreads
 from podembed.workers.checkpoint.files import DeltaFiles, DeltaPart, DenseFile, split_buckets
-from podembed.workers.checkpoint.records import ArrayFiles, BucketReceipt, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.spoilt_rows import RowsSpoilt, SpoiltRows, require_numbers
 from podembed.workers.storage.store import Store
 

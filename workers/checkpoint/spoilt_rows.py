@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.workers.checkpoint.records import ROWS, TablePlan
+from podembed.workers.checkpoint.checkpoint_files import ROWS, TablePlan
 
 MAX_SHOWN = 5
 

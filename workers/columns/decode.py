@@ -26,7 +26,7 @@ from podembed.workers.data.bad_rows import BadRow, Origin, RowFaults
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
 from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import InputData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.times import TimeScale, is_time, words_of
 from podembed.workers.data.unknown_values import UnknownColumn
 

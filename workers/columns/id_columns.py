@@ -56,7 +56,7 @@ from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import OUT_OF_VOCABULARY, Vocabulary, text_of
 from podembed.workers.data.bad_rows import RowFaults
 from podembed.workers.data.columns import IdColumn
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.times import TimeScale, is_time, shown, words_of
 from podembed.workers.data.unknown_values import LEAST_VALUES, LOOKED_AT, UnknownColumn, likely_cause
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from podembed.workers.columns.column_kernels import frozen, take_numbers
 from podembed.workers.data.bad_rows import RowFaults
 from podembed.workers.data.columns import DenseColumn, Label
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.times import is_time
 
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from podembed.workers.columns.column_kernels import frozen
 from podembed.workers.columns.string_keys import find_integers, find_strings, insert_keys, num_hash_slots, string_keys
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import read_whole
+from podembed.workers.data.input_errors import InputError
 
 OUT_OF_VOCABULARY = 0
 _logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.unknown_values import UnknownColumn
 
 _SHOWN_CHARACTERS = 200

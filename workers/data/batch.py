@@ -14,7 +14,7 @@ import numpy as np
 
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.ragged import Ragged
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 
 PADDING_SAMPLE_ID = -1
 

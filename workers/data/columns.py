@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from podembed.embedding.features.column_shape import ColumnShape
-from podembed.embedding.features.ids import rows_in
+from podembed.embedding.features.id_policies import rows_in
 from podembed.workers.data.times import TimeScale, Unit, origin_problem
 from podembed.workers.declared_types import check_plain_fields, shown
 

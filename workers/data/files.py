@@ -23,9 +23,9 @@ from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from podembed.workers.data.errors import InputError
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.storage.retry import RetryPolicy, call_with_retries
+from podembed.workers.storage.storage_errors import StorageError
 
 DATA_RETRIES = RetryPolicy(max_attempts=12, deadline_s=120.0)
 REQUEST_TIMEOUT_S = 60.0

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from podembed.workers.job.candidates import chance_columns
-from podembed.workers.job.errors import JobError
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.job_errors import JobError
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec, has_short_form

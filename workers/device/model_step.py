@@ -41,8 +41,8 @@ from podembed.workers.device.transfers.ways import (
 )
 from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
-from podembed.workers.job.sequence_rooms import NO_LEVELS
-from podembed.workers.liveness.progress import WORK, Laps, Recorder
+from podembed.workers.job.padding import LARGEST_LEVELS
+from podembed.workers.liveness.progress import WORK, Recorder, Stopwatch
 from podembed.workers.model.context import Shares
 
 _LOOK_S = 1e-4
@@ -127,7 +127,7 @@ class DeviceWorker:
           DenseStateError: the share cannot be cut evenly over the devices, model or loss do not return one number a
           sample, or two parameters share a key.
         """
-        laps = Laps()
+        stopwatch = Stopwatch()
         self.mesh = GangMesh.of(self.options)
         if self.num_samples % self.mesh.num_parts:
             raise DenseStateError(
@@ -150,7 +150,7 @@ class DeviceWorker:
         else:
             first = jax.jit(first_values, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, shapes))()
         self._take(first)
-        laps.end("first values")
+        stopwatch.end("first values")
         self._programs = StepPrograms(
             self.job,
             self._optimizer,
@@ -162,9 +162,9 @@ class DeviceWorker:
             compiling=self._counted,
         )
         self._measures = WindowMeasures(self.job, self.mesh)
-        self._batches = HostBatches(self.job, self._programs.rooms, num_parts=self.mesh.num_parts)
-        compile_s = self._compile(laps, is_rehearsal=is_rehearsal)
-        self.build_s = laps.seconds
+        self._batches = HostBatches(self.job, self._programs.padding, num_parts=self.mesh.num_parts)
+        compile_s = self._compile(stopwatch, is_rehearsal=is_rehearsal)
+        self.build_s = stopwatch.seconds
         return compile_s
 
     @contextmanager
@@ -193,19 +193,19 @@ class DeviceWorker:
     def _take(self, state: Mapping[str, Any]) -> None:
         self.params, self.optimizer_state, self.state = (state[part] for part in ("params", "optimizer", "state"))
 
-    def _compile(self, laps: Laps, *, is_rehearsal: bool) -> float:
+    def _compile(self, stopwatch: Stopwatch, *, is_rehearsal: bool) -> float:
         """Traces both steps, which checks what model and loss return, and compiles them if all steps use the same."""
         started = time.perf_counter()
         try:
-            lowered = self._programs.lower(NO_LEVELS)
+            lowered = self._programs.lower(LARGEST_LEVELS)
         except Exception as error:
             num_samples = self.num_samples // self.mesh.num_parts
             error.add_note(f"model.apply got {_shapes_text(self.job, num_samples=num_samples)}.")
             raise
-        laps.end("trace")
+        stopwatch.end("trace")
         if self._programs.is_single and not is_rehearsal:
-            self._programs.compile(NO_LEVELS, lowered)
-            laps.end("compile")
+            self._programs.compile(LARGEST_LEVELS, lowered)
+            stopwatch.end("compile")
         return time.perf_counter() - started
 
     def serve_window(

@@ -32,7 +32,7 @@ from podembed.workers.device.shared_memory import ChannelEnd, Invitation
 from podembed.workers.faults.inject import FaultPlan, FaultPoints
 from podembed.workers.faults.storage import with_faults
 from podembed.workers.job.reference import AnyJob, JobReference
-from podembed.workers.liveness.progress import Laps, Phase, Progress, Recorded, Tracker
+from podembed.workers.liveness.progress import Phase, Progress, Recorded, Stopwatch, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
 
@@ -143,15 +143,15 @@ class DeviceProcess:
         self._spec = spec
         self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, str(Worker("device", spec.host)))
         self._tracker.point("start.begin")
-        laps = Laps()
+        stopwatch = Stopwatch()
         job = spec.job.resolve() if isinstance(spec.job, JobReference) else spec.job
         use_compile_cache(spec.compile_cache)
-        laps.end("job")
+        stopwatch.end("job")
         make_cpu_devices(spec.devices)
         with self._tracker.phase(Phase.JOIN):
             self._end = spec.invitation.connect(timeout_s=spec.start_timeout_s)
             # Records of stored runs call it so.
-            laps.end("handover")
+            stopwatch.end("handover")
             join_gang(
                 coordinator=spec.coordinator,
                 num_processes=spec.num_hosts,
@@ -159,7 +159,7 @@ class DeviceProcess:
                 timeout_s=int(spec.start_timeout_s),
                 platform=spec.platform,
             )
-            laps.end("gang")
+            stopwatch.end("gang")
         self._crew = ThreadCrew(spec.threads)
         self._worker = DeviceWorker(
             job=job,
@@ -187,7 +187,7 @@ class DeviceProcess:
             num_devices=self._worker.mesh.num_local,
             mesh=self._worker.mesh.text,
             compile_s=compile_s,
-            start_s=laps.seconds | self._worker.build_s,
+            start_s=stopwatch.seconds | self._worker.build_s,
             kind=device.device_kind,
         )
 

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from podembed.embedding.features.activations import Activations
 from podembed.workers.device.dense_half import losses_of, outputs_of, scheduled, scores_of
-from podembed.workers.device.measures.step import Measured, norms, scored
+from podembed.workers.device.measures.step_measures import Measured, norms, scored
 from podembed.workers.device.options import AXIS
 from podembed.workers.job.candidates import chance_columns
 from podembed.workers.job.job import JobConfig

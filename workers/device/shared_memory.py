@@ -25,7 +25,7 @@ import numpy as np
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES, ActivationLayout
 from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
-from podembed.workers.job.on_devices.rooms import MOST_IDS, room_at
+from podembed.workers.job.padding import MOST_IDS, padded_ids
 
 _RECORD = struct.Struct("<qqqddqq")
 _LENGTHS, _NUM_DEVICES, _COLUMN = "lengths/", "num_devices/", "column/"
@@ -51,7 +51,7 @@ class RecordKind(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One announcement. `weight_sum` is the global batch's weight on the way to the device; `loss` is the global loss
-    on the way to the host. `levels` say how much room the sequences of the step have (`workers.job.sequence_rooms`).
+    on the way to the host. `levels` say how much room the sequences of the step have (`workers.job.padding`).
     """
 
     kind: RecordKind
@@ -102,7 +102,7 @@ class IdsLayout:
         """By feature the ids of a batch, with the room of these levels."""
         found = {}
         for (name, count), level in zip(self.num_bags.items(), levels, strict=True):
-            room = room_at(level)
+            room = padded_ids(level)
             weights = arrays.get(f"{_WEIGHTS}{name}")
             found[name] = BagArrays(
                 arrays[f"{_ROWS}{name}"][: count * room].reshape(count, room),

@@ -19,16 +19,15 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from podembed.workers.device.device_mesh import GangMesh
-from podembed.workers.device.measures.step import Measured
+from podembed.workers.device.measures.step_measures import Measured
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, scores_of_batch, training_step
 from podembed.workers.device.tables.pooling import BagIds
-from podembed.workers.device.tables.step import Tables, TableStep
+from podembed.workers.device.tables.table_step import Tables, TableStep
 from podembed.workers.device.transfers.side_by_side import side_by_side
 from podembed.workers.device.transfers.ways import TransferWay
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.on_devices.rooms import first_levels, room_at
-from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
+from podembed.workers.job.padding import PaddingLevels, SequencePadding, padded_ids, smallest_levels
 from podembed.workers.model.context import Shares
 
 
@@ -51,7 +50,7 @@ class StepPrograms:
       compiling: entered while a step is compiled that was not at the start.
 
     Attributes:
-      rooms: of the sequences of a device.
+      padding: sizes of the job's sequences on a device.
       num_late: programs that were not compiled at the start.
     """
 
@@ -74,36 +73,38 @@ class StepPrograms:
         self._cut = tuple(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(self._values[0]))
         self._compiling = compiling
         self._rows = shares.num_samples * jax.process_count()
-        self.rooms = SequenceRooms(job.sequences, self._rows // mesh.num_all_parts)
-        self._forward: dict[Levels, Any] = {}
-        self._train: dict[Levels, Any] = {}
+        self.padding = SequencePadding(job.sequences, self._rows // mesh.num_all_parts)
+        self._forward: dict[PaddingLevels, Any] = {}
+        self._train: dict[PaddingLevels, Any] = {}
         self.num_late = 0
 
     @property
     def is_single(self) -> bool:
         """Whether every step runs the same programs."""
-        return not any(self.rooms.most_levels) and not self._tables
+        return not any(self.padding.most_levels) and not self._tables
 
-    def forward(self, levels: Levels) -> Any:
+    def forward(self, levels: PaddingLevels) -> Any:
         """The compiled forward pass for a room."""
         return self._at(levels, self._forward, self._lower_forward)
 
-    def train(self, levels: Levels) -> Any:
+    def train(self, levels: PaddingLevels) -> Any:
         """The compiled training step for a room."""
         return self._at(levels, self._train, self._lower_train)
 
-    def _at(self, levels: Levels, compiled: dict[Levels, Any], lower: Callable[[Levels], Any]) -> Any:
+    def _at(
+        self, levels: PaddingLevels, compiled: dict[PaddingLevels, Any], lower: Callable[[PaddingLevels], Any]
+    ) -> Any:
         if levels not in compiled:
             with self._compiling():
                 compiled[levels] = lower(levels).compile()
             self.num_late += 1
         return compiled[levels]
 
-    def compile(self, levels: Levels, lowered: Pair) -> None:
+    def compile(self, levels: PaddingLevels, lowered: Pair) -> None:
         """Compiles what `lower` returned."""
         self._forward[levels], self._train[levels] = lowered.forward.compile(), lowered.train.compile()
 
-    def lower(self, levels: Levels, *, platform: str | None = None) -> Pair:
+    def lower(self, levels: PaddingLevels, *, platform: str | None = None) -> Pair:
         """Traces both steps, which checks what model and loss return. Touches no device.
 
         Args:
@@ -114,13 +115,13 @@ class StepPrograms:
         forward = self._traced_forward(levels).lower(lowering_platforms=platforms)
         return Pair(forward, self._traced_train(levels).lower(lowering_platforms=platforms))
 
-    def _lower_forward(self, levels: Levels) -> Any:
+    def _lower_forward(self, levels: PaddingLevels) -> Any:
         return self._traced_forward(levels).lower()
 
-    def _lower_train(self, levels: Levels) -> Any:
+    def _lower_train(self, levels: PaddingLevels) -> Any:
         return self._traced_train(levels).lower()
 
-    def _traced_forward(self, levels: Levels) -> Any:
+    def _traced_forward(self, levels: PaddingLevels) -> Any:
         job, way, shares, longest = self._job, self._way, self._shares, self._longest(levels)
         inputs = self._inputs(levels)
 
@@ -135,7 +136,7 @@ class StepPrograms:
         on_devices = self._on_devices(forward, num_states=3, arguments=arguments, out_specs=P(AXIS))
         return jax.jit(on_devices, out_shardings=self._mesh.by_sample).trace(params, state, self._tables, *arguments)
 
-    def _traced_train(self, levels: Levels) -> Any:
+    def _traced_train(self, levels: PaddingLevels) -> Any:
         """The step. Where it has gradients side by side, it returns the arrays that they are columns of."""
         apart = self._train_of(levels, self._train_step(levels))
         if self._way.is_packed:
@@ -155,7 +156,7 @@ class StepPrograms:
 
         return self._train_of(levels, train)
 
-    def _train_step(self, levels: Levels) -> Callable[..., Any]:
+    def _train_step(self, levels: PaddingLevels) -> Callable[..., Any]:
         """The step as one device sees it."""
         job, way, shares, longest = self._job, self._way, self._shares, self._longest(levels)
         inputs, cut, on_tables = self._inputs(levels), self._cut if any(self._cut) else (), self._table_step
@@ -172,7 +173,7 @@ class StepPrograms:
 
         return train
 
-    def _train_of(self, levels: Levels, train: Callable[..., Any]) -> Any:
+    def _train_of(self, levels: PaddingLevels, train: Callable[..., Any]) -> Any:
         """A step, traced over all devices."""
         arguments = self._way.shapes(self._inputs(levels))
         out_specs = (P(), P(), P(), P(), P(AXIS), P(), Measured.lying(P(AXIS), P()))
@@ -216,17 +217,17 @@ class StepPrograms:
             check_vma=False,
         )
 
-    def _longest(self, levels: Levels) -> dict[str, int]:
-        return {name: self.rooms.longest(name, levels) for name in self._job.sequences}
+    def _longest(self, levels: PaddingLevels) -> dict[str, int]:
+        return {name: self.padding.longest(name, levels) for name in self._job.sequences}
 
-    def _inputs(self, levels: Levels) -> Inputs:
+    def _inputs(self, levels: PaddingLevels) -> Inputs:
         """Shapes of a batch over all hosts."""
 
         def rows_of(*shape: int, dtype: Any = jnp.float32, rows: int = self._rows) -> Any:
             return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=self._mesh.by_sample)
 
         job = self._job
-        vectors = {name: self._mesh.num_all_parts * self.rooms.vectors(name, levels) for name in job.sequences}
+        vectors = {name: self._mesh.num_all_parts * self.padding.vectors(name, levels) for name in job.sequences}
         of_bags = self._bags_at(levels)
         return Inputs(
             dense=rows_of(job.data.num_dense),
@@ -249,15 +250,15 @@ class StepPrograms:
             },
         )
 
-    def _bags_at(self, levels: Levels) -> dict[str, _Bags]:
+    def _bags_at(self, levels: PaddingLevels) -> dict[str, _Bags]:
         """By feature of a table on devices, its bags over all devices."""
         found = {}
-        own = levels[2:] or first_levels(len(self._job.device_features))
+        own = levels[2:] or smallest_levels(len(self._job.device_features))
         for name, level in zip(self._job.device_features, own, strict=True):
             num = self._rows * math.prod(self._job.activation_shapes[name][:-1])
             if name in self._job.sequences:
-                num = self._mesh.num_all_parts * self.rooms.vectors(name, levels)
-            found[name] = _Bags(num, room_at(level))
+                num = self._mesh.num_all_parts * self.padding.vectors(name, levels)
+            found[name] = _Bags(num, padded_ids(level))
         return found
 
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 from podembed.workers.columns.decode import Decoder, RawRows, check_schema, id_kinds
 from podembed.workers.data.bad_rows import Origin, RowFaults
 from podembed.workers.data.config import CsvData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
 from podembed.workers.data.files import open_ranges
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
 from podembed.workers.formats.csv_parser import CsvFault, CsvParser, header_names
 from podembed.workers.formats.csv_records import RecordScanner, blocks_of, record_ends

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numba
 import numpy as np
 
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 
 # A quote that never closes would otherwise make the rest of a file one row.
 LONGEST_ROW_BYTES = 16 << 20

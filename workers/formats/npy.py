@@ -17,8 +17,8 @@ import pyarrow as pa
 from podembed.workers.columns.decode import Decoder, RawRows, check_schema, id_kinds
 from podembed.workers.data.bad_rows import Origin
 from podembed.workers.data.config import NpyData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import file_version, one_line, open_ranges
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
 from podembed.workers.formats.source import Source
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from podembed.workers.columns.decode import Decoder, RawRows, check_schema, extra_kinds, id_kinds
 from podembed.workers.data.bad_rows import Origin
 from podembed.workers.data.config import ParquetData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import local_path, one_line, open_ranges, unreadable
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
 from podembed.workers.formats.source import Source
 

@@ -14,8 +14,8 @@ from typing import IO, Any
 import ml_dtypes
 import numpy as np
 
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import open_ranges
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats.npy import NpyHeader, read_header, read_rows
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 

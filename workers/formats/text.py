@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO
 
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import open_ranges
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats import unpacking
 
 BLOCK_BYTES = 8 << 20

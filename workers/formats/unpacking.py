@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO
 
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 

@@ -18,7 +18,7 @@ from podembed.workers.device.shared_memory import ChannelEnd
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
+from podembed.workers.job.padding import PaddingLevels, SequencePadding
 from podembed.workers.job.tables import Bags, cut_ways, feature_bindings, needs_rows, table_specs
 
 
@@ -100,14 +100,14 @@ class HostSequences:
     def __init__(self, sequences: Mapping[str, int], features: list[str], *, bags: Bags, device: ChannelEnd) -> None:
         self._sequences, self._bags, self._device = sequences, bags, device
         self._at = {name: features.index(name) for name in sequences if name in features}
-        self._rooms: SequenceRooms | None = None
+        self._rooms: SequencePadding | None = None
 
     @property
-    def _known_rooms(self) -> SequenceRooms:
+    def _known_rooms(self) -> SequencePadding:
         if self._rooms is None:
             num_samples = self._device.layout.num_samples
             # The device process has said so before the first step.
-            self._rooms = SequenceRooms(self._sequences, num_samples // self._device.num_devices)
+            self._rooms = SequencePadding(self._sequences, num_samples // self._device.num_devices)
         return self._rooms
 
     def lengths(self, batch: Batch) -> Lengths:
@@ -118,11 +118,11 @@ class HostSequences:
             column[: batch.num_samples] = self._bags.lengths(name, batch.features[name])
         return found
 
-    def levels(self, lengths: Lengths) -> Levels:
+    def levels(self, lengths: Lengths) -> PaddingLevels:
         """The room that a batch needs; empty without sequences."""
         return self._known_rooms.levels_for(lengths) if self._sequences else ()
 
-    def lay_out(self, prepared: Prepared, lengths: Lengths, levels: Levels) -> None:
+    def lay_out(self, prepared: Prepared, lengths: Lengths, levels: PaddingLevels) -> None:
         """Gives every position its place, once the hosts have agreed on the room."""
         if self._sequences:
             laid_out = {

@@ -15,12 +15,12 @@ from podembed.embedding.lookup.activation_layout import Blocks
 from podembed.embedding.lookup.steps import LookupStep, LookupSteps
 from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
-from podembed.workers.host.device_tables.ids import DeviceIds
+from podembed.workers.host.device_tables.device_ids import DeviceIds
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.lookups import HostLookups, HostSequences, Lengths
 from podembed.workers.host.prefetch_choice import PrefetchChoice
 from podembed.workers.input.read_ahead import ReadAhead
-from podembed.workers.job.sequence_rooms import NO_LEVELS
+from podembed.workers.job.padding import LARGEST_LEVELS
 from podembed.workers.job.tables import learning_rates
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.mesh.mesh import Mesh
@@ -180,7 +180,7 @@ class Steps:
                 step=step.number,
                 buffer=step.buffer,
                 weight_sum=step.weight_sum,
-                levels=step.lookup.levels[: len(NO_LEVELS)],
+                levels=step.lookup.levels[: len(LARGEST_LEVELS)],
             )
         )
 

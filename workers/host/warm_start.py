@@ -15,8 +15,8 @@ import numpy as np
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.bucket_overlap import Cut, overlap, partners
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.files import read_bucket, read_bucket_array
-from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.storage.store import Store
 
 

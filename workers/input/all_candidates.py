@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from podembed.embedding.config import TableConfig
-from podembed.embedding.features.ids import rows_of
+from podembed.embedding.features.id_policies import rows_of
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
@@ -34,7 +34,7 @@ def ranked_ids(source: IdColumn, known: Interactions | None) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Others:
+class Exclusions:
     """The positive id of each sample of a batch, and which ids are none of its candidates.
 
     Attributes:
@@ -58,7 +58,7 @@ class Others:
         table: TableConfig,
         owner: str | None = None,
         known: Interactions | None = None,
-    ) -> Others:
+    ) -> Exclusions:
         """Args:
           table: of the feature, which says what becomes of ids outside it. One that is dropped has no row.
           owner: a feature with one id a sample. What it has in `known` is left out.
@@ -73,9 +73,9 @@ class Others:
         own[real] = rows_of(given[real], table)
         begins, ends = np.zeros_like(own), np.zeros_like(own)
         if owner is None or known is None:
-            return Others(given, own, begins, ends, np.zeros(0, np.int64))
+            return Exclusions(given, own, begins, ends, np.zeros(0, np.int64))
         begins[real], ends[real] = known.spans(known.owner_rows(batch.only_ids(owner, real)))
-        return Others(given, own, begins, ends, known.ids)
+        return Exclusions(given, own, begins, ends, known.ids)
 
     def among(self, block: np.ndarray) -> np.ndarray:
         """bool `[n, c]`: which ids of a block are candidates of each sample beside its own."""
@@ -111,7 +111,7 @@ class AllCandidates:
         self._ids = ranked_ids(source, known)
         self._owner = source.negatives.without_positives_of if source.negatives else None
         self._known, self._table = known, table
-        self._last: tuple[int, Batch, Others] | None = None
+        self._last: tuple[int, Batch, Exclusions] | None = None
 
     def read(self, step: int) -> Batch:
         """Part `step % num_parts` of the batch of step `step // num_parts`.
@@ -122,7 +122,7 @@ class AllCandidates:
         at, part = divmod(step, self._num_parts)
         if self._last is None or self._last[0] != at:
             batch = self._reader.read(at)
-            others = Others.of(batch, self._features[0], table=self._table, owner=self._owner, known=self._known)
+            others = Exclusions.of(batch, self._features[0], table=self._table, owner=self._owner, known=self._known)
             self._last = at, batch, others
         _, batch, others = self._last
         first = 0 if part == 0 else part * self._width - 1

@@ -18,7 +18,7 @@ from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn, Negatives, chance_key
 from podembed.workers.data.config import InputData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.chances import Chances
 from podembed.workers.input.index import InputIndex, build_index
 from podembed.workers.input.interactions import Interactions, read_interactions

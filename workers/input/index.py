@@ -24,8 +24,8 @@ from podembed.workers.columns.decode import kinds_of
 from podembed.workers.columns.id_columns import NULLS
 from podembed.workers.columns.vocabulary import Vocabulary, load_vocabulary
 from podembed.workers.data.config import InputData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import file_version, local_path, locate, unreadable
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.input_files import InputFile, RowGroup
 from podembed.workers.formats.registry import read_layout, version_of
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import InputData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.reader import InputReader, evaluation_plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from podembed.workers.columns.decode import kinds_of
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import InputData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.index import InputIndex, build_index
 from podembed.workers.input.sources import ReaderSource
 from podembed.workers.job.job import JobConfig

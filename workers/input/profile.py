@@ -10,7 +10,7 @@ import numpy as np
 from podembed.embedding.lookup.pooling_choice import ASSUMED_LENGTH
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.input.reader import training_plan

@@ -21,8 +21,8 @@ from podembed.workers.columns.gather import Block, LaneRows, WindowShape, interl
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.config import InputData, ReadOrder
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import unreadable
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.input_files import RowGroup
 from podembed.workers.formats.registry import OpenedFile, open_file
 from podembed.workers.input.index import InputIndex, build_index, check_unchanged, read_vocabularies

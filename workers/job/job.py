@@ -26,8 +26,8 @@ from podembed.workers.job.candidates import (
     num_parts,
     room_problem,
 )
-from podembed.workers.job.errors import JobError
 from podembed.workers.job.feature_shapes import inner_shape, tell_order
+from podembed.workers.job.job_errors import JobError
 from podembed.workers.job.on_devices.problems import placement_problem
 from podembed.workers.job.quality import has_logits
 from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt

@@ -16,7 +16,7 @@ import numpy as np
 
 from podembed.workers.declared_types import plain_number, shown
 from podembed.workers.job.candidates import SAMPLE, Ranks
-from podembed.workers.job.errors import JobError
+from podembed.workers.job.job_errors import JobError
 from podembed.workers.job.quality import FaultyScores, QualityError, Scores, named
 
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from podembed.workers.job.job import JobConfig, JobError
-from podembed.workers.job.slips import slip_of
+from podembed.workers.job.typo_hints import typo_hint
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 
 # Packages whose constructors say themselves what is wrong with their arguments.
@@ -69,11 +69,11 @@ class JobReference:
             name = _current_name(module_name)
             module = importlib.import_module(name)
         except Exception as error:
-            slip = slip_of(error, name)
-            if slip is None and not isinstance(error, ImportError):
+            hint = typo_hint(error, name)
+            if hint is None and not isinstance(error, ImportError):
                 raise
             raise JobError(
-                slip
+                hint
                 or f"Found job '{self.function}', which cannot be imported ({error}). Expected "
                 "package.module:function. Run from the folder that holds the module, or install it."
             ) from error
@@ -87,7 +87,7 @@ class JobReference:
             job = function(**self.arguments)
         except Exception as error:
             where = _place_of_declaration(error)
-            told = f"{error} Job '{self.function}' declares it in {where}." if where else slip_of(error, name)
+            told = f"{error} Job '{self.function}' declares it in {where}." if where else typo_hint(error, name)
             if told is None:
                 raise
             raise JobError(told) from error

@@ -14,7 +14,7 @@ import numpy as np
 from podembed.embedding.buckets import within_reason
 from podembed.embedding.config import TableConfig
 from podembed.embedding.features.bags import by_position
-from podembed.embedding.features.ids import fit_ids
+from podembed.embedding.features.id_policies import fit_ids
 from podembed.embedding.lookup.placement import Chosen, buckets_for_work
 from podembed.embedding.lookup.pooling_choice import CutWay, cut_way, why_not_pooled
 from podembed.embedding.lookup.streams import FeatureBinding
@@ -25,7 +25,7 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.workers.formats.rows_file import RowsOfFile
 from podembed.workers.job.feature_shapes import keeps_positions
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.sequence_rooms import cut_to
+from podembed.workers.job.padding import cut_to
 
 
 def choose_buckets(job: JobConfig) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from podembed.workers.data.columns import Label
 from podembed.workers.declared_types import check_plain_fields, shown
-from podembed.workers.job.errors import JobError
+from podembed.workers.job.job_errors import JobError
 from podembed.workers.job.quality import Scores, has_logits, weighted_mean
 
 TaskKind = Literal["binary", "regression", "multi_class", "ordinal"]

@@ -21,7 +21,7 @@ from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.tracing.recorder import Recorded, Recorder
 
-__all__ = ["WORK", "Laps", "Phase", "Progress", "Recorded", "Recorder", "Tracker"]
+__all__ = ["WORK", "Phase", "Progress", "Recorded", "Recorder", "Stopwatch", "Tracker"]
 
 WORK = "work"
 """The track of a process's working thread."""
@@ -292,7 +292,7 @@ class Tracker:
         return self.phase_cpu_s | {Phase.BETWEEN: between_s}
 
 
-class Laps:
+class Stopwatch:
     """Seconds of parts that follow each other, by name. Mutated: `seconds`."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.perf_counter) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import threading
 
-from podembed.workers.mesh.errors import MeshAborted
+from podembed.workers.mesh.mesh_errors import MeshAborted
 
 
 class AbortSignal:

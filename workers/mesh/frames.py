@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import google_crc32c
 import numpy as np
 
-from podembed.workers.mesh.errors import FrameError, MeshUsageError
+from podembed.workers.mesh.mesh_errors import FrameError, MeshUsageError
 
 Buffer = bytes | bytearray | memoryview | np.ndarray
 

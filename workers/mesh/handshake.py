@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from podembed.workers.mesh.errors import HandshakeRefused, MeshUsageError
+from podembed.workers.mesh.mesh_errors import HandshakeRefused, MeshUsageError
 
 PROTOCOL_VERSION = 1
 NONCE_BYTES = 32

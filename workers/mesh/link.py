@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from podembed.workers.faults.frames import Spoil
 from podembed.workers.mesh.aborting import AbortSignal
-from podembed.workers.mesh.errors import ExchangeTimeout, FrameError, PeerLost
 from podembed.workers.mesh.frames import (
     HEADER_BYTES,
     JOINED_BYTES,
@@ -32,6 +31,7 @@ from podembed.workers.mesh.frames import (
     without_first,
     writable_views,
 )
+from podembed.workers.mesh.mesh_errors import ExchangeTimeout, FrameError, PeerLost
 
 Receive = Callable[[int, int], Buffer | Sequence[Buffer] | None]
 """`receive(rank, num_bytes)` gives the buffer for a payload that is about to arrive, or several to fill in turn."""

@@ -10,8 +10,8 @@ import socket
 from collections import deque
 from dataclasses import dataclass
 
-from podembed.workers.mesh.errors import MeshUsageError
 from podembed.workers.mesh.link_silence import ask_when_quiet
+from podembed.workers.mesh.mesh_errors import MeshUsageError
 
 Address = tuple[str, int]
 

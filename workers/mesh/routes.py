@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from podembed.workers.mesh.exchange import ExchangeStatistics, Outgoing
+from podembed.workers.mesh.active_exchange import ExchangeStatistics, Outgoing
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.grid import Grid
 from podembed.workers.mesh.link import Receive

@@ -20,9 +20,9 @@ from functools import partial
 
 from podembed.workers.descriptors import exhausted, is_exhaustion
 from podembed.workers.mesh.aborting import AbortSignal
-from podembed.workers.mesh.errors import HandshakeRefused, MeshConnectTimeout
 from podembed.workers.mesh.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
 from podembed.workers.mesh.listening import Address, Refusals, family, prepare
+from podembed.workers.mesh.mesh_errors import HandshakeRefused, MeshConnectTimeout
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """The longest that one connection may take to prove itself."""

@@ -20,12 +20,12 @@ from functools import cache
 
 import numpy as np
 
-from podembed.workers.mesh.errors import FrameError, MeshUsageError
-from podembed.workers.mesh.exchange import ExchangeStatistics, Outgoing, checked_views
+from podembed.workers.mesh.active_exchange import ExchangeStatistics, Outgoing, checked_views
 from podembed.workers.mesh.frames import Buffer, byte_view, writable_views
 from podembed.workers.mesh.grid import Grid
 from podembed.workers.mesh.link import Receive
 from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import FrameError, MeshUsageError
 
 NO_FRAME = -1
 # Added to the tag, so that a host that exchanges another way is found by the first frame.

@@ -31,8 +31,8 @@ from podembed.workers.stepwise.saved_index import (
     sealed_index,
     taken,
 )
-from podembed.workers.storage.errors import NameNotFound, NotAFolder, NotAPlainFile
 from podembed.workers.storage.records import to_document
+from podembed.workers.storage.storage_errors import NameNotFound, NotAFolder, NotAPlainFile
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 

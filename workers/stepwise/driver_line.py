@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from podembed.workers.device.doorway import ChannelError, ChannelLost
-from podembed.workers.mesh.errors import HandshakeRefused
 from podembed.workers.mesh.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
 from podembed.workers.mesh.link_silence import ask_when_quiet
 from podembed.workers.mesh.listening import family, open_listener
+from podembed.workers.mesh.mesh_errors import HandshakeRefused
 from podembed.workers.stepwise.line import SIZE, MessageConnection, exactly, framed
 from podembed.workers.stepwise.sealed import SALT_BYTES, TAG_BYTES, Seals
 

@@ -19,6 +19,7 @@ import numpy as np
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.engine.table_storage import SavedTable, WrittenTables
+from podembed.workers.checkpoint.checkpoint_files import ROWS, ArrayFiles, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.files import (
     assemble_table,
     read_bucket,
@@ -26,7 +27,6 @@ from podembed.workers.checkpoint.files import (
     write_buckets,
     write_table_metadata,
 )
-from podembed.workers.checkpoint.records import ROWS, ArrayFiles, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.shard import CheckpointMismatch
 from podembed.workers.checkpoint.zarr_metadata import NESTED, ArrayMetadata
 from podembed.workers.stepwise.saved_index import (

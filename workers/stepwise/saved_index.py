@@ -12,11 +12,11 @@ from typing import Any
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.tf.engine.table_storage import WrittenTables
 from podembed.workers.checkpoint.arrays import DenseFile
+from podembed.workers.checkpoint.checkpoint_files import ROWS, ArrayFiles, ChunkFile, TableFiles
 from podembed.workers.checkpoint.chunks import chunk_name
-from podembed.workers.checkpoint.records import ROWS, ArrayFiles, ChunkFile, TableFiles
-from podembed.workers.storage.errors import NameNotFound, StorageError
 from podembed.workers.storage.records import from_document
 from podembed.workers.storage.records import read_document as read_bytes
+from podembed.workers.storage.storage_errors import NameNotFound, StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, beyond_limits, seal, unseal
 

@@ -2,5 +2,5 @@
 
 What the files mean is said in `workers.checkpoint` and in the orchestrator.
 
-Read `store.py` first, then `strict_json.py`; `errors.py` has the ways in which storage fails.
+Read `store.py` first, then `strict_json.py`; `storage_errors.py` has the ways in which storage fails.
 """

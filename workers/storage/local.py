@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from podembed.workers.storage.direct import DirectWrites
-from podembed.workers.storage.errors import (
+from podembed.workers.storage.storage_errors import (
     NameNotFound,
     NameTaken,
     NotAFolder,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
-from podembed.workers.storage.errors import NotAPlainFile, WrongSize
+from podembed.workers.storage.storage_errors import NotAPlainFile, WrongSize
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused, seal, unseal
 

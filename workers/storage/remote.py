@@ -19,9 +19,9 @@ from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from podembed.workers.storage.errors import NameNotFound, NameTaken, ServiceRefused, StorageError, WrongSize
 from podembed.workers.storage.local import Unsynced
 from podembed.workers.storage.retry import http_code
+from podembed.workers.storage.storage_errors import NameNotFound, NameTaken, ServiceRefused, StorageError, WrongSize
 from podembed.workers.storage.transfer import Buffer
 
 # MemoryFileSystem keeps its files in a dictionary of the class, so one lock for the process is what decides a race.

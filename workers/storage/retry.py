@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from podembed.workers.storage.errors import StorageError, StoreUnavailable
+from podembed.workers.storage.storage_errors import StorageError, StoreUnavailable
 
 Answer = TypeVar("Answer")
 

@@ -20,7 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from podembed.workers.storage.errors import (
+from podembed.workers.storage.local import LocalFiles, Unsynced
+from podembed.workers.storage.remote import RemoteFiles
+from podembed.workers.storage.retry import RetryClock, RetryPolicy, call_with_retries
+from podembed.workers.storage.storage_errors import (
     AccessRefused,
     NameNotFound,
     NameTaken,
@@ -31,9 +34,6 @@ from podembed.workers.storage.errors import (
     UnsafeName,
     WrongSize,
 )
-from podembed.workers.storage.local import LocalFiles, Unsynced
-from podembed.workers.storage.remote import RemoteFiles
-from podembed.workers.storage.retry import RetryClock, RetryPolicy, call_with_retries
 from podembed.workers.storage.transfer import Buffer
 
 Answer = TypeVar("Answer")

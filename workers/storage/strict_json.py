@@ -13,7 +13,7 @@ import math
 import re
 from typing import Any
 
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_DEPTH = 16

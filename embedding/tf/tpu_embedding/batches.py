@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from podembed.embedding.features.bags import bags_of, share_ends, split_bags
-from podembed.embedding.features.ids import fit_ids
+from podembed.embedding.features.id_policies import fit_ids
 from podembed.embedding.features.inputs import FeatureInput, host_array, read_input, with_weight
 from podembed.embedding.features.shapes import (
     Shape,

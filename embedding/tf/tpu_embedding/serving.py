@@ -19,7 +19,7 @@ import numpy as np
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.bags import bags_of
-from podembed.embedding.features.ids import fit_ids, without
+from podembed.embedding.features.id_policies import fit_ids, without
 from podembed.embedding.features.inputs import FeatureInput, read_input, weight_dtype, weight_kind, with_weight
 from podembed.embedding.features.shapes import is_sequence
 from podembed.embedding.features.structures import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from podembed.orchestrator.api.config import ScalingConfig
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.cluster.places import Place, Reservation, answering_nodes, bundles_of, key_of, live_nodes
 from podembed.orchestrator.cluster.ray_backend import RayBackend

@@ -17,13 +17,13 @@ import numpy as np
 
 from podembed.orchestrator.commit.manifest.problems import MAX_BUCKETS, columns_of, problems
 from podembed.orchestrator.commit.manifest.value import READABLE_VERSIONS, Manifest, Owners, commit_file
-from podembed.workers.checkpoint.digest import DIGEST_BYTES, Digests
-from podembed.workers.checkpoint.records import (
+from podembed.workers.checkpoint.checkpoint_files import (
     CHECKSUM_BYTES,
     ArrayChunks,
     ChunkFiles,
     TableFiles,
 )
+from podembed.workers.checkpoint.digest import DIGEST_BYTES, Digests
 from podembed.workers.checkpoint.zarr_metadata import NESTED
 from podembed.workers.storage.records import from_document, to_document
 from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podembed.embedding.config import TableConfig
-from podembed.embedding.features.ids import fit_ids, hashed, without
+from podembed.embedding.features.id_policies import fit_ids, hashed, without
 from podembed.embedding.ragged import Ragged
 
 IDS = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 8), max_size=4), max_size=5)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from podembed.orchestrator.api.errors import EXIT_FENCED
+from podembed.orchestrator.api.run_errors import EXIT_FENCED
 from podembed.orchestrator.commit.lease_files import read_claims, read_head, read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.storage.store import Store

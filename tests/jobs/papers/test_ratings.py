@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.jobs.papers.ratings import RatingsSet, RatingsSpec, write_ratings
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 
 # User, movie, stars and time: the last rating of user 4 is that of the higher movie of one second.
 RATINGS = [(4, 30, 5.0, 9), (4, 10, 3.0, 7), (4, 20, 4.0, 9), (9, 20, 2.5, 5), (2, 10, 1.0, 3), (2, 30, 4.5, 2)]

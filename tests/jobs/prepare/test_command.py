@@ -13,7 +13,7 @@ from podembed.jobs.prepare.command import Prepare, settings_of
 from podembed.jobs.prepare.prepared_set import read_prepared
 from podembed.jobs.prepare.settings import PrepareError
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
+from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION
 from podembed.workers.data.columns import DenseColumn
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 from podembed.workers.job.job import JobError

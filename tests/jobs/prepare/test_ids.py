@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.jobs.prepare.ids import HashedIds, VocabularyIds, choose_vocabulary, counts_of, read_vocabulary, summed
+from podembed.jobs.prepare.rows_of_values import (
+    HashedIds,
+    VocabularyIds,
+    choose_vocabulary,
+    counts_of,
+    read_vocabulary,
+    summed,
+)
 from podembed.workers.columns.decode import Decoder, RawRows
 from podembed.workers.columns.vocabulary import Vocabulary
 from podembed.workers.data.bad_rows import Origin

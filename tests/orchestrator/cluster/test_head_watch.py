@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from podembed.orchestrator.api.errors import EXIT_TOO_FEW_HOSTS, TooFewHosts
+from podembed.orchestrator.api.run_errors import EXIT_TOO_FEW_HOSTS, TooFewHosts
 from podembed.orchestrator.cluster.head_watch import IDLE_PATIENCE_S, LOOK_S, PATIENCE_S, HeadWatch
 from tests.clock import FakeClock
 from tests.sentences import saying

@@ -25,8 +25,8 @@ from podembed.orchestrator.api.config import (
     RunConfig,
     ScalingConfig,
 )
-from podembed.orchestrator.api.errors import JobFailed
 from podembed.orchestrator.api.result import SHORT_S, SHORT_WINDOWS, Recovery, Result
+from podembed.orchestrator.api.run_errors import JobFailed
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.cluster.in_process import InProcessBackend
 from podembed.orchestrator.commit import checkpoint
@@ -40,9 +40,9 @@ from podembed.orchestrator.group.worker_group import HostHandles
 from podembed.orchestrator.run.finished import finished
 from podembed.orchestrator.run.history_record import read_history
 from podembed.orchestrator.run.opening import create_run, open_run
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.job.reference import JobReference
-from podembed.workers.storage.errors import StoreUnavailable
+from podembed.workers.storage.storage_errors import StoreUnavailable
 from podembed.workers.storage.store import Store
 from tests.long_tests import long_case
 from tests.orchestrator.run.claims_of import claims_of
@@ -236,7 +236,7 @@ def test_hosts_that_live_on_hear_of_their_driver_with_each_heartbeat(
 
     monkeypatch.setattr("podembed.orchestrator.driver.generation.HEARTBEAT_S", 0.0)
     monkeypatch.setattr("podembed.orchestrator.commit.lease.HEARTBEAT_EVERY_S", 0.0)
-    monkeypatch.setattr(Groups, "greet", lambda self, all_workers=False: greeted.append(all_workers))
+    monkeypatch.setattr(Groups, "ping_survivors", lambda self, all_workers=False: greeted.append(all_workers))
     run = create_run(str(tmp_path / "run"), small_job(folder=small_data, audit=False), None)
     monkeypatch.setattr(Store, "replace", refuse)
     Driver(

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import TooFewHosts
+from podembed.orchestrator.api.run_errors import TooFewHosts
 from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
 from podembed.orchestrator.cluster.joining import await_cluster
 from tests.clock import FakeClock

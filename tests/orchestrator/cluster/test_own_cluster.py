@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import EXIT_TOO_FEW_HOSTS, ClusterNotStarted
+from podembed.orchestrator.api.run_errors import EXIT_TOO_FEW_HOSTS, ClusterNotStarted
 from podembed.orchestrator.cluster.own_cluster import LONGEST_SOCKET_BYTES, OwnCluster, socket_base
 from podembed.orchestrator.cluster.processes import FOLDER_PREFIX
 from podembed.orchestrator.outcomes import exit_code
@@ -64,7 +64,7 @@ def test_a_cluster_that_does_not_start_says_why_and_leaves_nothing(
         wait_for("end of the folder", lambda: left_in(Path(base)) == [], seconds=60)
 
 
-def test_a_keeper_that_cannot_begin_leaves_no_folder_and_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_that_cannot_begin_leaves_no_folder_and_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         monkeypatch.setattr(tempfile, "tempdir", base)
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
@@ -75,11 +75,11 @@ def test_a_keeper_that_cannot_begin_leaves_no_folder_and_no_lock(monkeypatch: py
         assert len(os.listdir("/proc/self/fd")) == num_open
 
 
-def test_a_program_that_is_killed_before_its_keeper_runs_leaves_nothing() -> None:
+def test_a_program_that_is_killed_before_its_supervisor_runs_leaves_nothing() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         compiled = Path(base, "compiled")
         compiled.mkdir()
-        # It ends before a keeper can have imported anything.
+        # It ends before a supervisor can have imported anything.
         program = (
             "import os, sys; from podembed.orchestrator.cluster.own_cluster import OwnCluster; "
             "OwnCluster(1, environment=os.environ, left=[sys.argv[1]]); os.kill(os.getpid(), 9)"

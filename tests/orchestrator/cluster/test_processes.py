@@ -72,7 +72,7 @@ def sleepers() -> Iterator[Sleepers]:
 
 
 def let_go(lock: int, *, session: int) -> None:
-    """What a killed program leaves: the number of the keeper's session, and no lock."""
+    """What a killed program leaves: the number of the supervisor's session, and no lock."""
     os.pwrite(lock, str(session).encode(), 0)
     os.close(lock)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
-from podembed.orchestrator.api.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault
 from podembed.orchestrator.cluster.connection import Connection
 from podembed.orchestrator.cluster.places import Reservation
 from podembed.orchestrator.cluster.ray_backend import RayBackend

@@ -14,8 +14,8 @@ from podembed.orchestrator.cluster.ray_calls import (
     MOST_BUCKETS,
     SharedArguments,
 )
+from podembed.workers.checkpoint.checkpoint_files import ChunkFiles, TableFiles
 from podembed.workers.checkpoint.digest import Digests
-from podembed.workers.checkpoint.records import ChunkFiles, TableFiles
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.index import InputIndex
 

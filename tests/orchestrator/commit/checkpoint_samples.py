@@ -10,8 +10,8 @@ from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import Manifest, commit_name
 from podembed.orchestrator.commit.run_record import RunRecord, TableRecord
+from podembed.workers.checkpoint.checkpoint_files import TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_dense, write_table_metadata
-from podembed.workers.checkpoint.records import TablePlan, WrittenBuckets
 from podembed.workers.storage.store import Store
 
 TABLES = {"users": (37, 4, {"rows": 3, "accumulator": 1}), "items": (5, 1, {"rows": 2, "m": 2, "v": 2})}

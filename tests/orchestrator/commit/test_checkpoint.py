@@ -17,7 +17,7 @@ from podembed.orchestrator.commit.manifest import Manifest, commit_file, commit_
 from podembed.orchestrator.commit.run_record import open_or_create
 from podembed.workers.checkpoint.files import read_bucket, read_dense
 from podembed.workers.storage import strict_json
-from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 from tests.orchestrator.commit.checkpoint_samples import (

@@ -15,7 +15,7 @@ from podembed.orchestrator.commit.keep import keep_latest, read_committed
 from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import commit_file
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import commit_steps, take, write_next
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, EXIT_FENCED
+from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION, EXIT_FENCED
 from podembed.orchestrator.commit.claiming import acquire
 from podembed.orchestrator.commit.holder import HEARTBEAT_EVERY_S, HEARTBEAT_FRESH_S, Holder, RunIsHeld, read_heartbeat
 from podembed.orchestrator.commit.lease import Fenced, PublicationUnsettled
 from podembed.orchestrator.commit.lease_files import read_claims, read_head, read_lineage
 from podembed.orchestrator.commit.manifest import commit_name
-from podembed.workers.storage.errors import StorageError, StoreUnavailable
+from podembed.workers.storage.storage_errors import StorageError, StoreUnavailable
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 

@@ -24,7 +24,7 @@ from podembed.orchestrator.commit.manifest import (
     to_json,
 )
 from podembed.orchestrator.commit.verification import verify
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal
 from tests.long_tests import examples

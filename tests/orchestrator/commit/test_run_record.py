@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
+from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION
 from podembed.orchestrator.commit.run_record import (
     RUN_FILE,
     RunMismatch,
@@ -19,7 +19,7 @@ from podembed.orchestrator.commit.run_record import (
     open_or_create,
     read_run,
 )
-from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal
 from tests.orchestrator.commit.checkpoint_samples import RECORD

@@ -8,7 +8,7 @@ import pytest
 
 from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
 from podembed.orchestrator.commit.storage_wait import FIRST_WAIT_S, LONGEST_WAIT_S, StorageWait
-from podembed.workers.storage.errors import NameNotFound, StorageError, StorageFull, StoreUnavailable
+from podembed.workers.storage.storage_errors import NameNotFound, StorageError, StorageFull, StoreUnavailable
 from tests.clock import FakeClock
 from tests.sentences import saying
 

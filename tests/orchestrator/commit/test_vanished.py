@@ -20,7 +20,7 @@ from podembed.orchestrator.commit.vanished import RunVanished
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.outcomes import EXIT_CONFIGURATION, exit_code
 from podembed.tools.fsck.check import check_run
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.orchestrator.cluster.test_in_process import STEPS, train
 from tests.orchestrator.commit.checkpoint_samples import commit_steps, holder, take

@@ -22,8 +22,8 @@ from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.tools.inspect.compact import compact
 from podembed.tools.inspect.prune import prune
 from podembed.workers.job.reference import JobReference
-from podembed.workers.storage.errors import SingleWriterStore, StoreCannotCreateExclusively, SyncRefused
 from podembed.workers.storage.local import Unsynced
+from podembed.workers.storage.storage_errors import SingleWriterStore, StoreCannotCreateExclusively, SyncRefused
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import commit_steps, take
 from tests.small_job import small_job

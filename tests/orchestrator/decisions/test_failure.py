@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
-from podembed.orchestrator.api.errors import (
+from podembed.orchestrator.api.run_errors import (
     CrashLoop,
     Failure,
     FailureKind,
@@ -39,12 +39,12 @@ from podembed.orchestrator.decisions.failure import (
 )
 from podembed.orchestrator.driver.saves import Saves
 from podembed.orchestrator.group.worker_errors import failure_of
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.device.gang_errors import GangError
 from podembed.workers.host.survivors.verification import RowsDamaged
 from podembed.workers.job.job import JobError
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.storage.errors import StorageError, StoreUnavailable
+from podembed.workers.storage.storage_errors import StorageError, StoreUnavailable
 
 DIED, HUNG, PEER, ERROR = FailureKind.DIED, FailureKind.HUNG, FailureKind.PEER, FailureKind.ERROR
 DAMAGED = FailureKind.DAMAGED

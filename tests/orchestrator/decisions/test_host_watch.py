@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError, FailureConfig, ScalingConfig
-from podembed.orchestrator.api.errors import CrashLoop, Failure, FailureKind, JobFailed, TooFewHosts, WorkerFailure
+from podembed.orchestrator.api.run_errors import CrashLoop, Failure, FailureKind, JobFailed, TooFewHosts, WorkerFailure
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
 from podembed.orchestrator.decisions.host_watch import LOOK_S, SEEN_SETTLE_S, SETTLE_S, HostWatch
 from podembed.orchestrator.decisions.membership import Node, Rules

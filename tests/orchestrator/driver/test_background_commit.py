@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from podembed.orchestrator.api.config import CheckpointConfig
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease import PublicationUnsettled
 from podembed.orchestrator.commit.patience import FULL_AT_STOP_S, Patience, SavesFailed
@@ -28,7 +28,7 @@ from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.storage.errors import NameTaken
+from podembed.workers.storage.storage_errors import NameTaken
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.orchestrator.cluster.test_in_process import STEPS, train

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.decisions.failure import Budget, FaultClass, Recover
 from podembed.orchestrator.driver.generation import Generation
 from podembed.orchestrator.driver.recovery import LostGeneration
-from podembed.workers.liveness.progress import Laps
+from podembed.workers.liveness.progress import Stopwatch
 from podembed.workers.liveness.worker import Worker
 
 NOTHING: Any = lambda *_, **__: None  # noqa: E731
@@ -30,7 +30,7 @@ def generation(*, is_proven: bool, is_starting: bool) -> Generation:
         emit=NOTHING,
     )
     lease: Any = SimpleNamespace(head_step=0)
-    made = Generation(shared, lease, None, before=None, laps=Laps(lambda: 1.0))
+    made = Generation(shared, lease, None, before=None, stopwatch=Stopwatch(lambda: 1.0))
     made.group = SimpleNamespace(is_proven=is_proven, last_progress=list)  # type: ignore[assignment]
     if not is_starting:
         made._committing = SimpleNamespace(commits=SimpleNamespace(leave=NOTHING))  # type: ignore[assignment]

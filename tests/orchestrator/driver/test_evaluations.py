@@ -31,9 +31,9 @@ from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.files import locate
 from podembed.workers.host.spec import ScoredSamples
 from podembed.workers.host.windows import sample_losses
-from podembed.workers.job.errors import JobError
 from podembed.workers.job.figures import NormalizedEntropy
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.job_errors import JobError
 from podembed.workers.job.quality import QualityError, Scores
 from podembed.workers.job.ranked import GroupedAUC, HitRateAt
 from podembed.workers.job.ranking import Baseline, LogLoss

@@ -26,7 +26,7 @@ from podembed.orchestrator.driver.background_commit import BackgroundCommits
 from podembed.orchestrator.run.history_record import read_history
 from podembed.tools.fsck.check import check_run
 from podembed.tools.fsck.report import render
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.orchestrator.cluster.test_in_process import STEPS, train

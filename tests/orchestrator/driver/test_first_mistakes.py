@@ -14,7 +14,7 @@ from podembed.embedding.optimizers import Adagrad
 from podembed.jobs.fitting import shares_row_groups
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
-from podembed.orchestrator.api.errors import JobFailed, JobRefused
+from podembed.orchestrator.api.run_errors import JobFailed, JobRefused
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import ColumnUnknown
 from podembed.orchestrator.events.reporter import SilentReporter

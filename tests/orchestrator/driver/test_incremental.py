@@ -15,8 +15,8 @@ import pytest
 from podembed.jobs.cli.main import main
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
-from podembed.orchestrator.api.errors import WorkerRefused
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.api.run_errors import WorkerRefused
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, parse_commit_name, problems

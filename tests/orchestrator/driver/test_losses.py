@@ -17,7 +17,7 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.api.run_errors import JobFailed
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.job.job import JobConfig

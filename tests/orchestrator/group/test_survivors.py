@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.api.run_errors import Failure, FailureKind
 from podembed.orchestrator.group.survivors import MAX_ATTEMPTS, Groups, who_goes_on
 from podembed.orchestrator.group.worker_group import Deadlines, Handle, HostHandles, Rejoining, WorkerGroup
 from podembed.workers.liveness.worker import Worker
@@ -183,17 +183,17 @@ def test_hosts_that_live_on_are_called_while_the_next_generation_waits_for_other
         lambda worker, method: failure(Worker("host", 1), FailureKind.DIED) if worker == Worker("host", 1) else None
     )
     groups, _ = groups_of(backend)
-    groups.greet()
+    groups.ping_survivors()
     first, _ = after(groups)
-    groups.greet()
+    groups.ping_survivors()
     groups.salvage(first, "host 1 died")
     assert backend.called == []
-    groups.greet()
-    groups.greet()
+    groups.ping_survivors()
+    groups.ping_survivors()
     assert backend.called == [Worker("host", 0), Worker("host", 2)] * 2
-    groups.next(1, deadlines=QUICK, on_poll=groups.greet)
+    groups.next(1, deadlines=QUICK, on_poll=groups.ping_survivors)
     assert backend.called[4:] == [Worker("host", 0)], "while places are looked for, too, but for one that was ended"
-    groups.greet()
+    groups.ping_survivors()
     assert len(backend.called) == 5, "from here on its group calls it"
 
 
@@ -202,7 +202,7 @@ def test_hosts_that_were_ended_are_not_called() -> None:
     groups, _ = groups_of(backend)
     groups.salvage(after(groups)[0], "a test")
     groups.stop()
-    groups.greet()
+    groups.ping_survivors()
     assert backend.called == []
 
 
@@ -210,12 +210,12 @@ def test_without_a_heartbeat_all_workers_of_the_running_generation_are_called() 
     """Most are called at a window's end only, and none while training waits for a storage that takes no writes."""
     backend = backend_of({})
     groups, _ = groups_of(backend)
-    groups.greet(all_workers=True)
+    groups.ping_survivors(all_workers=True)
     group, _ = after(groups, 2)
-    groups.greet(all_workers=True)
+    groups.ping_survivors(all_workers=True)
     assert backend.called == [Worker("host", 0), Worker("device", 0), Worker("host", 1), Worker("device", 1)]
     group.stop()
-    groups.greet(all_workers=True)
+    groups.ping_survivors(all_workers=True)
     assert len(backend.called) == 4
 
 

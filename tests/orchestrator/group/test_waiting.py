@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from podembed.orchestrator.api.errors import Failure, FailureKind, cause
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, cause
 from podembed.orchestrator.group.waiting import blocked, charged, severed
 from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker

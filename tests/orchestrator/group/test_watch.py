@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.api.run_errors import Failure, FailureKind
 from podembed.orchestrator.group.watch import CallWatch, Deadlines, Silence, why_frozen
 from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.progress import Phase, Progress, Tracker

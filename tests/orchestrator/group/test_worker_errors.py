@@ -7,7 +7,7 @@ import re
 import pytest
 from ray.exceptions import RaySystemError
 
-from podembed.orchestrator.api.errors import JobRefused
+from podembed.orchestrator.api.run_errors import JobRefused
 from podembed.orchestrator.group.worker_errors import death, failure_of
 from podembed.workers.liveness.worker import Worker
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.group.watch import SAMPLE
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.orchestrator.group.worker_group import Call, Deadlines, HostHandles, WorkerGroup
@@ -20,7 +20,7 @@ from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.host.survivors.verification import RowsDamaged
 from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.mesh.errors import MeshConnectTimeout
+from podembed.workers.mesh.mesh_errors import MeshConnectTimeout
 from tests.clock import FakeClock
 
 NEVER = object()

@@ -13,10 +13,10 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.plans import NotPlanned, TablesPlanned
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.planning.recorded import RecordedPlans
-from podembed.orchestrator.planning.records import ChosenRecord, PlanRecord, plan_file, plan_names
+from podembed.orchestrator.planning.recorded_plans import ChosenRecord, PlanRecord, plan_file, plan_names
 from podembed.orchestrator.run.opening import create_run
 from podembed.orchestrator.run.run import OpenRun
-from podembed.tools.fsck.records import record_findings
+from podembed.tools.fsck.run_records import record_findings
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.records import encode
 from podembed.workers.storage.strict_json import seal

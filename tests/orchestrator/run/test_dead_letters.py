@@ -12,14 +12,14 @@ import pytest
 
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, JobFailed
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION, JobFailed
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.outcomes import exit_code
 from podembed.orchestrator.run.dead_letters import FOLDER, DeadLetters
 from podembed.tools.fsck.check import check_run
 from podembed.workers.data.bad_rows import BadRow
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused

@@ -16,8 +16,8 @@ from podembed.embedding.optimizers import Adagrad, Adam
 from podembed.jobs.chaos.jobs import TinyModel
 from podembed.jobs.fitting import fit
 from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
-from podembed.orchestrator.api.errors import WorkerRefused
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.api.run_errors import WorkerRefused
 from podembed.orchestrator.commit.run_record import RunMismatch
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.job_settings import changes, check_change, read_settings, record_settings

@@ -14,8 +14,8 @@ from podembed.embedding.initializers import row_source
 from podembed.jobs.fitting import fit
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
-from podembed.orchestrator.api.errors import WorkerRefused
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.api.run_errors import WorkerRefused
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.run_record import RunMismatch, WarmStartRecord, read_run
 from podembed.orchestrator.events.reporter import SilentReporter

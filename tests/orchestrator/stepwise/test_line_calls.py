@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.api.run_errors import Failure, FailureKind
 from podembed.orchestrator.stepwise.line_calls import of_answer
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.stepwise.actors import RayPacking

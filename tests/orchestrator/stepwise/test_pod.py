@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from podembed.embedding.tf.engine.engine import EngineSpec, Share
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.stepwise.pod import FUNCTION_GRACE_S, Pod, PodLost
 from podembed.orchestrator.stepwise.pod_engine import PodEngine
 from podembed.workers.liveness.process_statistics import ProcessStatistics

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.errors import EXIT_STOPPED
+from podembed.orchestrator.api.run_errors import EXIT_STOPPED
 from podembed.orchestrator.supervise import ray_jobs
 from podembed.orchestrator.supervise.ray_jobs import LOST_EXIT_CODE, RayJobRunner
 

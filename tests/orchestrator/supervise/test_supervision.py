@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podembed.orchestrator.api.errors import EXIT_CRASH_LOOP, EXIT_STOPPED
+from podembed.orchestrator.api.run_errors import EXIT_CRASH_LOOP, EXIT_STOPPED
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.supervise.supervision import (
     LONGEST_DELAY_S,

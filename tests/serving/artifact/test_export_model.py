@@ -33,7 +33,7 @@ from podembed.serving.predict.predict import _dtype, predict
 from podembed.serving.predict.trained_kinds import _alike, _read_as_text, index_as_trained, trained_kinds
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData, NpyData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats.registry import declared_content
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.features.ids import rows_of as ids_in
+from podembed.embedding.features.id_policies import rows_of as ids_in
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
@@ -29,7 +29,7 @@ from podembed.serving.predict.recommend import recommend
 from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.columns import IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.index import build_index
 from podembed.workers.input.sources import job_plan, open_evaluation, open_reader
 from podembed.workers.job.job import JobConfig

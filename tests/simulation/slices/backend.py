@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.decisions.failure_domain import FailureDomain
 from podembed.orchestrator.decisions.membership import Node, Rules, Slice
 from podembed.orchestrator.group.worker_group import HostHandles

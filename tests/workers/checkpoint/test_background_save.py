@@ -41,7 +41,7 @@ from podembed.workers.checkpoint.background_save import (
 from podembed.workers.checkpoint.files import assemble_delta
 from podembed.workers.checkpoint.shard import ShardReceipt, read_shard
 from podembed.workers.liveness.progress import Phase, Tracker
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.processes import wait_for

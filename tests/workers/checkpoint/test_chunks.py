@@ -37,7 +37,7 @@ from podembed.workers.checkpoint.chunks import (
     write_whole,
 )
 from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
-from podembed.workers.storage.errors import NameTaken
+from podembed.workers.storage.storage_errors import NameTaken
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 from tests.long_tests import examples

@@ -18,6 +18,7 @@ from podembed.embedding.table.table import Table
 from podembed.workers.actors import _copied as copied
 from podembed.workers.checkpoint import deltas as delta_files
 from podembed.workers.checkpoint.background_save import BackgroundSave
+from podembed.workers.checkpoint.checkpoint_files import TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.deltas import DeltaPart, problems_of
 from podembed.workers.checkpoint.files import (
@@ -28,7 +29,6 @@ from podembed.workers.checkpoint.files import (
     write_buckets,
     write_table_metadata,
 )
-from podembed.workers.checkpoint.records import TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.shard import read_shard
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.storage.store import Store

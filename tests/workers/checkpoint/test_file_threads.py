@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podembed.workers.checkpoint.file_threads import SYNC_FILES, FileThreads
-from podembed.workers.storage.errors import NameTaken, StorageFull
+from podembed.workers.storage.storage_errors import NameTaken, StorageFull
 from podembed.workers.storage.store import Store
 
 PATIENCE_S = 120.0

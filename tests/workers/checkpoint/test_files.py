@@ -10,6 +10,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podembed.workers.checkpoint.checkpoint_files import BucketReceipt, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.files import (
     assemble_table,
@@ -20,7 +21,6 @@ from podembed.workers.checkpoint.files import (
     write_dense,
     write_table_metadata,
 )
-from podembed.workers.checkpoint.records import BucketReceipt, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.storage.store import Store, is_safe_name
 from tests.long_tests import examples
 

@@ -18,9 +18,9 @@ from podembed.embedding.lookup.placement import place_tables
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.checkpoint_files import TableFiles, buckets_per_file
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.files import assemble_table
-from podembed.workers.checkpoint.records import TableFiles, buckets_per_file
 from podembed.workers.checkpoint.shard import read_shard, table_plan
 from podembed.workers.storage.store import Store
 from tests.long_tests import examples

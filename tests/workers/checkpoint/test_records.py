@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.workers.actors import _copied as copied
-from podembed.workers.checkpoint.digest import Digests
-from podembed.workers.checkpoint.files import assemble_delta, assemble_table
-from podembed.workers.checkpoint.records import (
+from podembed.workers.checkpoint.checkpoint_files import (
     ArrayFiles,
     BucketReceipt,
     ChunkFile,
@@ -20,6 +18,8 @@ from podembed.workers.checkpoint.records import (
     TablePlan,
     WrittenBuckets,
 )
+from podembed.workers.checkpoint.digest import Digests
+from podembed.workers.checkpoint.files import assemble_delta, assemble_table
 from podembed.workers.checkpoint.zarr_metadata import FLAT
 
 ARRAYS = tuple(

@@ -17,10 +17,10 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, Optimizer
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.file_threads import FileThreads
 from podembed.workers.checkpoint.files import assemble_table
-from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.shard import (
     CheckpointMismatch,
     ShardReceipt,
@@ -30,7 +30,7 @@ from podembed.workers.checkpoint.shard import (
     write_dense,
     write_shard,
 )
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 ATTEMPT = "s000000010-g00000001"

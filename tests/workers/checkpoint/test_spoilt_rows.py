@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from podembed.workers.checkpoint.records import TablePlan
+from podembed.workers.checkpoint.checkpoint_files import TablePlan
 from podembed.workers.checkpoint.spoilt_rows import RowsSpoilt, require_numbers
 
 # Bucket 1 of 4 holds rows 1, 5, 9, 13 and 17, and then padding.

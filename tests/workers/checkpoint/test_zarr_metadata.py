@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata, metadata_bytes, parse_metadata
-from podembed.workers.storage.errors import UnsafeName
+from podembed.workers.storage.storage_errors import UnsafeName
 from podembed.workers.storage.strict_json import DocumentRefused
 
 GOOD = ArrayMetadata(

@@ -17,8 +17,8 @@ from podembed.workers.data.bad_rows import Origin
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import ParquetData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
+from podembed.workers.data.input_errors import InputError
 
 ORIGIN = Origin(path="clicks.parquet", group=2, first_row=100)
 SIZE = 50

@@ -14,8 +14,8 @@ import pytest
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DataConfigError, DenseColumn
 from podembed.workers.data.config import CsvData, NpyData, ParquetData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.extra_columns import ExtraColumn, IntegerColumn, ListColumn, VectorColumn
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.index import build_index
 from podembed.workers.input.reader import InputReader, training_plan
 

@@ -14,7 +14,7 @@ import pytest
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import Label
 from podembed.workers.data.config import CsvData, NpyData, ParquetData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.index import build_index
 from podembed.workers.input.reader import InputReader, training_plan
 from tests.small_job import small_job

@@ -8,7 +8,7 @@ import pytest
 
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch, BatchError
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 
 
 def batch_of(bags: list[list[int]], *, first_id: int = 0, weighted: bool = False) -> Batch:

@@ -18,12 +18,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from podembed.workers.data import files
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import RangedFile, file_version, locate, open_ranges, read_whole
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats.text import blocks_of_lines
 from podembed.workers.input.reader import InputReader, build_index, training_plan
-from podembed.workers.storage.errors import StoreUnavailable
 from podembed.workers.storage.retry import RetryPolicy
+from podembed.workers.storage.storage_errors import StoreUnavailable
 from tests.workers.formats.parquet_sets import check_rows, declaration, table_of
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from podembed.serving.predict.kept_columns import KeptColumns
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
 from podembed.workers.data.config import CsvData, ParquetData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.extra_columns import IntegerColumn, ListColumn
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.times import TimeScale, shown
 from podembed.workers.input.index import build_index
 from podembed.workers.input.reader import InputReader, training_plan

@@ -25,7 +25,7 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.workers.data.columns import IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.device.dense_half import initial
-from podembed.workers.device.measures.step import Measured
+from podembed.workers.device.measures.step_measures import Measured
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, training_step
 from podembed.workers.job.job import JobConfig

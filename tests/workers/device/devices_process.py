@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from podembed.workers.device.dense_half import initial
-from podembed.workers.device.measures.step import Measured
+from podembed.workers.device.measures.step_measures import Measured
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, training_step
 from podembed.workers.job.job import JobConfig

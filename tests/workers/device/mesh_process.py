@@ -25,7 +25,7 @@ from podembed.workers.device.dense_leaves import by_key
 from podembed.workers.device.options import DeviceOptions, Transfers
 from podembed.workers.device.shared_memory import RecordKind
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.sequence_rooms import NO_LEVELS
+from podembed.workers.job.padding import LARGEST_LEVELS
 from tests.small_job import small_job
 from tests.workers.device.models import CutPart, EveryPart
 from tests.workers.device.test_meshes import MESHES
@@ -116,7 +116,7 @@ def unfinished(job: JobConfig, mesh: str) -> int:
     pair = pair_on(job, mesh, Transfers.AUTO)
     worker, batch, found = pair.worker, random_batch(job, 0), 0
     pair.put(batch)
-    arrays = worker._batches.of(pair.device, 0, NO_LEVELS)
+    arrays = worker._batches.of(pair.device, 0, LARGEST_LEVELS)
     for step in range(UNFINISHED_STEPS):
         worker.begin_training(arrays, weight_sum=float(batch["weights"].sum()), step=step).finish()
         shards = [shard.data for leaf in jax.tree.leaves(worker.params) for shard in leaf.addressable_shards]
@@ -129,7 +129,7 @@ def unfinished(job: JobConfig, mesh: str) -> int:
 def exchanges(job: JobConfig, mesh: str, way: Transfers) -> dict[str, Any]:
     """What the compiled step asks of other devices and of the host."""
     pair = pair_on(job, mesh, way)
-    text = pair.worker._programs.train(NO_LEVELS).as_text()
+    text = pair.worker._programs.train(LARGEST_LEVELS).as_text()
     pair.close()
     asked = re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", text)
     return {"asked": asked, "host": re.findall(r"\w*callback\w*|outfeed|infeed", text)}

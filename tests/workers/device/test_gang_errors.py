@@ -7,7 +7,7 @@ import socket
 import jax
 import pytest
 
-from podembed.orchestrator.api.errors import FailureKind, is_host_fault
+from podembed.orchestrator.api.run_errors import FailureKind, is_host_fault
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.workers.device.gang_errors import DeviceMissing, GangError, looking_for
 from podembed.workers.liveness.worker import Worker

@@ -17,7 +17,7 @@ from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.device.model_step import DeviceWorker
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.sequence_rooms import NO_LEVELS
+from podembed.workers.job.padding import LARGEST_LEVELS
 from tests.small_job import small_job
 
 NAMES = ("user", "c1", "c2", "c3")
@@ -41,7 +41,7 @@ def lowered(job: JobConfig) -> tuple[str, str]:
     """Forward pass and training step, for TPUs."""
     worker = DeviceWorker(job=job, num_samples=BATCH_SIZE)
     worker.build(is_rehearsal=True)
-    forward, train = worker._programs.lower(NO_LEVELS, platform="tpu")
+    forward, train = worker._programs.lower(LARGEST_LEVELS, platform="tpu")
     return forward.as_text(), train.as_text()
 
 

@@ -24,7 +24,7 @@ from podembed.workers.device.shared_memory import ChannelEnd, ChannelServer, Cha
 from podembed.workers.device.transfers import ways
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.learning.window_figures import LabelCounts, figures_of
-from podembed.workers.job.sequence_rooms import NO_LEVELS
+from podembed.workers.job.padding import LARGEST_LEVELS
 from tests.small_job import small_job
 from tests.workers.device.shared_memory_process import PATIENCE_S, channel_layout
 from tests.workers.job.counts import counts
@@ -380,7 +380,7 @@ def test_a_step_without_gradients_for_the_host_is_over_once_it_is_computed(
     }
     pair = paired(replace(job, features=frozen, model=Slow()))
     pair.put(random_batch(job, 0))
-    begun = pair.worker.begin_training(pair.worker._batches.of(pair.device, 0, NO_LEVELS), weight_sum=1.0)
+    begun = pair.worker.begin_training(pair.worker._batches.of(pair.device, 0, LARGEST_LEVELS), weight_sum=1.0)
     assert begun.arrays.gradients == ()
     begun.finish()
     last: Any = begun.last

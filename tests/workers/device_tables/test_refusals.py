@@ -14,7 +14,7 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, CustomRowOptimizer, Optimizer
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.workers.data.config import ParquetData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.job.job import JobConfig, JobError
 from tests.workers.device_tables.jobs import Perceptron, train
 

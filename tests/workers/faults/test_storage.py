@@ -11,8 +11,8 @@ import pytest
 from podembed.workers.faults.inject import FaultPoints, ProcessActs
 from podembed.workers.faults.plan import Fault, FaultPlan
 from podembed.workers.faults.storage import with_faults
-from podembed.workers.storage.errors import StorageFull, StoreUnavailable
 from podembed.workers.storage.retry import RetryClock
+from podembed.workers.storage.storage_errors import StorageFull, StoreUnavailable
 from podembed.workers.storage.store import Store
 
 

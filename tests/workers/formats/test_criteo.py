@@ -12,7 +12,7 @@ import pytest
 
 from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import ParquetData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats import criteo as criteo_text
 from podembed.workers.formats import text as text_lines
 from podembed.workers.formats.criteo import ConversionReport, CriteoTextError, convert_criteo

@@ -19,7 +19,7 @@ from podembed.workers.data.bad_rows import BadRow, BadRowLog
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DataConfigError, IdColumn
 from podembed.workers.data.config import CsvData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats import csv as csv_files
 from podembed.workers.formats import csv_records
 from podembed.workers.formats.csv_records import RecordScanner, record_ends

@@ -12,7 +12,7 @@ import pytest
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
 from podembed.workers.data.config import NpyData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 
 NUM_ROWS = (17, 5)

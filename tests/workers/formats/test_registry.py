@@ -20,8 +20,8 @@ from podembed.workers.data.bad_rows import Origin
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DataConfigError, IdColumn
 from podembed.workers.data.config import InputData, ParquetData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import read_whole
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
 from podembed.workers.formats import registry
 from podembed.workers.formats.registry import SOURCES, version_of

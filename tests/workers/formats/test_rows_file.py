@@ -16,7 +16,7 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.table import table as tables
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats.rows_file import RowsOfFile
 
 NUM_ROWS, DIM = 101, 6

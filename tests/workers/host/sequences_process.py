@@ -15,7 +15,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from podembed import SilentReporter
 from podembed.orchestrator.events.event import Event
-from podembed.workers.job import sequence_rooms
 from tests.workers.host.test_sequences import Reading, sequence_job, trained
 
 
@@ -31,7 +30,7 @@ class Told(SilentReporter):
 
 
 def main(folder: str) -> None:
-    sequence_rooms.LEAST_VECTORS, sequence_rooms.LEAST_LENGTH = 16, 2
+    padding.LEAST_VECTORS, padding.LEAST_LENGTH = 16, 2
     told = Told()
     losses = trained(sequence_job(Path(folder), Reading("rows")), Path(folder) / "two_devices", told)
     json.dump({"losses": losses, "compiled": told.compiled}, sys.stdout)

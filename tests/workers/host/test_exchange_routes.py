@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from podembed.workers.job.job import JobConfig
-from podembed.workers.mesh.errors import ExchangeTimeout, MeshError, PeerLost
 from podembed.workers.mesh.grid import Grid
+from podembed.workers.mesh.mesh_errors import ExchangeTimeout, MeshError, PeerLost
 from podembed.workers.mesh.route import Route
 from podembed.workers.mesh.routes import KINDS, SETTLED_AFTER, RouteCosts
 from tests.long_tests import long_case

@@ -23,10 +23,10 @@ from podembed.embedding.buckets import place, split_evenly
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import row_source
 from podembed.embedding.optimizers import SGD
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.files import assemble_table
-from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.shard import CheckpointMismatch, table_plan
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.device.shared_memory import (
     ChannelLost,
     ChannelTimeout,
@@ -39,7 +39,7 @@ from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import table_specs
-from podembed.workers.mesh.errors import MeshError
+from podembed.workers.mesh.mesh_errors import MeshError
 from podembed.workers.mesh.route import Route
 from podembed.workers.storage.store import Store
 from tests.long_tests import long_case

@@ -16,7 +16,7 @@ import pytest
 from podembed.embedding.buckets import split_evenly
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD
-from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.host.exchange import PREFETCH_RETRY_AT
 from podembed.workers.host.prefetch_choice import TRIAL_AT, TRIAL_STEPS, PrefetchChoice
 from podembed.workers.job.job import JobConfig, JobError

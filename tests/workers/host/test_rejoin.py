@@ -22,7 +22,7 @@ import pytest
 from podembed.embedding.buckets import MAX_BUCKETS, split_evenly
 from podembed.embedding.lookup.placement import place_tables
 from podembed.workers.checkpoint import save_pace
-from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.host import HostWorker
@@ -32,8 +32,8 @@ from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.host.survivors.verification import RowsDamaged
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import features_per_table, table_specs
-from podembed.workers.mesh.errors import MeshBroken, MeshError
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.mesh.mesh_errors import MeshBroken, MeshError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long, long_case
 from tests.run_state import assert_same_bytes, tables_of

@@ -13,8 +13,8 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn, Negatives
-from podembed.workers.data.errors import InputError
-from podembed.workers.input.all_candidates import AllCandidates, Others
+from podembed.workers.data.input_errors import InputError
+from podembed.workers.input.all_candidates import AllCandidates, Exclusions
 from podembed.workers.input.interactions import Interactions
 
 NUM_ITEMS = 11
@@ -91,7 +91,7 @@ def test_every_id_is_a_candidate_once(width: int, declared: Negatives, first_row
 def test_an_id_outside_the_table_is_the_row_that_the_table_says(policy: Any, own: list[int]) -> None:
     batch = replace(Reader(USERS).read(0), features={"item": Ragged.of_lists([[NUM_ITEMS + 4], [-7], [3], [], []])})
     table = TableConfig(NUM_ITEMS, 4, invalid_ids=policy)
-    others = Others.of(batch, "item", table=table)
+    others = Exclusions.of(batch, "item", table=table)
     assert others.own.tolist() == [*own, -1, -1]
     is_other = others.among(np.arange(NUM_ITEMS))
     for marked, row in zip(is_other, others.own, strict=True):

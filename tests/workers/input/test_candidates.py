@@ -13,12 +13,12 @@ import pytest
 
 from podembed.embedding.buckets import split_evenly
 from podembed.embedding.config import TableConfig
-from podembed.embedding.features.ids import rows_of
+from podembed.embedding.features.id_policies import rows_of
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DataConfigError, Distribution, IdColumn, Negatives, Outside
 from podembed.workers.data.config import ParquetData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input import candidates
 from podembed.workers.input.candidates import InParts, NegativeSampler, cut_bags, samplers_of
 from podembed.workers.input.index import InputIndex, build_index

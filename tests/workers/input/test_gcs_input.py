@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from fsspec.config import conf
 
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import filesystem_of
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 from tests.processes import free_port
 from tests.workers.formats.parquet_sets import assert_same

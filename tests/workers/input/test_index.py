@@ -11,8 +11,8 @@ import pytest
 
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.extra_columns import IntegerColumn, ListColumn
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.index import InputIndex, build_index, check_alike, check_unchanged
 from tests.workers.formats.parquet_sets import declaration, table_of, write_set
 

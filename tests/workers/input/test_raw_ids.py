@@ -17,7 +17,7 @@ import pytest
 from podembed.workers.columns.id_columns import hashed_rows
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData, InputData, NpyData, ParquetData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
 
 SIZE = 10_000

@@ -23,11 +23,11 @@ from podembed.workers.data import files
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import InputData, ParquetData
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats.criteo import convert_criteo
 from podembed.workers.input.reader import InputReader, build_index, training_plan
-from podembed.workers.storage.errors import StoreUnavailable
 from podembed.workers.storage.retry import RetryPolicy
+from podembed.workers.storage.storage_errors import StoreUnavailable
 from tests.ailing_proxy import AilingProxy, Fault, ailing_proxy
 from tests.click_logs import click_lines
 from tests.workers.formats.parquet_sets import assert_same

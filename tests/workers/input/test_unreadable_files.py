@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.workers.data.config import CsvData, ParquetData
-from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import locate, open_ranges, read_whole
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats.parquet import parquet_names
 from podembed.workers.input.index import build_index
 from podembed.workers.input.reader import InputReader, training_plan

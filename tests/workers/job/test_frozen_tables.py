@@ -17,7 +17,7 @@ from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.serving.predict.evaluate import evaluate
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.job.job import JobConfig
 from podembed.workers.mesh.frames import Tag

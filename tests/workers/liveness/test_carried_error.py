@@ -12,8 +12,8 @@ from podembed.embedding.tf.engine.order import OrderError
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.descriptors import DescriptorsExhausted
 from podembed.workers.liveness.carried_error import CarriedError, carried, original, trace_of, words_of
-from podembed.workers.mesh.errors import PeerLost
-from podembed.workers.storage.errors import NameNotFound, StorageFull, StoreUnavailable, WrongSize
+from podembed.workers.mesh.mesh_errors import PeerLost
+from podembed.workers.storage.storage_errors import NameNotFound, StorageFull, StoreUnavailable, WrongSize
 from podembed.workers.storage.strict_json import DocumentRefused
 
 

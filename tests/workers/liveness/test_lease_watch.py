@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.orchestrator.api.errors import EXIT_FENCED
+from podembed.orchestrator.api.run_errors import EXIT_FENCED
 from podembed.orchestrator.commit.claiming import acquire
 from podembed.orchestrator.commit.holder import Holder
 from podembed.workers.liveness import lease_watch
 from podembed.workers.liveness.lease_watch import LeaseSigns, LeaseWatch, StoredLease
-from podembed.workers.storage.errors import StoreUnavailable
+from podembed.workers.storage.storage_errors import StoreUnavailable
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.long_tests import examples

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from podembed.workers.faults.plan import POINTS
-from podembed.workers.liveness.progress import Laps, Phase, Tracker
+from podembed.workers.liveness.progress import Phase, Stopwatch, Tracker
 from tests.clock import FakeClock
 
 
@@ -89,8 +89,8 @@ def test_a_phase_that_waits_uses_no_processor() -> None:
 
 def test_laps_follow_each_other_and_those_of_one_name_are_summed() -> None:
     now_s = [10.0]
-    laps = Laps(lambda: now_s[0])
+    stopwatch = Stopwatch(lambda: now_s[0])
     for seconds, name in ((1.0, "gang"), (0.5, "trace"), (0.25, "gang")):
         now_s[0] += seconds
-        laps.end(name)
-    assert laps.seconds == {"gang": 1.25, "trace": 0.5}
+        stopwatch.end(name)
+    assert stopwatch.seconds == {"gang": 1.25, "trace": 0.5}

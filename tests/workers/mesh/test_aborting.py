@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from podembed.workers.mesh.aborting import AbortSignal
-from podembed.workers.mesh.errors import MeshAborted
+from podembed.workers.mesh.mesh_errors import MeshAborted
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, succeed
 
 

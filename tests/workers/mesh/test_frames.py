@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.workers.mesh.errors import FrameError, MeshUsageError
 from podembed.workers.mesh.frames import HEADER_BYTES, FrameHeader, Tag, byte_view, byte_views
+from podembed.workers.mesh.mesh_errors import FrameError, MeshUsageError
 from tests.long_tests import examples
 
 _U32 = st.integers(0, 2**32 - 1)

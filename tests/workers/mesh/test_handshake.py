@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.workers.mesh.errors import HandshakeRefused, MeshUsageError
 from podembed.workers.mesh.handshake import Dialogue, MeshIdentity, answer, dial
+from podembed.workers.mesh.mesh_errors import HandshakeRefused, MeshUsageError
 from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import TOKEN, identity
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from podembed.workers.mesh.errors import FrameError, PeerLost
 from podembed.workers.mesh.frames import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -21,6 +20,7 @@ from podembed.workers.mesh.frames import (
     trailer_of,
 )
 from podembed.workers.mesh.link import READ, STAGE_BYTES, WRITE, Link, LinkRules, new_stage
+from podembed.workers.mesh.mesh_errors import FrameError, PeerLost
 from tests.workers.mesh.mesh_testing import Inbox
 
 

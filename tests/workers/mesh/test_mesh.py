@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podembed.workers.mesh import exchange
 from podembed.workers.mesh.mesh import Mesh, MeshBroken, MeshUsageError, PeerLost, Tag
 from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade
@@ -168,7 +167,7 @@ def test_a_host_that_is_done_may_leave_while_others_still_wait() -> None:
 def test_a_wrong_call_is_refused_and_harms_nothing(
     change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(active_exchange, "MAX_FRAME_BYTES", 100)
     with meshes(2) as ranks:
         arguments: dict[str, Any] = {"tag": Tag.IDS, "step": 0, "send": [[], [b"x"]], "receive": Inbox()}
         with pytest.raises(MeshUsageError, match=message):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podembed.workers.mesh.errors import ExchangeTimeout, FrameError, MeshBroken, MeshUsageError, PeerLost
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.grid import Grid
 from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import ExchangeTimeout, FrameError, MeshBroken, MeshUsageError, PeerLost
 from podembed.workers.mesh.two_hop import FIRST_HOP, SECOND_HOP, TwoHop
 from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import PATIENCE_S, Inbox, in_threads, meshes, succeed, trade

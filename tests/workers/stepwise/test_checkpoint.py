@@ -20,7 +20,7 @@ from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint, Checkpoin
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.workers.stepwise.checkpoint import CHECKPOINT_STORAGE
 from podembed.workers.stepwise.saved_index import AlreadySaved, NothingSaved
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, seal
 

@@ -25,8 +25,8 @@ from podembed.embedding.tf.engine.order import OrderError
 from podembed.embedding.tf.replicas.strategies import get_replica_context
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.mesh.errors import MeshAborted, MeshError
 from podembed.workers.mesh.frames import Tag
+from podembed.workers.mesh.mesh_errors import MeshAborted, MeshError
 from podembed.workers.stepwise.device import HostLinkCalls, Ran, ReplicaEngine, StepwiseDevice
 from podembed.workers.stepwise.host import StepwiseHost, StepwiseSpec
 from podembed.workers.stepwise.shared_values import DeviceValues, SharedValues

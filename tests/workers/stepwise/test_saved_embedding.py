@@ -26,7 +26,7 @@ from podembed.workers.stepwise.saved_index import (
     read_index,
 )
 from podembed.workers.storage import strict_json
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.strict_json import DocumentRefused, seal
 from tests.long_tests import long_case
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from podembed.workers.storage import remote as remote_files
-from podembed.workers.storage.errors import NameNotFound, NameTaken, UnsafeName, WrongSize
+from podembed.workers.storage.storage_errors import NameNotFound, NameTaken, UnsafeName, WrongSize
 from podembed.workers.storage.store import Store
 from tests.workers.storage.file_systems import NO_WAIT, CloudFileSystem
 

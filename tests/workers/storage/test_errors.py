@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podembed.workers.storage.errors import NotAFolder, StorageError, SystemRefused
+from podembed.workers.storage.storage_errors import NotAFolder, StorageError, SystemRefused
 from podembed.workers.storage.store import Store
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podembed.workers.storage.errors import NameTaken, NotAPlainFile, StorageError, StorageFull
+from podembed.workers.storage.storage_errors import NameTaken, NotAPlainFile, StorageError, StorageFull
 from podembed.workers.storage.store import Store
 from tests.workers.storage.file_systems import NO_WAIT
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fsspec.config import conf
 
-from podembed.workers.storage.errors import NameTaken, ServiceRefused, StorageError, StoreUnavailable
 from podembed.workers.storage.retry import RetryPolicy
+from podembed.workers.storage.storage_errors import NameTaken, ServiceRefused, StorageError, StoreUnavailable
 from podembed.workers.storage.store import Store
 from tests.object_store import PAGE_SIZE
 from tests.workers.storage.file_systems import NO_WAIT

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podembed.workers.storage.errors import NameTaken, StoreUnavailable
 from podembed.workers.storage.retry import RetryClock, RetryPolicy, call_with_retries, is_transient
+from podembed.workers.storage.storage_errors import NameTaken, StoreUnavailable
 
 
 class HttpError(Exception):

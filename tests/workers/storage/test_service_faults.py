@@ -10,8 +10,8 @@ import time
 import pytest
 
 from podembed.workers.storage import remote as remote_files
-from podembed.workers.storage.errors import NameTaken, StoreUnavailable
 from podembed.workers.storage.retry import RetryClock, RetryPolicy
+from podembed.workers.storage.storage_errors import NameTaken, StoreUnavailable
 from podembed.workers.storage.store import Store
 from tests.workers.storage.file_systems import NO_WAIT, CloudFileSystem
 

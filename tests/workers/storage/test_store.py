@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podembed.workers.storage.errors import StorageError, StoreCannotCreateExclusively, UnsafeName
+from podembed.workers.storage.storage_errors import StorageError, StoreCannotCreateExclusively, UnsafeName
 from podembed.workers.storage.store import Store, is_safe_name, validate_name
 from tests.workers.storage.file_systems import CloudFileSystem
 

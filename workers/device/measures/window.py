@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from podembed.workers.device.device_mesh import GangMesh
-from podembed.workers.device.measures.step import NOT_MEASURED, NUM_NORMS, NUM_SUMS, Measured, measured_labels
+from podembed.workers.device.measures.step_measures import NOT_MEASURED, NUM_NORMS, NUM_SUMS, Measured, measured_labels
 from podembed.workers.device.transfers.ways import own_parts
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.learning.window_figures import NOT_BINARY, NOT_COUNTED, NUM_CODES, DenseNorms, LabelCounts

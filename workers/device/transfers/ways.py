@@ -21,14 +21,14 @@ import numpy as np
 from podembed.embedding.kernels.crew import Crew, cut
 from podembed.embedding.kernels.cut import Pieces, cut_columns
 from podembed.workers.device.device_mesh import GangMesh
-from podembed.workers.device.measures.step import NORMS_EVERY
+from podembed.workers.device.measures.step_measures import NORMS_EVERY
 from podembed.workers.device.options import DeviceOptions, Transfers
 from podembed.workers.device.programs import Blocks, Inputs
 from podembed.workers.device.shared_memory import ChannelEnd
 from podembed.workers.device.transfers.pinned import Arriving, Staging, in_pinned, staging
 from podembed.workers.device.transfers.side_by_side import Together
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels, SequenceRooms
+from podembed.workers.job.padding import LARGEST_LEVELS, PaddingLevels, SequencePadding
 
 _HEADER_WORDS = 2  # of a packed buffer: the step, and the scale of the gradients
 
@@ -49,27 +49,27 @@ class HostArrays:
     gradients: tuple[np.ndarray, ...]
     scores: np.ndarray
     buffer: int = 0
-    levels: Levels = NO_LEVELS
+    levels: PaddingLevels = LARGEST_LEVELS
 
 
 class HostBatches:
     """The batches in the memory of the host. Mutated: what was made is kept, since the memory stays.
 
     Args:
-      rooms: of the job's sequences on one device.
+      padding: sizes of the job's sequences on a device.
       num_parts: devices with samples of their own.
     """
 
-    def __init__(self, job: JobConfig, rooms: SequenceRooms, *, num_parts: int) -> None:
-        self._job, self._rooms, self._num_parts = job, rooms, num_parts
+    def __init__(self, job: JobConfig, padding: SequencePadding, *, num_parts: int) -> None:
+        self._job, self._padding, self._num_parts = job, padding, num_parts
         self._are_trained = [feature.table.trainable for feature in job.host_features.values()]
-        self._found: dict[tuple[int, Levels], HostArrays] = {}
+        self._found: dict[tuple[int, PaddingLevels], HostArrays] = {}
 
-    def of(self, end: ChannelEnd, buffer: int, levels: Levels) -> HostArrays:
+    def of(self, end: ChannelEnd, buffer: int, levels: PaddingLevels) -> HostArrays:
         """A batch of these levels, without a copy."""
         if (buffer, levels) not in self._found:
             arrays = end.buffers[buffer]
-            bags = end.layout.on_devices.bags_in(arrays, levels[len(NO_LEVELS) :])
+            bags = end.layout.on_devices.bags_in(arrays, levels[len(LARGEST_LEVELS) :])
             inputs: Any = {name: arrays[name] for name in ("dense", "labels", "weights")}
             inputs |= {"lengths": end.layout.lengths_in(arrays), "columns": end.layout.columns_in(arrays)}
             inputs["activations"] = self._tensors(end, arrays["activations"], levels)
@@ -83,9 +83,9 @@ class HostBatches:
             )
         return self._found[buffer, levels]
 
-    def _tensors(self, end: ChannelEnd, memory: np.ndarray, levels: Levels) -> tuple[np.ndarray, ...]:
+    def _tensors(self, end: ChannelEnd, memory: np.ndarray, levels: PaddingLevels) -> tuple[np.ndarray, ...]:
         """By feature `[n, *inner, width]`; of a sequence the rows that the step has room for."""
-        layout, sequences = end.layout.activations, self._rooms.sequences
+        layout, sequences = end.layout.activations, self._padding.sequences
         return tuple(
             self._used(name, block, levels) if name in sequences else tensor
             for name, block, tensor in zip(
@@ -93,10 +93,10 @@ class HostBatches:
             )
         )
 
-    def _used(self, name: str, block: np.ndarray, levels: Levels) -> np.ndarray:
+    def _used(self, name: str, block: np.ndarray, levels: PaddingLevels) -> np.ndarray:
         """Of a sequence the vectors that the step has room for; all of any other feature."""
-        rooms = self._rooms
-        return block[: self._num_parts * rooms.vectors(name, levels)] if name in rooms.sequences else block
+        padding = self._padding
+        return block[: self._num_parts * padding.vectors(name, levels)] if name in padding.sequences else block
 
 
 class Numbers(NamedTuple):
@@ -194,8 +194,8 @@ class SeparateTransfers:
     def __init__(self, mesh: GangMesh, crew: Crew, *, asks_for_step: bool) -> None:
         self._mesh, self._crew, self._asks_for_step = mesh, crew, asks_for_step
         # With the memory that they write to.
-        self._cuts: dict[tuple[int, Levels], tuple[tuple[np.ndarray, ...], list[_Cut]]] = {}
-        self._in_place: dict[tuple[int, Levels], Inputs] = {}
+        self._cuts: dict[tuple[int, PaddingLevels], tuple[tuple[np.ndarray, ...], list[_Cut]]] = {}
+        self._in_place: dict[tuple[int, PaddingLevels], Inputs] = {}
         self._steps: dict[int, jax.Array] = {}
 
     def send(self, arrays: HostArrays, numbers: Numbers) -> tuple[Any, ...]:

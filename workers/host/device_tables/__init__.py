@@ -2,5 +2,5 @@
 
 The host owns its buckets of such a table, saves them and restores them like those of others. Between two commits its
 own rows are those of the last one, so who reads samples asks the devices. Rows on devices are in
-`workers/device/tables`. Read `ids.py` first.
+`workers/device/tables`. Read `device_ids.py` first.
 """

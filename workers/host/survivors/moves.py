@@ -23,12 +23,12 @@ from functools import partial
 import numpy as np
 
 from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.file_threads import FileThreads
 from podembed.workers.checkpoint.files import has_digest
-from podembed.workers.checkpoint.records import TableFiles
-from podembed.workers.mesh.errors import FrameError
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import FrameError
 from podembed.workers.storage.store import Store
 
 # What may be under way to one host; as much again may be there to be proved.

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.files import describe_bucket, has_digest
 from podembed.workers.checkpoint.frozen_rows import FrozenRows
-from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.save_pace import SavePace
 from podembed.workers.faults.inject import spoil
 from podembed.workers.liveness.progress import Phase, Tracker

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podembed.orchestrator.api.errors import EXIT_FENCED
+from podembed.orchestrator.api.run_errors import EXIT_FENCED
 from podembed.orchestrator.commit.lease_files import read_base, read_claims, read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
-from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 
 ROOT = Path(__file__).parents[4]

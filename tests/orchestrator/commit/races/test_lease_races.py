@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podembed.orchestrator.api.errors import EXIT_FENCED
+from podembed.orchestrator.api.run_errors import EXIT_FENCED
 from podembed.orchestrator.commit.claiming import acquire
 from podembed.orchestrator.commit.lease_files import read_commit_names, read_lineage
 from podembed.workers.storage.store import Store

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.table.table import Table
-from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.host.survivors.moves import BucketExchange, _by_round
 from podembed.workers.host.survivors.surviving_shard import Restored, SurvivingShard
-from podembed.workers.mesh.errors import FrameError, MeshError
 from podembed.workers.mesh.frames import HEADER_BYTES
 from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import FrameError, MeshError
 from podembed.workers.storage.store import Store
 from tests.long_tests import examples
 from tests.workers.checkpoint.test_deltas import Hosts

@@ -14,9 +14,9 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.host.survivors.surviving_shard import SurvivingShard
-from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.workers.checkpoint.test_shard import assembled, write_live
 

@@ -17,8 +17,8 @@ import pytest
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.background_save import BackgroundSave
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.files import has_digest
-from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.survivors import verification

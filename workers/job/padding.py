@@ -1,9 +1,16 @@
-"""How much room the sequences of a step get: as much as they need, in steps, so that few programs are compiled.
+"""Padding sizes: how much room a step has for sequences, and for bags of tables on devices.
 
-Two levels say it. The first is of the vectors that a device holds, by feature. From one level to the next they become
-fewer by the square root of two. The second is of the longest sample, which becomes shorter by half. Level 0 has room
-for the declared maximum. All devices of all hosts use the same levels, those that every host has room in. So they are
-a function of the batch alone: the same after a restart.
+A size follows from the batch, in levels, so that few programs are compiled. All devices of all hosts use the same
+levels, those in which every host's part of the batch fits. So levels are a function of the batch alone: the same after
+a restart. Level 0 is the largest size.
+
+*Sequences* have two levels. The first is of the vectors that a device holds, by feature. From one level to the next
+they become fewer by the square root of two. The second is of the longest sample, which becomes shorter by half. Level 0
+has room for the declared maximum.
+
+*Bags* of a feature whose table is on devices have one level, a power of two ids. It holds the longest bag of a step on
+any host. Sizes never become smaller within a generation. Numbers are the same whatever the size, since the ids of a bag
+are summed one after another.
 """
 
 from __future__ import annotations
@@ -20,27 +27,30 @@ from podembed.embedding.ragged import Ragged
 LEAST_VECTORS = 4096
 LEAST_LENGTH = 16
 _MULTIPLE = 16
+_LAST_LEVEL = 10
+MOST_IDS = 1 << _LAST_LEVEL
+"""Most ids of a bag of a table on devices."""
 
-Levels = tuple[int, ...]
-"""Of the vectors and of the longest sample; empty for a job without sequences."""
+PaddingLevels = tuple[int, ...]
+"""Levels of the vectors and of the longest sample; empty for a job without sequences."""
 
-NO_LEVELS: Levels = (0, 0)
+LARGEST_LEVELS: PaddingLevels = (0, 0)
 """Room for the declared maximum."""
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceRooms:
-    """The levels of a job.
+class SequencePadding:
+    """The padding sizes of a job's sequences.
 
     Attributes:
       sequences: by feature, the most positions of a sample.
-      num_samples: of a device, with padding.
+      num_samples: samples of a device, with padding.
     """
 
     sequences: Mapping[str, int]
     num_samples: int
 
-    def vectors(self, feature: str, levels: Levels) -> int:
+    def vectors(self, feature: str, levels: PaddingLevels) -> int:
         """The vectors of a feature that a device has room for."""
         full = self.num_samples * self.sequences[feature]
         # In whole numbers, so that all machines round alike.
@@ -48,21 +58,21 @@ class SequenceRooms:
         wanted = -(-wanted // _MULTIPLE) * _MULTIPLE
         return min(full, max(LEAST_VECTORS, wanted))
 
-    def longest(self, feature: str, levels: Levels) -> int:
+    def longest(self, feature: str, levels: PaddingLevels) -> int:
         """The positions that the longest sample of a feature has room for."""
         full = self.sequences[feature]
         return min(full, max(LEAST_LENGTH, -(-full >> levels[1])))
 
     @property
-    def most_levels(self) -> Levels:
+    def most_levels(self) -> PaddingLevels:
         """The last level of each kind; no program needs a higher one."""
         if not self.sequences:
-            return NO_LEVELS
+            return LARGEST_LEVELS
         longest = max(self.sequences.values())
         vectors = max(0, math.ceil(2 * math.log2(self.num_samples * longest / LEAST_VECTORS)))
         return vectors, max(0, math.ceil(math.log2(longest / LEAST_LENGTH)))
 
-    def levels_for(self, lengths: Mapping[str, np.ndarray]) -> Levels:
+    def levels_for(self, lengths: Mapping[str, np.ndarray]) -> PaddingLevels:
         """The highest levels that have room for these samples.
 
         Args:
@@ -78,7 +88,7 @@ class SequenceRooms:
             found.append(level)
         return tuple(found)
 
-    def laid_out(self, feature: str, bags: Ragged, lengths: np.ndarray, levels: Levels) -> Ragged:
+    def laid_out(self, feature: str, bags: Ragged, lengths: np.ndarray, levels: PaddingLevels) -> Ragged:
         """The bags of a feature as a step has them: those of each device, followed by empty ones up to its room.
 
         Args:
@@ -102,3 +112,18 @@ def cut_to(rows: Ragged, longest: int) -> Ragged:
         kept = np.arange(rows.num_ids) - np.repeat(rows.row_splits[:-1], lengths) < longest
         values, weights = values[kept], None if weights is None else weights[kept]
     return Ragged(values, np.arange(len(values) + 1), weights)
+
+
+def padding_level(longest: int) -> int:
+    """The highest level that has room for so many ids. Level 0 has room for `MOST_IDS`."""
+    return _LAST_LEVEL - (max(1, longest) - 1).bit_length()
+
+
+def padded_ids(level: int) -> int:
+    """The number of ids that a bag of a level has room for."""
+    return 1 << (_LAST_LEVEL - level)
+
+
+def smallest_levels(count: int) -> tuple[int, ...]:
+    """The levels of so many features, with room for one id each."""
+    return (_LAST_LEVEL,) * count

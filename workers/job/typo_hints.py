@@ -1,6 +1,6 @@
-"""What is written wrongly in the file of a user's job, told in a sentence with its line.
+"""`typo_hint`: what is written wrongly in the file of a user's job, told in a sentence with its line.
 
-A slip is a name, an attribute, a module or an argument that does not exist, on a line of the user's own. Any other
+A typo is a name, an attribute, a module or an argument that does not exist, on a line of the user's own. Any other
 error of the user's code is left to its traceback, which says more.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 _OURS = "podembed"
 
 
-def slip_of(error: Exception, module: str) -> str | None:
-    """The slip behind an error, with its place; None for an error that its traceback explains better.
+def typo_hint(error: Exception, module: str) -> str | None:
+    """The typo behind an error, with its place; None for an error that its traceback explains better.
 
     Args:
       module: the job's, by the name it is imported with. What lies in its package or in its folder is the user's too.

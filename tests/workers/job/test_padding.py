@@ -6,24 +6,23 @@ import numpy as np
 import pytest
 
 from podembed.embedding.ragged import Ragged
-from podembed.workers.job import sequence_rooms
-from podembed.workers.job.sequence_rooms import NO_LEVELS, SequenceRooms, cut_to
+from podembed.workers.job.padding import LARGEST_LEVELS, SequencePadding, cut_to
 
 
 @pytest.mark.parametrize("longest", [1, 16, 50, 200, 4096])
 @pytest.mark.parametrize("num_samples", [1, 7, 256])
 def test_every_batch_fits_and_the_next_level_would_not_do(num_samples: int, longest: int) -> None:
-    rooms = SequenceRooms({"history": longest, "short": 3}, num_samples)
+    padding = SequencePadding({"history": longest, "short": 3}, num_samples)
     random = np.random.default_rng(0)
-    vectors, lengths = rooms.most_levels
-    assert vectors <= 2 * np.log2(max(1, num_samples * longest / sequence_rooms.LEAST_VECTORS)) + 1
-    assert lengths <= np.log2(max(1, longest / sequence_rooms.LEAST_LENGTH)) + 1
+    vectors, lengths = padding.most_levels
+    assert vectors <= 2 * np.log2(max(1, num_samples * longest / padding.LEAST_VECTORS)) + 1
+    assert lengths <= np.log2(max(1, longest / padding.LEAST_LENGTH)) + 1
     for most in {1, longest // 10, longest // 3, longest} - {0}:
         batch = {"history": random.integers(0, most + 1, 2 * num_samples), "short": np.full(2 * num_samples, 3)}
-        levels = rooms.levels_for(batch)
+        levels = padding.levels_for(batch)
         fits = [
-            all(rooms.vectors(name, at) >= column.reshape(2, -1).sum(axis=1).max() for name, column in batch.items())
-            and all(rooms.longest(name, at) >= column.max() for name, column in batch.items())
+            all(padding.vectors(name, at) >= column.reshape(2, -1).sum(axis=1).max() for name, column in batch.items())
+            and all(padding.longest(name, at) >= column.max() for name, column in batch.items())
             for at in (levels, (levels[0] + 1, levels[1]), (levels[0], levels[1] + 1))
         ]
         # A higher level does not fit, or is no smaller.
@@ -33,24 +32,27 @@ def test_every_batch_fits_and_the_next_level_would_not_do(num_samples: int, long
 
 
 def test_level_0_has_room_for_the_maximum_and_levels_are_apart_by_the_root_of_two() -> None:
-    rooms = SequenceRooms({"history": 4096}, 256)
-    assert (rooms.vectors("history", NO_LEVELS), rooms.longest("history", NO_LEVELS)) == (256 * 4096, 4096)
-    sizes = [rooms.vectors("history", (level, 0)) for level in range(rooms.most_levels[0] + 1)]
+    padding = SequencePadding({"history": 4096}, 256)
+    assert (padding.vectors("history", LARGEST_LEVELS), padding.longest("history", LARGEST_LEVELS)) == (
+        256 * 4096,
+        4096,
+    )
+    sizes = [padding.vectors("history", (level, 0)) for level in range(padding.most_levels[0] + 1)]
     np.testing.assert_allclose(np.divide(sizes[1:], sizes[:-1]), 0.5**0.5, rtol=0.005)
-    assert sizes[-1] == sequence_rooms.LEAST_VECTORS
-    assert [rooms.longest("history", (0, level)) for level in (1, 2, 8)] == [2048, 1024, 16]
+    assert sizes[-1] == padding.LEAST_VECTORS
+    assert [padding.longest("history", (0, level)) for level in (1, 2, 8)] == [2048, 1024, 16]
 
 
 def test_a_job_without_sequences_has_one_level() -> None:
-    assert SequenceRooms({}, 64).most_levels == NO_LEVELS
+    assert SequencePadding({}, 64).most_levels == LARGEST_LEVELS
 
 
 def test_positions_of_each_device_begin_its_room() -> None:
     """Three samples a device; an id was dropped from the second sample, and the last device has padding."""
-    rooms = SequenceRooms({"history": 4}, 3)
+    padding = SequencePadding({"history": 4}, 3)
     lengths = np.array([2, 1, 0, 3, 0, 0])
     bags = Ragged.of([5, 6, 7, 8, 9], [0, 1, 2, 2, 3, 4, 5])
-    found = rooms.laid_out("history", bags, lengths, NO_LEVELS)
+    found = padding.laid_out("history", bags, lengths, LARGEST_LEVELS)
     assert found.to_lists() == [[5], [6], [], *[[]] * 9, [7], [8], [9], *[[]] * 9]
 
 
@@ -68,8 +70,8 @@ def test_few_programs_are_compiled_unless_a_device_has_few_samples_of_very_diffe
     random = np.random.default_rng(0)
     found = {}
     for num_samples in (64, 256):
-        rooms = SequenceRooms({"history": 1000}, num_samples)
+        padding = SequencePadding({"history": 1000}, num_samples)
         lengths = np.exp(random.normal(np.log(100), 1.0, (1000, num_samples))).astype(np.int64).clip(1, 1000)
-        found[num_samples] = len({rooms.levels_for({"history": batch}) for batch in lengths})
+        found[num_samples] = len({padding.levels_for({"history": batch}) for batch in lengths})
     assert 2 <= found[256] <= 3
     assert 5 <= found[64] <= 6

@@ -9,12 +9,11 @@ import numpy as np
 
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.data.errors import InputError
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.device.shared_memory import BagArrays, ChannelEnd, IdsLayout
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.on_devices.declared import device_tables, weighted_features
-from podembed.workers.job.on_devices.rooms import MOST_IDS, first_levels, level_for
-from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels
+from podembed.workers.job.padding import LARGEST_LEVELS, MOST_IDS, PaddingLevels, padding_level, smallest_levels
 
 
 def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) -> IdsLayout:
@@ -36,7 +35,8 @@ def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) 
 
 
 class DeviceIds:
-    """The ids of one host in one generation. Mutated: the rooms that hosts agreed on, and the shared memory.
+    """The ids of one host in one generation. Mutated: the padding levels that hosts agreed on, and the shared
+    memory.
 
     Args:
       device: the end of the memory that is shared with the device process.
@@ -45,10 +45,10 @@ class DeviceIds:
     def __init__(self, job: JobConfig, device: ChannelEnd) -> None:
         self._device, self._layout = device, device.layout.on_devices
         self._num_rows = {name: feature.table.vocabulary_size for name, feature in job.device_features.items()}
-        self._levels = first_levels(len(self._num_rows))
+        self._levels = smallest_levels(len(self._num_rows))
         self._tables = [table.at for table in device_tables(job)]
 
-    def levels(self, bags: Mapping[str, Ragged], others: Levels) -> Levels:
+    def levels(self, bags: Mapping[str, Ragged], others: PaddingLevels) -> PaddingLevels:
         """The room that a batch needs: `others` of its sequences, and behind them one level a feature.
 
         Raises:
@@ -57,7 +57,7 @@ class DeviceIds:
         if not self._levels:
             return others
         own = [self._level(name, bags[name]) for name in self._num_rows]
-        return (*(others or NO_LEVELS), *map(min, own, self._levels))
+        return (*(others or LARGEST_LEVELS), *map(min, own, self._levels))
 
     def _level(self, name: str, bags: Ragged) -> int:
         values, num_rows = bags.values, self._num_rows[name]
@@ -73,15 +73,15 @@ class DeviceIds:
                 f"Found a bag of {longest} ids of feature '{name}', whose table has place='device'. Expected at most "
                 f"{MOST_IDS}. Leave place out, which keeps the table on the hosts."
             )
-        return level_for(longest)
+        return padding_level(longest)
 
-    def agreed(self, levels: Levels) -> None:
+    def agreed(self, levels: PaddingLevels) -> None:
         """Takes the levels of all hosts. A room never becomes smaller."""
-        self._levels = levels[len(NO_LEVELS) :]
+        self._levels = levels[len(LARGEST_LEVELS) :]
 
-    def write(self, buffer: int, bags: Mapping[str, Ragged], levels: Levels) -> None:
+    def write(self, buffer: int, bags: Mapping[str, Ragged], levels: PaddingLevels) -> None:
         """Into the memory of a batch."""
-        arrays, own = self._device.buffers[buffer], levels[len(NO_LEVELS) :]
+        arrays, own = self._device.buffers[buffer], levels[len(LARGEST_LEVELS) :]
         self._layout.say_levels(arrays, own)
         for name, out in self._layout.bags_in(arrays, own).items():
             _fill(out, bags[name])

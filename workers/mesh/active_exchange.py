@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from podembed.workers.mesh.errors import ExchangeTimeout, MeshUsageError
 from podembed.workers.mesh.frames import MAX_FRAME_BYTES, Buffer, Tag, frame_views, size_of
 from podembed.workers.mesh.link import Link
+from podembed.workers.mesh.mesh_errors import ExchangeTimeout, MeshUsageError
 from podembed.workers.tracing.recorder import Recorder
 
 TRACED_NAMES: dict[int, str] = {
