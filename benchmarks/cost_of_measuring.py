@@ -219,7 +219,7 @@ class DeviceStep:
         import jax.numpy as jnp
 
         from podembed.workers.device import programs
-        from podembed.workers.device.measures import window
+        from podembed.workers.device.measures import step_measures, window
         from podembed.workers.device.model_step import DeviceWorker
 
         self._arrays = host_arrays(job, num_samples)
@@ -278,6 +278,7 @@ def _apart_s(job: JobConfig, params: Any, num_samples: int) -> float:
     import jax
     import jax.numpy as jnp
 
+    from podembed.workers.device.measures import step_measures
     from podembed.workers.model.batch import ModelBatch
 
     ones, label = jnp.ones(num_samples), str(job.data.label)

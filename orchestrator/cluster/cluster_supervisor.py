@@ -1,16 +1,16 @@
-"""The cluster supervisor: the process that starts the Ray cluster of a program on this machine, and ends it when the program does.
+"""The cluster supervisor: the process that starts and ends the Ray cluster of a program on this machine.
 
 It leads a session of its own. A signal to the program's process group, as from a terminal, `timeout` or a batch system,
 thus reaches none of Ray's processes. They inherit that SIGTERM and SIGHUP are blocked. A signal to the whole control
 group, as from systemd, therefore does not end them either. Only the program decides when its cluster goes. It says so
-by closing the pipe, which the kernel does for one that is killed. Should the supervisor itself be killed, the kernel ends
-Ray's daemons with it.
+by closing the pipe, which the kernel does for one that is killed. Should the supervisor itself be killed, the kernel
+ends Ray's daemons with it.
 
 Threads: the main one starts Ray, whose daemons would end with that thread. Another one waits for the end of the pipe
 and ends everything, wherever the main one is stuck. The answer is a line of JSON on the standard output:
 `{"address": ..., "gcs_server": process id, "raylet": process id}`, or `{"failed": ..., "is_unknown": ...}`.
 
-Usage: python -P cluster_supervisor.py SETTINGS FOLDER, where FOLDER holds the package `podembed`, and the lock of the cluster's
+Usage: python -P cluster_supervisor.py SETTINGS FOLDER. FOLDER holds the package `podembed`. The lock of the cluster's
 folder is an open descriptor.
 """
 

@@ -116,7 +116,7 @@ def end_cluster(folder: str) -> None:
 
 
 def sweep(bases: Iterable[str]) -> None:
-    """Ends what killed programs of this user left in these folders: clusters whose program and supervisor are both gone."""
+    """Ends clusters in these folders that killed programs of this user left: program and supervisor are both gone."""
     for base in dict.fromkeys(bases):
         for folder in Path(base).glob(f"{FOLDER_PREFIX}*-*"):
             with contextlib.suppress(OSError):

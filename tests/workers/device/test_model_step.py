@@ -16,7 +16,7 @@ import pytest
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.activations import Activations
 from podembed.workers.device.dense_half import sigmoid_binary_cross_entropy
-from podembed.workers.device.measures import step as measures_of_step
+from podembed.workers.device.measures import step_measures as measures_of_step
 from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker
 from podembed.workers.device.options import DeviceOptions
 from podembed.workers.device.process import DeviceProcess, _not_finite

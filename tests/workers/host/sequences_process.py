@@ -15,6 +15,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from podembed import SilentReporter
 from podembed.orchestrator.events.event import Event
+from podembed.workers.job import padding
 from tests.workers.host.test_sequences import Reading, sequence_job, trained
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from podembed.embedding.ragged import Ragged
-from podembed.workers.job.padding import LARGEST_LEVELS, SequencePadding, cut_to
+from podembed.workers.job.padding import LARGEST_LEVELS, LEAST_LENGTH, LEAST_VECTORS, SequencePadding, cut_to
 
 
 @pytest.mark.parametrize("longest", [1, 16, 50, 200, 4096])
@@ -15,8 +15,8 @@ def test_every_batch_fits_and_the_next_level_would_not_do(num_samples: int, long
     padding = SequencePadding({"history": longest, "short": 3}, num_samples)
     random = np.random.default_rng(0)
     vectors, lengths = padding.most_levels
-    assert vectors <= 2 * np.log2(max(1, num_samples * longest / padding.LEAST_VECTORS)) + 1
-    assert lengths <= np.log2(max(1, longest / padding.LEAST_LENGTH)) + 1
+    assert vectors <= 2 * np.log2(max(1, num_samples * longest / LEAST_VECTORS)) + 1
+    assert lengths <= np.log2(max(1, longest / LEAST_LENGTH)) + 1
     for most in {1, longest // 10, longest // 3, longest} - {0}:
         batch = {"history": random.integers(0, most + 1, 2 * num_samples), "short": np.full(2 * num_samples, 3)}
         levels = padding.levels_for(batch)
@@ -33,13 +33,11 @@ def test_every_batch_fits_and_the_next_level_would_not_do(num_samples: int, long
 
 def test_level_0_has_room_for_the_maximum_and_levels_are_apart_by_the_root_of_two() -> None:
     padding = SequencePadding({"history": 4096}, 256)
-    assert (padding.vectors("history", LARGEST_LEVELS), padding.longest("history", LARGEST_LEVELS)) == (
-        256 * 4096,
-        4096,
-    )
+    assert padding.vectors("history", LARGEST_LEVELS) == 256 * 4096
+    assert padding.longest("history", LARGEST_LEVELS) == 4096
     sizes = [padding.vectors("history", (level, 0)) for level in range(padding.most_levels[0] + 1)]
     np.testing.assert_allclose(np.divide(sizes[1:], sizes[:-1]), 0.5**0.5, rtol=0.005)
-    assert sizes[-1] == padding.LEAST_VECTORS
+    assert sizes[-1] == LEAST_VECTORS
     assert [padding.longest("history", (0, level)) for level in (1, 2, 8)] == [2048, 1024, 16]
 
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from podembed.workers.mesh import errors as mesh_errors
+from podembed.workers.mesh import mesh_errors
 
 _ERRORS = [
     mesh_errors.MeshConnectTimeout([2, 5], 3.0, {2: "dialing failed, Connection refused"}),

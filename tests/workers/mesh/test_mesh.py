@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from podembed.workers.mesh import active_exchange
 from podembed.workers.mesh.mesh import Mesh, MeshBroken, MeshUsageError, PeerLost, Tag
 from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade
