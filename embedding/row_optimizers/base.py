@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 import numpy as np
 
 from podembed.embedding.row_optimizers.row_step import NO_LIMITS, Limits, RowStep, TouchedRows, run_kernel
-from podembed.embedding.row_optimizers.table_rules import MOST_SLOTS, has_name, rule_of, update_tables
+from podembed.embedding.row_optimizers.table_rules import MOST_SLOTS, Rule, has_name, rule_of, update_tables
 
 LearningRate: TypeAlias = float | Callable[..., Any]
 ClipValue: TypeAlias = float | tuple[float | None, float | None]
@@ -165,8 +165,7 @@ class Optimizer:
 
     def table_rule(self, learning_rate: float) -> Callable[[int, np.ndarray, np.ndarray], None]:
         """One step for many tables: takes `(dim, matrices, touched)` of `table_rules.update_tables`."""
-        kernel, constants = _kernel(self)
-        rule, limits = rule_of(kernel, len(self.slots)), _limits(self, learning_rate)
+        (rule, constants), limits = _table_rule(self), _limits(self, learning_rate)
 
         def update(dim: int, matrices: np.ndarray, touched: np.ndarray) -> None:
             update_tables(rule, dim, matrices, touched, float(learning_rate), limits, constants)
@@ -294,6 +293,12 @@ def _check_order(name: str, lowest: float | None, highest: float | None) -> None
 @cache
 def _kernel(optimizer: Optimizer) -> tuple[Callable[..., None], tuple[Any, ...]]:
     return optimizer.kernel()
+
+
+@cache
+def _table_rule(optimizer: Optimizer) -> tuple[Rule, tuple[Any, ...]]:
+    kernel, constants = _kernel(optimizer)
+    return rule_of(kernel, len(optimizer.slots)), constants
 
 
 def _limits(optimizer: Optimizer, learning_rate: float) -> Limits | None:

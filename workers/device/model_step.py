@@ -29,7 +29,7 @@ from podembed.workers.device.measures.window import DeviceWindow, Measured, Wind
 from podembed.workers.device.options import AXIS, DeviceOptions
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.device.step_programs import StepPrograms
-from podembed.workers.device.tables.held import HeldTables
+from podembed.workers.device.tables.held import ABOUT_ROWS, HeldTables
 from podembed.workers.device.transfers.ways import (
     HostArrays,
     HostBatches,
@@ -218,7 +218,7 @@ class DeviceWorker:
         """
         losses, num_steps, seconds = [], 0, 0.0
         wait = partial(end.receive, timeout_s=timeout_s, keep_waiting=keep_waiting)
-        record, begun = self.tables.serve(end, wait(), receive=wait), None
+        record, begun = self._after_rows(end, wait(), wait), None
         while record.kind is not RecordKind.END:
             started = time.perf_counter()
             begun = begun or self._begin(end, record)
@@ -238,7 +238,7 @@ class DeviceWorker:
                 self.trace.add(WORK, f"device step {record.step}", started, ended)
             end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
             # Hosts may look at rows of tables between two steps.
-            record, begun = self.tables.serve(end, following or wait(), receive=wait), ahead
+            record, begun = self._after_rows(end, following or wait(), wait), ahead
         return self._measures.window(
             losses=tuple(float(loss) for loss in jax.device_get(losses)),
             num_steps=num_steps,
@@ -246,6 +246,10 @@ class DeviceWorker:
             num_compiled=self._programs.num_late,
             compiled_s=self._compiled_s,
         )
+
+    def _after_rows(self, end: ChannelEnd, record: Record, receive: Callable[[], Record]) -> Record:
+        """The first record, from `record` on, that is not about rows of tables on devices; those are answered."""
+        return self.tables.serve(end, record, receive=receive) if record.kind in ABOUT_ROWS else record
 
     def give_tables(self, end: ChannelEnd, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> None:
         """Gives the host the buckets of tables on devices that it asks for, until it has all. Nothing without such
@@ -301,7 +305,8 @@ class DeviceWorker:
         scale = np.float32(1.0 / weight_sum if weight_sum else 0.0)
         held, sent = self.tables, self._way.send(arrays, Numbers(step, scale))
         states = self.params, self.optimizer_state, self.state, held.arrays
-        *states, gradients, loss, measured = self._programs.train(arrays.levels)(*states, held.rates(rates), *sent)
+        on_devices = held.rates(rates) if held.arrays and rates is not None else None
+        *states, gradients, loss, measured = self._programs.train(arrays.levels)(*states, on_devices, *sent)
         self.params, self.optimizer_state, self.state, held.arrays = states
         return Begun(arrays, self._way.fetch(gradients, arrays, scale), self.crew, loss, measured)
 

@@ -98,6 +98,9 @@ class InputReader:
 
     Mutable: the rows kept per lane (per row group of a striped plan), the window of steps, the order of the epoch, and
     the open files.
+
+    Attributes:
+      num_samples: rows of every batch, padding included.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class InputReader:
             plan.lane_bounds(lane)
         self.plan = plan
         self.lanes = tuple(lanes)
+        self.num_samples = len(lanes) * plan.rows_per_lane_step
         self._data = data
         self._decoder = Decoder(data, read_vocabularies(data, index))
         self._bad_rows = bad_rows or BadRowLog(data.max_bad_rows)
@@ -146,11 +150,6 @@ class InputReader:
             columns=data.column_shapes,
             weighted=[name for name, source in data.id_columns.items() if source.weights is not None],
         )
-
-    @property
-    def num_samples(self) -> int:
-        """Rows of every batch, padding included: lanes × rows of a lane in a step."""
-        return len(self.lanes) * self.plan.rows_per_lane_step
 
     def read(self, step: int) -> Batch:
         """The rows of this reader's lanes at a step, lane after lane, each lane padded to `plan.rows_per_lane_step`.

@@ -1,16 +1,23 @@
-"""One exchange of a mesh: what it may send, what is still under way, and what it cost.
+"""One exchange of a mesh: what it may send, what is still under way, what it cost, and how another thread ends it.
 
 `workers.mesh.mesh` moves the bytes.
+
+Threads: the step thread waits in a selector. `AbortSignal` is the one file descriptor in that selector which other
+threads may touch. They write the reason and one byte; the step thread alone closes the signal. A lock makes the two
+orders of `request` and `close` equally harmless.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from podembed.workers.mesh.frames import MAX_FRAME_BYTES, Buffer, Tag, frame_views, size_of
 from podembed.workers.mesh.link import Link
-from podembed.workers.mesh.mesh_errors import ExchangeTimeout, MeshUsageError
+from podembed.workers.mesh.mesh_errors import ExchangeTimeout, MeshAborted, MeshUsageError
 from podembed.workers.tracing.recorder import Recorder
 
 TRACED_NAMES: dict[int, str] = {
@@ -151,3 +158,43 @@ def checked_views(send: Outgoing, *, tag: int, step: int, own_rank: int, num_ran
                 "hosts or a smaller batch."
             )
     return found
+
+
+class AbortSignal:
+    """Set at most once, from any thread; readable in a selector from then on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._is_closed = False
+        self._reason: str | None = None
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def request(self, reason: str) -> None:
+        """Wakes whoever waits; the first reason stands, later ones and those after `close` change nothing."""
+        with self._lock:
+            if self._reason is not None or self._is_closed:
+                return
+            self._reason = reason
+            # A byte that is never read keeps the descriptor readable for every later wait.
+            with contextlib.suppress(OSError):
+                self._writer.send(b"!")
+
+    def raise_if_requested(self) -> None:
+        """Does nothing until `request` is called.
+
+        Raises:
+          MeshAborted: it was, with the reason given there.
+        """
+        if self._reason is not None:
+            raise MeshAborted(self._reason)
+
+    def close(self) -> None:
+        """Frees both descriptors; harmless when repeated."""
+        with self._lock:
+            self._is_closed = True
+            self._reader.close()
+            self._writer.close()

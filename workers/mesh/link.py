@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from podembed.workers.faults.frames import Spoil
-from podembed.workers.mesh.aborting import AbortSignal
 from podembed.workers.mesh.frames import (
     HEADER_BYTES,
     JOINED_BYTES,
@@ -374,13 +373,13 @@ class LinkPoll:
     the event.
 
     Args:
-      abort_signal: wakes every wait once it is set.
+      abort_fileno: descriptor of an `AbortSignal`, which wakes every wait once it is set.
     """
 
-    def __init__(self, abort_signal: AbortSignal) -> None:
+    def __init__(self, abort_fileno: int) -> None:
         self._epoll = select.epoll()
         self._links: dict[int, Link] = {}
-        self._epoll.register(abort_signal.fileno(), select.EPOLLIN)
+        self._epoll.register(abort_fileno, select.EPOLLIN)
 
     def watch(self, link: Link) -> None:
         """From now on waits for what the link can do next."""

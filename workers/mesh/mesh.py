@@ -15,8 +15,13 @@ from collections.abc import Callable, Collection, Sequence
 
 from podembed.workers.descriptors import require_for_host
 from podembed.workers.faults.frames import Spoil
-from podembed.workers.mesh.aborting import AbortSignal
-from podembed.workers.mesh.active_exchange import ActiveExchange, ExchangeStatistics, Outgoing, checked_views
+from podembed.workers.mesh.active_exchange import (
+    AbortSignal,
+    ActiveExchange,
+    ExchangeStatistics,
+    Outgoing,
+    checked_views,
+)
 from podembed.workers.mesh.frames import Farewell, Tag, size_of
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.link import Link, LinkPoll, LinkRules, Receive, farewell_for, new_stage
@@ -80,7 +85,7 @@ class Mesh:
         self._listener = listener
         self._spoil, self._trace, self._clock = spoil, trace, clock
         self._abort_signal = AbortSignal()
-        self._poll = LinkPoll(self._abort_signal)
+        self._poll = LinkPoll(self._abort_signal.fileno())
         self._refusals = Refusals()
         self._links: list[Link] = []
         self._link_of: dict[int, Link] = {}

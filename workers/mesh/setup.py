@@ -19,7 +19,7 @@ from errno import EHOSTUNREACH, EINPROGRESS, ENETUNREACH, ETIMEDOUT
 from functools import partial
 
 from podembed.workers.descriptors import exhausted, is_exhaustion
-from podembed.workers.mesh.aborting import AbortSignal
+from podembed.workers.mesh.active_exchange import AbortSignal
 from podembed.workers.mesh.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
 from podembed.workers.mesh.listening import Address, Refusals, family, prepare
 from podembed.workers.mesh.mesh_errors import HandshakeRefused, MeshConnectTimeout

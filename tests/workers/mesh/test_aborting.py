@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from podembed.workers.mesh.aborting import AbortSignal
+from podembed.workers.mesh.active_exchange import AbortSignal
 from podembed.workers.mesh.mesh_errors import MeshAborted
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, succeed
 

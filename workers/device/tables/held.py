@@ -19,7 +19,7 @@ from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.on_devices.declared import device_tables
 
-_ABOUT_ROWS = (RecordKind.GIVE_BUCKET, RecordKind.TAKE_BUCKET, RecordKind.JOIN_BUCKETS, RecordKind.TAKE_ROWS)
+ABOUT_ROWS = (RecordKind.GIVE_BUCKET, RecordKind.TAKE_BUCKET, RecordKind.JOIN_BUCKETS, RecordKind.TAKE_ROWS)
 
 
 class HeldTables:
@@ -44,10 +44,8 @@ class HeldTables:
         self._coming: dict[str, dict[str, np.ndarray]] = {}
         self._rates: tuple[bytes, jax.Array] | None = None
 
-    def rates(self, rates: np.ndarray | None) -> jax.Array | None:
+    def rates(self, rates: np.ndarray) -> jax.Array:
         """Learning rates on all devices. Those of the step before are there already."""
-        if rates is None or not len(rates):
-            return None
         if self._rates is None or self._rates[0] != rates.tobytes():
             self._rates = rates.tobytes(), self._mesh.place(rates.copy())
         return self._rates[1]
@@ -60,7 +58,7 @@ class HeldTables:
     def serve(self, end: ChannelEnd, record: Record, *, receive: Callable[[], Record]) -> Record:
         """Answers the records about rows, from `record` on. Returns the first one that is about something else."""
         taken: dict[int, Mapping[str, np.ndarray]] = {}
-        while record.kind in _ABOUT_ROWS:
+        while record.kind in ABOUT_ROWS:
             if record.kind is RecordKind.JOIN_BUCKETS:
                 self._join()
             elif record.kind is RecordKind.TAKE_ROWS:
