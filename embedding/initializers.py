@@ -158,8 +158,7 @@ def row_source(
     if num_rows is None:
         raise ValueError(
             f"Found initializer {initializer!r} of table '{table_name}', which needs the table's shape, without "
-            "num_rows. "
-            "Expected the number of rows. Pass num_rows."
+            "num_rows. Expected the number of rows. Pass num_rows."
         )
     if style == "shard_info":
         return _ByShard(initializer, (num_rows, dim), table_name)
@@ -195,9 +194,8 @@ def initializer_style(initializer: Callable[..., Any], owner: str) -> str:
     if names[:1] == ["shape"] or len(required) in (1, 2):
         return "shape"
     raise ValueError(
-        f"Found initializer {initializer!r} of {owner} with parameters ({', '.join(names)}). "
-        "Expected (rows, dim, seed), (shape, dtype), (shape, dtype, shard_info) or (key, shape, dtype). Wrap it in one "
-        "of these."
+        f"Found initializer {initializer!r} of {owner} with parameters ({', '.join(names)}). Expected (rows, dim, "
+        "seed), (shape, dtype), (shape, dtype, shard_info) or (key, shape, dtype). Wrap it in one of these."
     )
 
 

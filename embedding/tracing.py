@@ -41,8 +41,7 @@ def require_eager(method: str, remedy: str) -> None:
     if current_trace() is not None and isinstance(_identity(np.float32(0)), Tracer):
         raise RuntimeError(
             f"{method} was called inside a function that JAX traces, or inside its control flow. Expected a call "
-            "outside: inside it would happen "
-            f"once, while tracing. {remedy}"
+            f"outside: inside it would happen once, while tracing. {remedy}"
         )
 
 
@@ -60,11 +59,9 @@ def require_own_trace(trace: Any, what: str, remedy: str) -> None:
     if here is None:
         raise RuntimeError(
             f"Found {what}, which was made inside a function that JAX traces. Expected an object made outside, since "
-            "that function has ended and "
-            "its placeholders are no numbers. Make it outside the function."
+            "that function has ended and its placeholders are no numbers. Make it outside the function."
         )
     raise RuntimeError(
         f"Found {what} inside a function that JAX traces (jit, grad, vmap, scan and the like). Expected it outside: "
-        "inside it would happen once, "
-        f"while tracing, and leave a placeholder instead of a number. {remedy}"
+        f"inside it would happen once, while tracing, and leave a placeholder instead of a number. {remedy}"
     )

@@ -112,8 +112,7 @@ def criteo(
         if vocabulary_size is not None:
             raise JobError(
                 f"Found vocabulary_size={vocabulary_size} beside a prepared set. Expected none, since {columns} says "
-                "the tables' sizes. "
-                "Leave it out, or prepare the text with other sizes."
+                "the tables' sizes. Leave it out, or prepare the text with other sizes."
             )
         sizes, parquet = _prepared(read_prepared(columns), data, eval_data)
     else:

@@ -82,8 +82,7 @@ def _one_set(files: Sequence[str], prepared: Sequence[str | None]) -> str:
         if first is None or other is None or not are_alike(first, other):
             raise ConfigurationError(
                 f"Found {files[0]} and {file} prepared with different ids, or one not prepared. Expected equal ids in "
-                "all files. "
-                "Prepare the one with --like the folder of the other."
+                "all files. Prepare the one with --like the folder of the other."
             )
     return first or ""
 

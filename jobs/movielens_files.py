@@ -147,9 +147,8 @@ def _read(files: list[Path]) -> _Ratings:
     except (pa.ArrowException, OSError, KeyError) as error:
         raise InputError(
             f"Found {files[0].parent} unreadable as ratings ({error}). Expected userId, movieId, rating and timestamp "
-            "in ratings.csv, movieId "
-            "and genres between '|' in movies.csv; or in Parquet user_id, movie_id, rating, timestamp and genres. "
-            "Correct the files."
+            "in ratings.csv, movieId and genres between '|' in movies.csv; or in Parquet user_id, movie_id, rating, "
+            "timestamp and genres. Correct the files."
         ) from error
 
 
@@ -173,8 +172,7 @@ def _ordered(ratings: pa.Table, movie_ids: np.ndarray, tags: list[list[str]]) ->
         if num_nulls or not (is_number or name in ("user", "movie")):
             raise InputError(
                 f"Found {f'{num_nulls} empty values' if num_nulls else f'values of type {kind}'} as {name} of the "
-                "ratings. Expected a value in every "
-                "row, and numbers as ratings and timestamps. Correct the files."
+                "ratings. Expected a value in every row, and numbers as ratings and timestamps. Correct the files."
             )
     user, movie, stars, timestamp = (ratings[name].to_numpy() for name in _RATING_COLUMNS)
     lowest, highest = (float(stars.min()), float(stars.max())) if len(stars) else (0.0, 0.0)

@@ -280,10 +280,8 @@ def main(folder: Path = DEFAULT_FOLDER, *, seed: int = SyntheticSpec().seed) -> 
     written = write_synthetic(folder, SyntheticSpec(seed=seed))
     print(
         f"{written.folder}: {written.spec.train_rows:,} training and {written.spec.eval_rows:,} evaluation rows, "
-        "reachable AUC "
-        f"{written.reachable_auc:.4f}, log loss {written.reachable_log_loss:.4f} ({written.base_log_loss:.4f} for the "
-        "base rate "
-        f"{written.base_rate:.3f}), {time.monotonic() - started_s:.1f} s"
+        f"reachable AUC {written.reachable_auc:.4f}, log loss {written.reachable_log_loss:.4f} "
+        f"({written.base_log_loss:.4f} for the base rate {written.base_rate:.3f}), {time.monotonic() - started_s:.1f} s"
     )
 
 

@@ -36,8 +36,7 @@ class DescriptorsExhausted(Exception):
     def __str__(self) -> str:
         return (
             f"Found {self.found}. Expected {self.expected}. Raise the limit where the processes of this machine are "
-            "started: "
-            f"`ulimit -n 65536` before podembed or `ray start`, or LimitNOFILE=65536 of its service."
+            "started: `ulimit -n 65536` before podembed or `ray start`, or LimitNOFILE=65536 of its service."
         )
 
 

@@ -38,8 +38,7 @@ class Activations(Mapping[str, Any]):
         except KeyError:
             raise KeyError(
                 f"Found no feature {feature!r} among the activations. Expected one of {list(self._values)}. Read one "
-                "of these, or declare it "
-                "in the job's features."
+                "of these, or declare it in the job's features."
             ) from None
 
     def __iter__(self) -> Iterator[str]:

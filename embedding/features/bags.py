@@ -35,8 +35,7 @@ def bags_of(feature_input: FeatureInput, *, num_bags: int, is_sequence: bool) ->
     if positions * num_rows != num_bags or (num_rows and positions == 0):
         raise ValueError(
             f"Found {num_rows} rows in input {shown_path(feature_input.path)}. Expected {num_bags}, the product of its "
-            "output shape, or a divisor "
-            "of it, whose rows then become sequences. Change the batch or the output shape."
+            "output shape, or a divisor of it, whose rows then become sequences. Change the batch or the output shape."
         )
     rows = Ragged(feature_input.ids, feature_input.row_splits, feature_input.weights)
     return by_position(rows, positions, columns=feature_input.columns)

@@ -85,7 +85,6 @@ def _refusal(path: str, table: TableConfig, bags: Ragged, outside: np.ndarray, c
     others = f" and {count - 1} more like it" if count > 1 else ""
     return ValueError(
         f"Found id {bags.values[at]} in feature {shown_path(path)}, sample {sample}{others}. Expected 0 to "
-        f"{table.vocabulary_size - 1}, the "
-        f"vocabulary of table '{table.name}'. Correct the input, or declare TableConfig(invalid_ids='drop', 'clip' or "
-        "'hash')."
+        f"{table.vocabulary_size - 1}, the vocabulary of table '{table.name}'. Correct the input, or declare "
+        "TableConfig(invalid_ids='drop', 'clip' or 'hash')."
     )

@@ -89,8 +89,7 @@ def read_input(path: str, value: Any) -> FeatureInput:
         return _read_ragged(path, _of_pyarrow(path, value))
     raise ValueError(
         f"Input {shown_path(path)} is of unknown type {type(value)}. Expected a numpy or JAX array, Ragged, Sparse, a "
-        "scipy.sparse matrix or "
-        "a list array of pyarrow. Convert it."
+        "scipy.sparse matrix or a list array of pyarrow. Convert it."
     )
 
 
@@ -107,15 +106,13 @@ def with_weight(feature_input: FeatureInput, weight: Any) -> FeatureInput:
     if kind == "dense":
         raise ValueError(
             f"Weight specified for dense input {shown_path(path)}, which is not allowed. Expected None: a dense id "
-            "always has weight 1. "
-            "Pass Ragged or Sparse ids to weigh them."
+            "always has weight 1. Pass Ragged or Sparse ids to weigh them."
         )
     values = _weight_values(weight)
     if values is None or weight_kind(weight) != kind:
         raise ValueError(
             f"Weight for {shown_path(path)} is type {type(weight)} which does not match type input which is "
-            f"{_TENSOR_NAMES[kind]}. "
-            "Pass the weights in the same form as the ids."
+            f"{_TENSOR_NAMES[kind]}. Pass the weights in the same form as the ids."
         )
     if feature_input.weights is not None:
         raise ValueError(
@@ -165,8 +162,7 @@ def checked_weights(feature_input: FeatureInput, values: np.ndarray) -> np.ndarr
         at = int(np.argmin(np.isfinite(weights)))
         raise ValueError(
             f"Found weight {values[at]} at position {at} of {path}. Expected weights that are finite as float32: a NaN "
-            "or an infinity would "
-            "spread into the table. Clean the input."
+            "or an infinity would spread into the table. Clean the input."
         )
     return weights if feature_input.order is None else weights[feature_input.order]
 
@@ -181,14 +177,12 @@ def checked_row_splits(path: str, values: np.ndarray, row_splits: Any) -> np.nda
     if values.ndim != 1 or splits.ndim != 1:
         raise ValueError(
             f"Only rank 2 ragged tensor is supported, found values of shape {values.shape} and row_splits of shape "
-            f"{splits.shape} for input "
-            f"{shown_path(path)}. Expected one axis each. Flatten the values."
+            f"{splits.shape} for input {shown_path(path)}. Expected one axis each. Flatten the values."
         )
     if len(splits) == 0 or splits.dtype.kind not in "iu":
         raise ValueError(
             f"Found row_splits of dtype {splits.dtype} and shape {splits.shape} for {shown_path(path)}. Expected at "
-            "least one integer. "
-            "Pass [0] for no rows."
+            "least one integer. Pass [0] for no rows."
         )
     splits = np.ascontiguousarray(splits, np.int64)
     if splits[0] != 0 or splits[-1] != len(values) or (splits[1:] < splits[:-1]).any():
@@ -210,8 +204,7 @@ def checked_places(path: str, indices: Any, values: Any, dense_shape: Any) -> tu
     if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu") or (sizes < 0).any():
         raise ValueError(
             f"Found dense_shape {dense_shape!r} for {shown_path(path)}. Expected integers of at least 0, one for each "
-            "axis. "
-            "Pass a tuple such as (batch_size, most_ids)."
+            "axis. Pass a tuple such as (batch_size, most_ids)."
         )
     shape = tuple(int(size) for size in sizes)
     if places.size == 0:
@@ -219,9 +212,8 @@ def checked_places(path: str, indices: Any, values: Any, dense_shape: Any) -> tu
     if found.ndim != 1 or places.shape != (len(found), len(shape)) or places.dtype.kind not in "iu":
         raise ValueError(
             f"Found indices of shape {places.shape} and dtype {places.dtype} with values of shape {found.shape} and "
-            f"dense_shape {shape} for "
-            f"{shown_path(path)}. Expected integer indices [n, rank], values [n] and dense_shape [rank]. Check which "
-            "is which."
+            f"dense_shape {shape} for {shown_path(path)}. Expected integer indices [n, rank], values [n] and "
+            "dense_shape [rank]. Check which is which."
         )
     places = places.astype(np.int64, copy=False)
     if len(shape) == 0:
@@ -233,8 +225,7 @@ def checked_places(path: str, indices: Any, values: Any, dense_shape: Any) -> tu
         at = int(np.argmax(outside.any(axis=1)))
         raise ValueError(
             f"Found index {places[at].tolist()} in a sparse value of dense_shape {shape} for {shown_path(path)}. "
-            "Expected indices inside it. "
-            "Correct dense_shape or the index."
+            "Expected indices inside it. Correct dense_shape or the index."
         )
     return places, shape
 
@@ -263,22 +254,19 @@ def host_array(path: str, value: Any) -> np.ndarray:
         if np.ma.is_masked(value):
             raise ValueError(
                 f"Found a masked array with masked elements for {shown_path(path)}. Expected a value everywhere. Fill "
-                "it, or pass the others as "
-                "Sparse or Ragged."
+                "it, or pass the others as Sparse or Ragged."
             )
         return value
     if isinstance(value, Tracer):
         raise ValueError(
             f"Received input tensor {shown_path(path)} inside a function that JAX traces. Expected an array with "
-            "values. "
-            "Call enqueue and apply_gradients outside jit."
+            "values. Call enqueue and apply_gradients outside jit."
         )
     for device in value.devices():
         if device.platform == "tpu":
             raise ValueError(
                 f"Received input tensor {shown_path(path)} which is on a TPU input device {device}. Expected ids in "
-                "the memory of the host. "
-                "Pass the numpy array before it is put on the device."
+                "the memory of the host. Pass the numpy array before it is put on the device."
             )
     return np.asarray(value)
 
@@ -289,8 +277,7 @@ def _as_ids(path: str, array: np.ndarray) -> np.ndarray:
             return np.zeros(array.shape, np.int64)
         raise ValueError(
             f"Found ids of dtype {array.dtype} for {shown_path(path)}. Expected integers. Cast them to int64 where "
-            "they are made; a cast here "
-            "would hide a wrong column."
+            "they are made; a cast here would hide a wrong column."
         )
     if array.dtype == np.uint64:
         # Still outside every vocabulary, but no longer negative.
@@ -360,8 +347,7 @@ def _of_pyarrow(path: str, array: Any) -> Ragged:
     if values.null_count:
         raise ValueError(
             f"Found {values.null_count} missing values inside the lists of {shown_path(path)}. Expected none; a "
-            "missing list is an empty one. "
-            "Fill or drop them."
+            "missing list is an empty one. Fill or drop them."
         )
     lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
     splits = np.zeros(len(lengths) + 1, np.int64)

@@ -127,16 +127,14 @@ def _input_shapes(feature_config: Any, given: Any) -> list[Any]:
     if len(found) != len(expected):
         raise ValueError(
             f"The structure of per_replica_input_shapes differs: found {len(found)} "
-            f"shape{'s' if len(found) != 1 else ''}. "
-            f"Expected {len(expected)}, one for each feature: {', '.join(map(shown_path, names))}. Pass as many, or a "
-            "batch size."
+            f"shape{'s' if len(found) != 1 else ''}. Expected {len(expected)}, one for each feature: "
+            f"{', '.join(map(shown_path, names))}. Pass as many, or a batch size."
         )
     if found_names != names and _has_keys(given):
         unknown, missing = sorted(set(found_names) - set(names)), sorted(set(names) - set(found_names))
         raise ValueError(
             f"The structure of per_replica_input_shapes differs: found unknown names {unknown} and missing names "
-            f"{missing}. "
-            f"Expected {names}, as in feature_config. Pass exactly these."
+            f"{missing}. Expected {names}, as in feature_config. Pass exactly these."
         )
     return [shape for _, shape in found]
 

@@ -76,8 +76,7 @@ def leaves_of_replicas(structures: Sequence[Any], *, what: str) -> list[tuple[st
         if found != paths[0]:
             raise ValueError(
                 f"Found {what} with leaves {found} on replica {replica}. Expected {paths[0]}, as on replica 0. Let all "
-                "replicas have one "
-                "structure."
+                "replicas have one structure."
             )
     return [(path, tuple(leaves[at][1] for leaves in of_replicas)) for at, path in enumerate(paths[0])]
 
@@ -93,8 +92,7 @@ def sorted_keys(structure: Mapping[Any, Any]) -> list[Any]:
     except TypeError as error:
         raise TypeError(
             f"Found a dict with keys {list(structure)!r}. Expected keys that can be sorted, since they give the order "
-            "of the features. "
-            "Use strings."
+            "of the features. Use strings."
         ) from error
 
 
@@ -144,14 +142,12 @@ def _require_same_kind(expected: Any, found: Any, what: str, path: tuple[str, ..
     if is_nested(expected) != is_nested(found):
         raise ValueError(
             f"The structure of {what} differs{_at(path)}: found {_describe(found)}. Expected {_describe(expected)}, as "
-            "in feature_config. "
-            "Nest it like feature_config."
+            "in feature_config. Nest it like feature_config."
         )
     if is_nested(expected) and not _same_type(expected, found):
         raise TypeError(
             f"The structure of {what} differs{_at(path)}: found a {_type_name(found)}. Expected a "
-            f"{_type_name(expected)}, "
-            "as in feature_config. Convert it."
+            f"{_type_name(expected)}, as in feature_config. Convert it."
         )
 
 
@@ -159,8 +155,7 @@ def _require_same_length(expected: Any, found: Any, what: str, path: tuple[str, 
     if len(expected) != len(found):
         raise ValueError(
             f"The structure of {what} differs{_at(path)}: found {len(found)} elements. Expected {len(expected)}, as in "
-            "feature_config. "
-            "Pass one for each."
+            "feature_config. Pass one for each."
         )
 
 

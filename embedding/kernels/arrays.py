@@ -48,9 +48,8 @@ def matrix_of(array: np.ndarray, dim: int | None = None) -> tuple[int, int]:
     """
     if array.dtype != np.float32 or array.ndim != 2 or (array.size and array.shape[1] > 1 and array.strides[1] != 4):
         raise ValueError(
-            f"Found a matrix of dtype {array.dtype}, shape {array.shape} and strides {array.strides}. "
-            "Expected float32 with two axes and the columns side by side. Pass np.ascontiguousarray(matrix, "
-            "np.float32)."
+            f"Found a matrix of dtype {array.dtype}, shape {array.shape} and strides {array.strides}. Expected float32 "
+            "with two axes and the columns side by side. Pass np.ascontiguousarray(matrix, np.float32)."
         )
     if dim is not None and array.shape[1] != dim:
         raise ValueError(
@@ -90,8 +89,7 @@ def plain(array: np.ndarray, dtype: type) -> np.ndarray:
     if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
         raise ValueError(
             f"Found an array of dtype {array.dtype}, shape {array.shape} and strides {array.strides}. Expected "
-            f"{np.dtype(dtype)} with "
-            f"one axis, without gaps. Pass np.ascontiguousarray(array, np.{np.dtype(dtype)})."
+            f"{np.dtype(dtype)} with one axis, without gaps. Pass np.ascontiguousarray(array, np.{np.dtype(dtype)})."
         )
     if array.flags.writeable or array.size == 0:
         return array if array.size else np.empty(0, dtype)

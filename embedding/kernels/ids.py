@@ -121,8 +121,7 @@ def merge(
     if min(len(unique), len(head), len(following)) < len(local_rows):
         raise ValueError(
             f"Found room for {len(unique)} rows, {len(head)} heads and {len(following)} entries, for {len(local_rows)} "
-            "rows. "
-            "Expected at least as many. Allocate one of each per row sent."
+            "rows. Expected at least as many. Allocate one of each per row sent."
         )
     num_unique = _merge(plain(local_rows, np.int64), marks, unique, head, following)
     if num_unique < 0:

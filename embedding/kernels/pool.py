@@ -151,8 +151,7 @@ def pool(
     if len(bags) and (bags[0] < 0 or bags[-1] >= len(row_splits) - 1 or len(bags) > len(out)):
         raise ValueError(
             f"Found bags {int(bags[0])} to {int(bags[-1])} of {len(row_splits) - 1}, with room for {len(out)}. "
-            "Expected rising numbers of "
-            "bags, and room for them."
+            "Expected rising numbers of bags, and room for them."
         )
     streams = is_packed and (can_stream(out[: len(bags)], dim) if streams is None else streams)
     _pool_some(width_of(dim), dim, matrix_of(rows), *arguments, streams, target, plain(bags, np.int64), is_packed)
@@ -162,9 +161,8 @@ def _bags(index: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None,
     if len(row_splits) != num_bags + 1 or row_splits[-1] > len(index) or combiner not in COMBINER_CODES:
         raise ValueError(
             f"Found {len(row_splits)} row splits up to {row_splits[-1:]}, {len(index)} ids, {num_bags} bags, combiner "
-            f"{combiner!r}. "
-            f"Expected one split more than bags, within the ids, and a combiner of {', '.join(COMBINER_CODES)}. Pass "
-            "one feature's parts."
+            f"{combiner!r}. Expected one split more than bags, within the ids, and a combiner of "
+            f"{', '.join(COMBINER_CODES)}. Pass one feature's parts."
         )
     if weights is not None and len(weights) != len(index):
         raise ValueError(

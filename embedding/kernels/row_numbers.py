@@ -78,10 +78,8 @@ def route(
     ):
         raise ValueError(
             f"Found {num_buckets} bucket owners, {len(bucket_local)} local bucket numbers and room for "
-            f"{len(local_rows)} rows and "
-            f"{len(position)} positions, for {len(unique)} ids. Expected a power of two of buckets and room for all "
-            "ids. "
-            "Pass the arrays of one table's placement."
+            f"{len(local_rows)} rows and {len(position)} positions, for {len(unique)} ids. Expected a power of two of "
+            "buckets and room for all ids. Pass the arrays of one table's placement."
         )
     shift = num_buckets.bit_length() - 1
     owner, local = plain(bucket_owner, np.int32), plain(bucket_local, np.int32)
@@ -200,7 +198,6 @@ def _route_bags(
 
 def _outside(row_id: int, num_buckets: int, rows_per_bucket: int) -> ValueError:
     return ValueError(
-        f"Found id {row_id} for a table of {num_buckets} buckets of {rows_per_bucket} rows. "
-        f"Expected 0 to at most {num_buckets * rows_per_bucket - 1}. Check ids before the lookup, or set "
-        "TableConfig.invalid_ids."
+        f"Found id {row_id} for a table of {num_buckets} buckets of {rows_per_bucket} rows. Expected 0 to at most "
+        f"{num_buckets * rows_per_bucket - 1}. Check ids before the lookup, or set TableConfig.invalid_ids."
     )

@@ -35,8 +35,7 @@ class SlotSpec:
         if self.width not in ("row", "element") or not self.name.isidentifier() or self.name == "rows":
             raise ValueError(
                 f"Found slot {self.name!r} of width {self.width!r}. Expected an identifier other than 'rows' and width "
-                "'row' or "
-                "'element'. Rename the slot or its width."
+                "'row' or 'element'. Rename the slot or its width."
             )
 
     def columns(self, dim: int) -> int:

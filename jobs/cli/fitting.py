@@ -61,8 +61,7 @@ def introduce(run: OpenRun, scaling: ScalingConfig, reporter: Reporter) -> None:
     reporter.notice(f"job {job.name}: {run.train_index.num_rows:,} training samples{evaluated}")
     reporter.notice(
         f"{plural(len(run.record.tables), 'table')}, {rows:,} rows, {format_bytes(size)} with slots; batch "
-        f"{job.batch_size:,}, "
-        f"{plural(job.num_epochs, 'epoch')}"
+        f"{job.batch_size:,}, {plural(job.num_epochs, 'epoch')}"
     )
     placed = planned(run, run.newest_commit(), num_hosts=scaling.least_hosts)
     at_least = "" if not scaling.is_range else f" (on {plural(scaling.least_hosts, 'host')})"

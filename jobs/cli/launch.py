@@ -94,8 +94,7 @@ def _refuse_existing(url: str) -> None:
     if find_run(Store(url)) is not None:
         raise ConfigurationError(
             f"Found a run in {url}. Expected none, since train begins a new one. Type: {command_name()} resume "
-            f"{shlex.quote(url)}; "
-            f"or choose another --name."
+            f"{shlex.quote(url)}; or choose another --name."
         )
 
 

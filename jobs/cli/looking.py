@@ -44,8 +44,7 @@ def _fsck_saved(command: Fsck, paths: list[str]) -> int:
     if command.commit is not None or command.all or command.values:
         raise ConfigurationError(
             f"Found --commit, --all or --values for {command.run}, which holds checkpoints of the step-by-step mode. "
-            "Expected a run for them, since "
-            "only runs have commits. Leave the flags out."
+            "Expected a run for them, since only runs have commits. Leave the flags out."
         )
     checked = saved.check_saves(paths, on_save=lambda save: print(f"read {save.location}", file=sys.stderr))
     print(saved.render(checked))

@@ -40,8 +40,7 @@ class TwoTowers:
         if sorted(widths) != sorted((*self.user, *self.item)):
             raise ValueError(
                 f"Found features {list(widths)} for towers of {list(self.user)} and {list(self.item)}. Expected each "
-                "in one tower. "
-                f"Name them in TwoTowers(user=..., item=...)."
+                "in one tower. Name them in TwoTowers(user=..., item=...)."
             )
         if len(set(widths.values())) != 1:
             raise ValueError(

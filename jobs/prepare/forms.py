@@ -259,8 +259,7 @@ def open_form(settings: PrepareSettings, files: Sequence[str]) -> TextForm:
         if other != header:
             raise PrepareError(
                 f"Found header {','.join(other)} in {path} and {','.join(header)} in {first}. Expected one header in "
-                "all files. "
-                "Prepare the files apart, or write them with the same columns."
+                "all files. Prepare the files apart, or write them with the same columns."
             )
     dense = tuple(column.name for column in settings.dense)
     return CsvForm(header, settings.label, dense, tuple(field.name for field in settings.fields))

@@ -109,7 +109,6 @@ def _next_line(file: IO[bytes], path: str, position: int) -> int:
         if passed > _LONGEST_LINE_BYTES:
             raise TextError(
                 f"Found no line end within {passed:,} bytes behind byte {position:,} of {path}. Expected lines of a "
-                "few hundred bytes. "
-                "Check that the file is text with a line for each sample."
+                "few hundred bytes. Check that the file is text with a line for each sample."
             )
     return position + passed

@@ -168,9 +168,8 @@ def _check_plan(path: Path, identity: dict[str, Any], folder: Path) -> None:
     if found != identity:
         raise PrepareError(
             f"Found {path.parent}, an unfinished preparation from other sources or with other settings: "
-            f"{_difference(found, identity)}. "
-            "Expected the same to go on with it. Repeat the command that began it, or remove that folder to begin "
-            f"{folder} anew."
+            f"{_difference(found, identity)}. Expected the same to go on with it. Repeat the command that began it, or "
+            f"remove that folder to begin {folder} anew."
         )
 
 
@@ -182,8 +181,7 @@ def _check_unchanged(
     if now != identity:
         raise PrepareError(
             f"Found that while it was read, {_difference(identity, now)}. Expected sources at rest. Wait until they "
-            "are complete, remove "
-            f"{unfinished}, and repeat the command."
+            f"are complete, remove {unfinished}, and repeat the command."
         )
 
 
@@ -303,8 +301,7 @@ class _Stages:
             named = "; ".join(str(_bad_line(line)) for line in bad[:_NAMED_BAD_LINES])
             raise TextError(
                 f"Found no good line among the {len(bad):,} of the sources: {named}. Expected lines of the form that "
-                "was named. Check that these "
-                "are the files that you mean."
+                "was named. Check that these are the files that you mean."
             )
         return [records[piece.number] for piece in self.pieces]
 
@@ -328,10 +325,8 @@ class _Stages:
             named = "; ".join(str(_bad_line(line)) for line in bad[:_NAMED_BAD_LINES])
             raise TextError(
                 f"Found more than {self.place.max_bad_lines} malformed lines among {lines:,}: {named}. All that were "
-                f"met are in {dead_letters}. "
-                "Expected lines of the form that was named. Repair the sources, or raise --max-bad-lines to leave such "
-                "lines out; "
-                "the same command then goes on where it stopped."
+                f"met are in {dead_letters}. Expected lines of the form that was named. Repair the sources, or raise "
+                "--max-bad-lines to leave such lines out; the same command then goes on where it stopped."
             )
 
 
@@ -428,8 +423,7 @@ class WorkerProcesses:
         except BrokenProcessPool as error:
             raise PrepareError(
                 "Found that a process of the preparation died. Expected it to end in order; it may have been killed "
-                "for its memory. "
-                "Repeat the command to go on where it was, with fewer --workers."
+                "for its memory. Repeat the command to go on where it was, with fewer --workers."
             ) from error
 
 

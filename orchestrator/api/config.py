@@ -203,8 +203,7 @@ class FailureConfig:
         if self.max_failed_saves < 0 or not 0 <= self.storage_timeout_s < math.inf:
             raise ConfigurationError(
                 f"Found max_failed_saves={self.max_failed_saves} and storage_timeout_s={self.storage_timeout_s}. "
-                "Expected at least 0, and "
-                f"finite seconds of at least 0."
+                "Expected at least 0, and finite seconds of at least 0."
             )
         if not 0 <= self.undo_share <= 4:
             raise ConfigurationError(f"Found undo_share={self.undo_share}. Expected a share from 0, such as 0.1.")

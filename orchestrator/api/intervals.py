@@ -37,8 +37,7 @@ def check_steps(declared: object, name: str, error: type[Exception]) -> None:
         if epochs is None or epochs <= 0:
             raise error(
                 f"Found {name}={shown(value)} in {type(declared).__name__}. Expected {FORMS}, or None. Write steps "
-                "without quotes, and "
-                f"more than no epochs."
+                "without quotes, and more than no epochs."
             )
     elif value is not None and value < 1:
         raise error(f"Found {name}={value}. Expected at least 1, or None.")
@@ -67,8 +66,7 @@ def whole_steps(name: str, epochs: Fraction, steps_per_epoch: int, error: type[E
     if steps.denominator != 1:
         raise error(
             f"Found {name} of {float(epochs):g} epochs, which is {float(steps):g} steps of an epoch of "
-            f"{steps_per_epoch}. Expected whole steps. "
-            f"Give it in steps, such as {name} {max(1, round(steps))}."
+            f"{steps_per_epoch}. Expected whole steps. Give it in steps, such as {name} {max(1, round(steps))}."
         )
     return int(steps)
 

@@ -55,9 +55,8 @@ def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
         logits = " With a loss of your own log_loss is one of JobConfig.metrics: podembed.LogLoss()."
         raise ConfigurationError(
             f"Found metric={metric!r} for the best commits of job '{job.name}'. Expected one that its evaluations "
-            f"have: {', '.join(known)}. "
-            f"Choose one of them (--metric, CheckpointConfig.metric), or declare it in JobConfig.metrics."
-            f"{logits if metric == 'log_loss' else ''}"
+            f"have: {', '.join(known)}. Choose one of them (--metric, CheckpointConfig.metric), or declare it in "
+            f"JobConfig.metrics.{logits if metric == 'log_loss' else ''}"
         )
     order = config.metric_order or declared_orders(job.metrics).get(metric)
     return replace(config, metric=metric, metric_order=order)
@@ -138,7 +137,6 @@ def check_job(job: object) -> None:
     """
     if not isinstance(job, JobConfig | JobReference):
         raise ConfigurationError(
-            f"Found job={shown(job)} for Trainer. Expected a JobConfig, or a JobReference to the function that "
-            "returns one. Call the function "
-            "that makes the job, and pass what it returns."
+            f"Found job={shown(job)} for Trainer. Expected a JobConfig, or a JobReference to the function that returns "
+            "one. Call the function that makes the job, and pass what it returns."
         )

@@ -88,8 +88,7 @@ class ScalingConfig:
         if 0 < gpus < 1 and hosts[1] > 1:
             raise ConfigurationError(
                 f"Found {gpus:g} GPU a host for num_hosts={self.num_hosts}. Expected whole ones, since NCCL sums no "
-                "gradients between two processes "
-                f"on one GPU. Reserve GPU=1 for each host, or use one host."
+                "gradients between two processes on one GPU. Reserve GPU=1 for each host, or use one host."
             )
         if self.in_process and hosts[1] != 1:
             raise ConfigurationError(

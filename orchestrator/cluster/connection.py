@@ -391,10 +391,8 @@ def _switch_tokens_on() -> None:
             return
         raise ConfigurationError(
             f"Found Ray {ray.__version__}, imported by the program, in which token authentication is not switched on "
-            "as it is known here "
-            f"({error}). Expected Ray to be imported by podembed first, or a choice. Set RAY_AUTH_MODE=token and "
-            "RAY_AUTH_TOKEN, or "
-            "RAY_AUTH_MODE=disabled, before the program imports Ray."
+            f"as it is known here ({error}). Expected Ray to be imported by podembed first, or a choice. Set "
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or RAY_AUTH_MODE=disabled, before the program imports Ray."
         ) from error
     enable()
     ensure({}, create_token_if_missing=True)
@@ -445,8 +443,7 @@ def _join(address: str) -> None:
             ) from error
         raise ClusterNotStarted(
             f"Ray did not let the program join the cluster at {address}: {error}. Expected its head, and a node on "
-            "this machine. "
-            "What is committed stands: see to the cluster, then `podembed resume` goes on."
+            "this machine. What is committed stands: see to the cluster, then `podembed resume` goes on."
         ) from error
 
 

@@ -80,8 +80,7 @@ class HeadWatch:
             if (why := self.lost(IDLE_PATIENCE_S)) is not None:
                 raise TooFewHosts(
                     f"{why}. Expected the head of the cluster that the run has joined. What is committed stands: see "
-                    "to the cluster, then "
-                    "`podembed resume` goes on; `podembed supervise` does by itself."
+                    "to the cluster, then `podembed resume` goes on; `podembed supervise` does by itself."
                 )
             on_wait()
             self._clock.sleep(LOOK_S / 2)

@@ -145,14 +145,12 @@ def await_cluster(
         if timeout_s <= 0:
             raise ConfigurationError(
                 f"Found no Ray cluster at {address}. Expected the head of one there, since RAY_ADDRESS names it. Start "
-                "it, or unset RAY_ADDRESS "
-                "to train on this machine alone."
+                "it, or unset RAY_ADDRESS to train on this machine alone."
             )
         if waited_s >= timeout_s:
             raise TooFewHosts(
                 f"Found no Ray cluster at {address} for {waited_s:.0f} s. Expected it back by now. What is committed "
-                "stands: start the cluster, "
-                "then `podembed resume` goes on."
+                "stands: start the cluster, then `podembed resume` goes on."
             )
         if stop.reason is not None:
             raise StoppedAtStart(stop.reason)

@@ -185,8 +185,7 @@ def socket_base(session_name: str, candidates: Sequence[str]) -> str:
             return base
     raise ClusterNotStarted(
         f"Found none of {', '.join(candidates)} fit for Ray's sockets. Expected a folder that this user may write to, "
-        "with a path of at most "
-        f"{longest} bytes, since a socket's may have {LONGEST_SOCKET_BYTES}. Set TMPDIR to one."
+        f"with a path of at most {longest} bytes, since a socket's may have {LONGEST_SOCKET_BYTES}. Set TMPDIR to one."
     )
 
 
@@ -194,16 +193,14 @@ def _not_started(why: str) -> str:
     return (
         f"Ray did not start on this machine: {why}. Expected a cluster of the program's own. What is committed stands. "
         "See to what is named, such as a machine without memory or room for files, then try again. `podembed "
-        "supervise` tries again by itself. Or set "
-        "RAY_ADDRESS to a cluster that is up."
+        "supervise` tries again by itself. Or set RAY_ADDRESS to a cluster that is up."
     )
 
 
 def _other_ray(why: str) -> str:
     return (
         f"Found Ray {_version_of_ray()}, which is not started as it is known here: {why}. Expected a version such as "
-        f"{KNOWN_RAY}. Install that one, "
-        "or set RAY_ADDRESS to a cluster that is up."
+        f"{KNOWN_RAY}. Install that one, or set RAY_ADDRESS to a cluster that is up."
     )
 
 

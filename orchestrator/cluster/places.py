@@ -210,8 +210,7 @@ def placement_check(
         if time.monotonic() > deadline:
             raise ConfigurationError(
                 f"The cluster did not give {num_hosts} hosts {bundle} each within {PLACEMENT_TIMEOUT_S:.0f} s; it "
-                "offers "
-                f"{ray.available_resources()}. Add nodes, lower num_hosts, or lower resources_per_host."
+                f"offers {ray.available_resources()}. Add nodes, lower num_hosts, or lower resources_per_host."
             )
 
     return check

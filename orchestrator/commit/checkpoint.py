@@ -53,8 +53,7 @@ class CommitRefused(StorageError):
     def __init__(self, name: str, found: str, expected: str):
         super().__init__(
             f"Commit {name} was not made: found {found}; expected {expected}. The commit before it stands; save again, "
-            "and check the "
-            "storage if it happens twice."
+            "and check the storage if it happens twice."
         )
         self.name = name
         self.found = found

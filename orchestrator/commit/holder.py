@@ -28,10 +28,8 @@ class RunIsHeld(RuntimeError):
     def __init__(self, holder: Holder, age_s: float, location: str):
         super().__init__(
             f"The run in {location} is held by submission '{holder.submission}', process {holder.process} on "
-            f"{holder.hostname}, seen "
-            f"{age_s:.0f} s ago. Stop it, or wait until it has been silent for {HEARTBEAT_FRESH_S:.0f} s, or take the "
-            "run over "
-            "(take_over=True, --take-over)."
+            f"{holder.hostname}, seen {age_s:.0f} s ago. Stop it, or wait until it has been silent for "
+            f"{HEARTBEAT_FRESH_S:.0f} s, or take the run over (take_over=True, --take-over)."
         )
         self.holder = holder
         self.age_s = age_s

@@ -86,8 +86,7 @@ def keep_latest(
     if lease.head is not None and lease.head not in lineage[:1]:
         raise StorageError(
             f"The run's newest commit is {lineage[:1]}, but this driver acknowledged {lease.head}. Nothing was "
-            "deleted: look into "
-            "commit/ and lease/ of the run."
+            "deleted: look into commit/ and lease/ of the run."
         )
     kept = set(lineage[:num_to_keep])
     if also and len(lineage) > num_to_keep:

@@ -46,8 +46,7 @@ class PublicationUnsettled(StorageError):
     def __init__(self, name: str, location: str):
         super().__init__(
             f"Whether commit {name} stands in {location} is unknown: the storage failed while it was published. An "
-            "answer was expected: start "
-            "the driver again when the storage is well, and it will find out."
+            "answer was expected: start the driver again when the storage is well, and it will find out."
         )
         self.name, self.location = name, location
 

@@ -120,8 +120,7 @@ def propose(state: DriverState, name: str) -> DriverState:
     if state.phase is not LeasePhase.READY or not follows:
         raise ValueError(
             f"Commit {name} in phase '{state.phase.value}' of generation {state.generation} after {state.head}. A "
-            "ready driver and a later "
-            "step of its own generation are expected: commit each step once, in order."
+            "ready driver and a later step of its own generation are expected: commit each step once, in order."
         )
     return replace(state, phase=LeasePhase.PUBLISH, pending=name)
 

@@ -25,12 +25,10 @@ class RunVanished(StorageError):
     def __init__(self, name: str, found: str, store: Store):
         super().__init__(
             f"Found {found} at '{name}' in {store.location}. Expected the file as this driver wrote it. Somebody "
-            "removed it, or the storage is not "
-            f"the one that was there: {what_is_left(store)}. Nothing more is committed there. If a disk was unmounted, "
-            "mount it again; if files "
-            "were removed, restore the folder from a copy; then resume. Without a copy begin a new run, from a commit "
-            "if one is left "
-            f"(--warm-start RUN@COMMIT)."
+            f"removed it, or the storage is not the one that was there: {what_is_left(store)}. Nothing more is "
+            "committed there. If a disk was unmounted, mount it again; if files were removed, restore the folder from "
+            "a copy; then resume. Without a copy begin a new run, from a commit if one is left (--warm-start "
+            "RUN@COMMIT)."
         )
         self.name = name
 

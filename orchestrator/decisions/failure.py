@@ -248,15 +248,13 @@ def ending(decision: GiveUp, failures: Sequence[Failure], *, max_failures: int, 
         case FaultClass.HOST_MEMORY:
             return ConfigurationError(
                 f"{decision.cause}. The plan: {plan}. Expected it to fit beside what else a host needs. Use more hosts "
-                "(--hosts), machines with more "
-                "memory, row optimizers with fewer slots (row-wise Adagrad, SGD), or smaller tables; `podembed plan` "
-                "shows what lies where."
+                "(--hosts), machines with more memory, row optimizers with fewer slots (row-wise Adagrad, SGD), or "
+                "smaller tables; `podembed plan` shows what lies where."
             )
         case FaultClass.DEVICE_MEMORY:
             return ConfigurationError(
                 f"{decision.cause}. Expected the dense model and a host's share of the batch to fit its device. Lower "
-                "the batch size, use more "
-                f"hosts (--hosts), or make the model smaller."
+                "the batch size, use more hosts (--hosts), or make the model smaller."
             )
     return CrashLoop(
         f"{decision.cause.rstrip('.')}. That was fault {max_failures + 1} in a row without a new commit. "

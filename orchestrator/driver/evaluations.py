@@ -197,8 +197,7 @@ def require_metric(job: JobConfig, config: CheckpointConfig, evaluation: Evaluat
         )
         reason = evaluation.missing.get(metric, reason)
         raise ConfigurationError(
-            f"Found no {metric} in the evaluation after step {evaluation.step}, and it decides {what}. "
-            f"{reason} Expected one of "
-            f"{', '.join(evaluation.values) or 'the figures that other data has'}. Choose one of them (--metric, "
-            "CheckpointConfig.metric, EarlyStopping.metric), or evaluate on other data."
+            f"Found no {metric} in the evaluation after step {evaluation.step}, and it decides {what}. {reason} "
+            f"Expected one of {', '.join(evaluation.values) or 'the figures that other data has'}. Choose one of them "
+            "(--metric, CheckpointConfig.metric, EarlyStopping.metric), or evaluate on other data."
         )

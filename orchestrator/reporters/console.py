@@ -141,8 +141,7 @@ def _lines(report: WindowReport) -> list[str]:
     parts = [f"hosts {report.num_hosts}", f"generation {report.generation}", *staleness, _age(report)]
     lines = [
         f"step {report.step:>6}/{report.total_steps}  {share:5.1%}{left}  {format_rate(report.samples_per_s)} "
-        "samples/s  "
-        f"loss {report.loss:.4f}"
+        f"samples/s  loss {report.loss:.4f}"
     ]
     for part in parts:
         if len(lines) > 1 and len(lines[-1]) + 2 + len(part) <= LINE_WIDTH:

@@ -89,8 +89,7 @@ def open_beginning(record: WarmStartRecord, job: JobConfig, table_buckets: Seque
     if state.manifest.run_id != record.run_id:
         raise ConfigurationError(
             f"Found run {state.manifest.run_id[:60]} in {record.location}. Expected {record.run_id[:60]}, from whose "
-            f"commit {record.commit} "
-            f"this run began. Restore that run, or begin a new one."
+            f"commit {record.commit} this run began. Restore that run, or begin a new one."
         )
     _check_files(state)
     return Beginning(

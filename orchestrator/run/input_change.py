@@ -115,8 +115,7 @@ def _judge_rows(now: InputRecord, began: InputRecord) -> None:
     ]
     raise _refused(
         f"Found {now.num_rows:,} rows of training data: {'; '.join(differing[:3])}. Expected {began.num_rows:,}, as "
-        "when the run began, since "
-        "epochs and steps are counted in rows.",
+        "when the run began, since epochs and steps are counted in rows.",
         "begin a new run on the new data with the tables of this one (podembed train --warm-start)",
     )
 
@@ -162,8 +161,7 @@ def _judge_vocabularies(train: InputIndex, began: InputRecord) -> None:
             continue
         raise _refused(
             f"Found other values in the first {before.num_rows:,} lines of the vocabulary {file.path}. Expected them "
-            "as they were, and new "
-            "ones behind them, since a line is a row of a trained table.",
+            "as they were, and new ones behind them, since a line is a row of a trained table.",
             "append new values at its end",
         )
 

@@ -99,13 +99,11 @@ def _require_numbers(
         values = "" if has_parent else ", and at the tables' first values"
         raise StateSpoilt(
             f"Found {spoilt.describe()} not finite after {step} steps. Expected numbers. {stands} Lower the learning "
-            "rates, clip the gradients of "
-            f"the rows (clipvalue), or look for extreme inputs{values}."
+            f"rates, clip the gradients of the rows (clipvalue), or look for extreme inputs{values}."
         )
     raise StateSpoilt(
         f"Found the dense parameter '{key}' not finite after {step} steps. Expected numbers. {stands} Lower the "
-        "learning rates, clip the dense "
-        f"gradients (optax.clip_by_global_norm), or look for extreme inputs."
+        "learning rates, clip the dense gradients (optax.clip_by_global_norm), or look for extreme inputs."
     )
 
 

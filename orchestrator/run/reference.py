@@ -46,8 +46,7 @@ class CommittedState:
                 return table
         raise ConfigurationError(
             f"Found no table '{name}' in {self.location}. Expected one of "
-            f"{_some([t.name for t in self.manifest.tables])}. "
-            f"`podembed inspect` lists tables."
+            f"{_some([t.name for t in self.manifest.tables])}. `podembed inspect` lists tables."
         )
 
 
@@ -77,9 +76,8 @@ def open_run_store(url: str) -> Store:
     if not is_run(store):
         raise ConfigurationError(
             f"Found no run in {store.location}. Expected a folder with RUN.json, alone or with one commit's full name "
-            "as RUN@COMMIT. "
-            "`podembed train` prints the folder of its run, `podembed inspect` lists its commits. What a "
-            "`TPUEmbedding` or `Checkpoint` saved is read by its `restore`, and `podembed fsck` checks it."
+            "as RUN@COMMIT. `podembed train` prints the folder of its run, `podembed inspect` lists its commits. What "
+            "a `TPUEmbedding` or `Checkpoint` saved is read by its `restore`, and `podembed fsck` checks it."
         )
     return store
 

@@ -129,8 +129,7 @@ def parse_rules(texts: Iterable[str]) -> dict[str, TableRule]:
         if not table or kind not in {known.value for known in RuleKind} or not is_whole:
             raise ConfigurationError(
                 f"Found rule '{text}'. Expected TABLE=same, TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rows=OLD, "
-                "TABLE=rename=OLD, OLD=drop "
-                f"{ACCEPT}=TABLE or {DENSE}=... Write it in one of these forms."
+                f"TABLE=rename=OLD, OLD=drop {ACCEPT}=TABLE or {DENSE}=... Write it in one of these forms."
             )
         if table in rules:
             raise ConfigurationError(f"Found two rules for table '{table}'. Expected one. Leave one out.")
@@ -156,8 +155,7 @@ def parse_dense_rule(texts: Iterable[str]) -> DenseRule:
     if len(words) > 1 or any(word not in {known.value for known in DenseRule} for word in words):
         raise ConfigurationError(
             f"Found {', '.join(f'{DENSE}={word}' for word in words)}. Expected one of {DENSE}=same, {DENSE}=params, "
-            f"{DENSE}=reinit. "
-            f"Write it in one of these forms."
+            f"{DENSE}=reinit. Write it in one of these forms."
         )
     return DenseRule(words[0]) if words else DenseRule.SAME
 
@@ -325,9 +323,8 @@ def refuse_hashed_growth(job: JobConfig, rules: Mapping[str, TableRule]) -> None
             name = names[id(declared.table)]
             raise ConfigurationError(
                 f"Found {name}=grow for a table whose rows feature '{feature}' chooses by hash. Expected ids or a "
-                "vocabulary: a hash is taken modulo "
-                "the rows, so the old ones would belong to other values. Keep its size, or begin it anew "
-                f"({name}=reinit)."
+                "vocabulary: a hash is taken modulo the rows, so the old ones would belong to other values. Keep its "
+                f"size, or begin it anew ({name}=reinit)."
             )
 
 

@@ -68,8 +68,7 @@ class RayJobRunner:
         except AuthenticationError as error:
             raise ConfigurationError(
                 f"The Ray cluster at {address} refused this program ({_first_line(error)}). Expected the cluster's "
-                "token. "
-                "Set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as the cluster has it."
+                "token. Set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as the cluster has it."
             ) from error
         self._working_dir = working_dir
         self._name = name

@@ -359,8 +359,7 @@ def _check_kinds(values: Any, holds: str | None, name: str, *, is_vocabulary: bo
         form = ": datetime64, or text in ISO 8601" if holds == _TIMES else ""
         raise ModelError(
             f"Found {other[0]}, such as {found[other[0]]!r:.80}, in column {name!r}. Expected {holds}{form}, as the "
-            "model was trained with, since equal values of another kind become other rows or numbers. Send "
-            f"{holds}."
+            f"model was trained with, since equal values of another kind become other rows or numbers. Send {holds}."
         )
 
 

@@ -117,8 +117,7 @@ def write_parquet(file: BinaryIO, source: ExportSource) -> None:
     if any(array.name == ID_COLUMN for array in source.arrays):
         raise ConfigurationError(
             f"Found a slot '{ID_COLUMN}' in table '{source.table.name}'. Expected another name, since the column of "
-            "row numbers has it. "
-            f"Use --format safetensors."
+            "row numbers has it. Use --format safetensors."
         )
     lists = [
         pa.field(array.name, pa.list_(pa.from_numpy_dtype(DTYPES[array.dtype]), array.width), nullable=False)
@@ -175,6 +174,5 @@ def _refuse_bfloat16(source: ExportSource, format: str) -> None:
         if array.dtype == "bfloat16":
             raise ConfigurationError(
                 f"Found bfloat16 in array '{array.name}' of table '{source.table.name}'. Expected an element type that "
-                f"{format} has. "
-                f"Use --format safetensors."
+                f"{format} has. Use --format safetensors."
             )

@@ -42,8 +42,7 @@ def remedy_of(
         begun = f", and a new run can begin from commit {newest_commit}: --warm-start {run}@{newest_commit}"
         return (
             "restore it from a copy; a driver that still trains here writes it again at its next commit. Without "
-            "either tables can be read "
-            f"(podembed export){begun if newest_commit else ''}"
+            f"either tables can be read (podembed export){begun if newest_commit else ''}"
         )
     if file == INPUT_FILE:
         return (
@@ -73,8 +72,7 @@ def remedy_of(
     if file == needed_base:
         return (
             "restore it from a copy: commits of older generations do not count without it. A run goes on from the "
-            "newest commit, and nothing old "
-            "is deleted"
+            "newest commit, and nothing old is deleted"
         )
     if kind == "lease":
         return "a run goes on without it: the first commit of its generation tells the same, if it made one"
@@ -106,7 +104,6 @@ def remedy_of_commit(*, location: str, is_head: bool, counts: bool, whole: Seque
     if whole:
         return (
             f"restore it from a copy, or go back to {whole[0]}: podembed resume {shlex.quote(location)} "
-            "--allow-ancestor does the steps since "
-            f"again"
+            "--allow-ancestor does the steps since again"
         )
     return "restore it from a copy: no older commit is whole. What other tables hold can be read (podembed export)"

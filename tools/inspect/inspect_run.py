@@ -109,8 +109,7 @@ def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
     if table.deltas:
         return (
             f"Table '{table.name}' is a full commit and {plural(len(table.deltas), 'delta')}. To read it with zarr "
-            "alone, make it one: "
-            f"podembed compact {location}. To get rows out: podembed export, podembed extract."
+            f"alone, make it one: podembed compact {location}. To get rows out: podembed export, podembed extract."
         )
     words = ["podembed", "export", location, "--table", table.name, "--out", f"{safe_segment(table.name)}.npy"]
     words += ["--slots"] if array else []
@@ -153,8 +152,7 @@ def _header(description: RunDescription) -> str:
         lines.append(f"Began from {start.commit} of run {start.run_id} in {start.location}{rules}")
     lines += [
         f"From step {change.step} on other input, accepted "
-        f"{format_age(description.described_unix_s - change.accepted_unix_s)} ago: "
-        f"{shortened(change.changes)}"
+        f"{format_age(description.described_unix_s - change.accepted_unix_s)} ago: {shortened(change.changes)}"
         for change in description.input_changes
     ]
     lines += [f"{name} is DAMAGED; podembed fsck says what follows" for name in description.damaged]

@@ -332,8 +332,7 @@ def _check_values(metadata: ArrayMetadata, values: np.ndarray, name: str) -> Non
     if values.shape not in shapes or values.dtype != metadata.dtype:
         raise ValueError(
             f"Chunk '{name}' is {metadata.dtype} {metadata.chunk_shape}, but the array given is {values.dtype} "
-            f"{values.shape}. "
-            "Pass exactly one chunk."
+            f"{values.shape}. Pass exactly one chunk."
         )
 
 

@@ -96,8 +96,7 @@ class ArrayMetadata:
         ):
             raise ValueError(
                 f"Array '{self.path}' has shape {self.shape} and chunks {self.chunk_shape}; equal ranks, lengths >= 0 "
-                "and chunk lengths "
-                ">= 1 are expected. Check the table's layout."
+                "and chunk lengths >= 1 are expected. Check the table's layout."
             )
         if self.chunks_per_file != 1 and (
             self.chunks_per_file < 1 or not self.shape or self.shape[0] % self.file_shape[0]

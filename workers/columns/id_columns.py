@@ -104,10 +104,8 @@ class IdStage:
         if vocabulary is not None and source.num_reserved + vocabulary.num_values > source.vocabulary_size:
             raise InputError(
                 f"Found {vocabulary.num_values:,} values in {vocabulary.path} and {source.num_reserved} reserved rows "
-                "for id column "
-                f"{source.column!r}, whose table has {source.vocabulary_size:,} rows. Expected as many rows. Set "
-                "vocabulary_size="
-                f"{source.num_reserved + vocabulary.num_values}, or shorten the vocabulary."
+                f"for id column {source.column!r}, whose table has {source.vocabulary_size:,} rows. Expected as many "
+                f"rows. Set vocabulary_size={source.num_reserved + vocabulary.num_values}, or shorten the vocabulary."
             )
         self.source = source
         self._size = source.vocabulary_size

@@ -78,8 +78,7 @@ _FEWEST_ROWS = 10
 _SHARE = 0.25
 _BINARY_REMEDY = (
     "Labels are 0 and 1 under the default loss. Turn them into 0 and 1, or declare a loss that takes them "
-    "(JobConfig.loss, Task.loss), such as "
-    "optax.squared_error, or optax.sigmoid_binary_cross_entropy for probabilities."
+    "(JobConfig.loss, Task.loss), such as optax.squared_error, or optax.sigmoid_binary_cross_entropy for probabilities."
 )
 
 
@@ -131,7 +130,6 @@ def _refuse(wrong: np.ndarray, labels: np.ndarray, label: Label, faults: RowFaul
         expected = "neither 0 nor 1" if last == 1 else "no class"
         raise InputError(
             f"Found labels such as {shown} in column {label.name!r} of {faults.origin.path}: {count:,} of the "
-            f"{len(wrong):,} rows of row group "
-            f"{faults.origin.group} have {expected}. {remedy}"
+            f"{len(wrong):,} rows of row group {faults.origin.group} have {expected}. {remedy}"
         )
     faults.add(wrong, label.name, found=lambda row: f"label {labels[row]:g}", reason=remedy)

@@ -83,8 +83,7 @@ class RowFaults:
             if not self._tolerated:
                 raise InputError(
                     f"Found {shown} in {self._origin.path}, row group {self._origin.group}, row "
-                    f"{self._origin.first_row + row}, "
-                    f"column {column!r}. {reason}"
+                    f"{self._origin.first_row + row}, column {column!r}. {reason}"
                 )
             self._rows[row] = BadRow(
                 file=self._origin.path, row=self._origin.first_row + row, column=column, found=shown, reason=reason
@@ -146,6 +145,5 @@ def too_many(rows: Sequence[BadRow], max_bad_rows: int) -> str:
     """The message that ends a run."""
     return (
         f"Found more than {max_bad_rows} malformed rows: {'; '.join(str(row) for row in rows[:3])} Expected at most "
-        "max_bad_rows of them. "
-        "Repair the data, or raise max_bad_rows to leave such rows out."
+        "max_bad_rows of them. Repair the data, or raise max_bad_rows to leave such rows out."
     )

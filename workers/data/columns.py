@@ -263,16 +263,14 @@ class IdColumn:
         if (self.mode == "vocabulary") != (self.vocabulary is not None):
             raise DataConfigError(
                 f"Found mode {self.mode!r} and vocabulary {self.vocabulary!r} for id column {self.column!r}. Expected "
-                "a file with the mode "
-                "'vocabulary' and none with another. Pass vocabulary='values.txt' alone."
+                "a file with the mode 'vocabulary' and none with another. Pass vocabulary='values.txt' alone."
             )
         check_scale(self.unit, self.since, where=f"id column {self.column!r}")
         self._check_together()
         if self.num_reserved < 1:
             raise DataConfigError(
                 f"Found num_reserved {self.num_reserved} for id column {self.column!r}. Expected at least 1, since row "
-                "0 is for values "
-                "that the vocabulary does not have."
+                "0 is for values that the vocabulary does not have."
             )
         if self.last is not None and (self.last < 1 or self.crossed_with):
             beside = " beside crossed_with" if self.crossed_with else ""

@@ -200,8 +200,7 @@ class InputData:
             if source.vocabulary_size not in (None, size):
                 raise DataConfigError(
                     f"Found vocabulary_size {source.vocabulary_size} for feature {name!r} in the data and {size} in "
-                    "its table. "
-                    "Expected the same. Leave it out of IdColumn to take the table's."
+                    "its table. Expected the same. Leave it out of IdColumn to take the table's."
                 )
             features[name] = replace(source, vocabulary_size=size, outside=(outside or {}).get(name, "error"))
             owner = source.negatives and source.negatives.without_positives_of
@@ -272,8 +271,7 @@ class CsvData(InputData):
         ):
             raise DataConfigError(
                 f"Found list_separators={shown(self.list_separators)}. Expected a dictionary of columns to what stands "
-                "between ids. Write "
-                "list_separators={'genres': '|'}."
+                "between ids. Write list_separators={'genres': '|'}."
             )
         for name in ("strings", "times"):
             if isinstance(getattr(self, name), str):
@@ -381,15 +379,13 @@ def _check_features(data: InputData) -> None:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise DataConfigError(
             f"Found features={shown(given)} in {type(data).__name__}. Expected a dictionary of features to columns. "
-            "Write "
-            "features={'user': 'user_id'}; names of columns that are called like their features may be left out."
+            "Write features={'user': 'user_id'}; names of columns that are called like their features may be left out."
         )
     for name, source in given.items():
         if not isinstance(source, str | IdColumn):
             raise DataConfigError(
                 f"Found features[{name!r}]={shown(source)} in {type(data).__name__}. Expected the name of a column or "
-                "an IdColumn. Write "
-                f"{{{name!r}: 'column'}}, or IdColumn('column', mode='hash')."
+                f"an IdColumn. Write {{{name!r}: 'column'}}, or IdColumn('column', mode='hash')."
             )
 
 

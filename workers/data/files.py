@@ -77,8 +77,7 @@ def require_plain(path: str, mode: int) -> None:
     kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
     raise InputError(
         f"Found the {kinds.get(stat.S_IFMT(mode), 'device')} {path} as a file of the data. Expected a plain file, "
-        "since it is read anywhere and more "
-        "than once. Write its content to a file, or leave it out."
+        "since it is read anywhere and more than once. Write its content to a file, or leave it out."
     )
 
 
@@ -108,8 +107,7 @@ def filesystem_of(path: str) -> tuple[AbstractFileSystem, str]:
         )
         raise InputError(
             f"Found {path}, which nothing that is installed can open ({error}). Expected a local path, or a URL such "
-            "as s3:// or gs:// with "
-            f"its extra installed. {remedy}."
+            f"as s3:// or gs:// with its extra installed. {remedy}."
         ) from error
 
 

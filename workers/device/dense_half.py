@@ -198,9 +198,8 @@ def scheduled(schedule: Callable[[Any], Any], step: jax.Array) -> jax.Array:
         factor: Any = schedule(step.astype(jnp.int32))
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
         raise DenseStateError(
-            "Found a schedule that asks for the value of a step while it is traced. Expected a "
-            "function of JAX, since it is part of the compiled step. Choose between numbers with jnp.where, or take "
-            "one of optax's schedules."
+            "Found a schedule that asks for the value of a step while it is traced. Expected a function of JAX, since "
+            "it is part of the compiled step. Choose between numbers with jnp.where, or take one of optax's schedules."
         ) from error
     if jnp.shape(factor) != ():
         raise DenseStateError(

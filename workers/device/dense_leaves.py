@@ -30,9 +30,8 @@ def by_key(state: Any) -> dict[str, Any]:
     if len(set(keys)) != len(keys):
         doubled = sorted({key for key in keys if keys.count(key) > 1})
         raise DenseStateError(
-            f"Found several parameters with the key {doubled[0]!r}. Expected one each, since checkpoints name them "
-            "so. "
-            f"Leave '/' out of the names of the model's parameters."
+            f"Found several parameters with the key {doubled[0]!r}. Expected one each, since checkpoints name them so. "
+            "Leave '/' out of the names of the model's parameters."
         )
     return {key: leaf for key, (_, leaf) in zip(keys, leaves, strict=True)}
 

@@ -47,10 +47,9 @@ class GangMesh:
         own = [device for device in devices if device in mine]
         if len(devices) != len(own) * jax.process_count():
             raise GangError(
-                f"Found {len(own)} devices here and {len(devices)} in all {jax.process_count()} JAX "
-                "processes. Expected as many in each, "
-                "since every host has an equal share of a batch. Reserve the same for every host (--resources, "
-                "resources_per_host)."
+                f"Found {len(own)} devices here and {len(devices)} in all {jax.process_count()} JAX processes. "
+                "Expected as many in each, since every host has an equal share of a batch. Reserve the same for every "
+                "host (--resources, resources_per_host)."
             )
         _require_number(options, own)
         axes = dict(options.mesh) or {AXIS: len(own)}
@@ -147,8 +146,7 @@ def _require_number(options: DeviceOptions, own: Sequence[Any]) -> None:
         # Elsewhere so many would have been made.
         remedy = (
             "JAX divides the CPU when a process first uses it, and this one used it before. Start fit() before any "
-            "array of JAX is made, or set XLA_FLAGS=--xla_force_host_platform_device_count "
-            "before."
+            "array of JAX is made, or set XLA_FLAGS=--xla_force_host_platform_device_count before."
         )
     raise GangError(
         f"Found {len(own)} x {own[0].device_kind} on a host and {asked}. Expected {wanted} devices. {remedy}"

@@ -243,8 +243,7 @@ class DeviceProcess:
             except DenseStateError as error:
                 raise CheckpointMismatch(
                     f"The dense model of the commit to begin from is not that of the job. {error} To begin without it: "
-                    "the rule "
-                    "@dense=reinit, or @dense=params where only the dense optimizer changed."
+                    "the rule @dense=reinit, or @dense=params where only the dense optimizer changed."
                 ) from error
 
     def serve_window(self) -> DeviceWindow:

@@ -295,8 +295,7 @@ class ChannelEnd:
             if left <= 0:
                 raise ChannelTimeout(
                     f"The {self._partner} process sent nothing for {timeout_s:.0f} s. Expected its record within that "
-                    "time. "
-                    f"See its log; raise the step deadline if a step is really that slow."
+                    "time. See its log; raise the step deadline if a step is really that slow."
                 )
             # poll, since select knows no descriptor above 1023.
             watch = select.poll()

@@ -125,8 +125,7 @@ def convert_criteo(
         if _fingerprint(files, rows_per_group) != fingerprint:
             raise CriteoTextError(
                 f"Found that {', '.join(files[:3])} or another source changed while it was converted. Expected sources "
-                "at rest. "
-                "Wait until they are complete, and repeat."
+                "at rest. Wait until they are complete, and repeat."
             )
         return report
 
@@ -138,8 +137,7 @@ def convert_criteo(
         quoted = "; ".join(str(bad) for bad in bad_lines[:3])
         raise CriteoTextError(
             f"Found no good line among the {report['lines']:,} of {', '.join(files[:3])}: {quoted}. Expected Criteo "
-            "click logs, 40 fields between "
-            "tabs. Check that these are the files that you mean."
+            "click logs, 40 fields between tabs. Check that these are the files that you mean."
         )
     return ConversionReport(
         folder=folder,
@@ -208,8 +206,7 @@ def _too_many(bad_lines: Sequence[BadLine], lines: int, max_bad_lines: int) -> C
     quoted = "; ".join(str(bad) for bad in bad_lines[:3])
     return CriteoTextError(
         f"Found more than {max_bad_lines} malformed lines among the first {lines:,}: {quoted}. Expected Criteo click "
-        "logs, 40 fields "
-        "between tabs. Repair the source, or raise max_bad_lines to leave such lines out."
+        "logs, 40 fields between tabs. Repair the source, or raise max_bad_lines to leave such lines out."
     )
 
 

@@ -103,8 +103,7 @@ class OpenedCsv:
             if len(ends) != group.num_rows:
                 raise InputError(
                     f"Found {len(ends)} rows in block {group.group_in_file} of {self._path}. Expected "
-                    f"{group.num_rows}, as the index says. "
-                    "Restore the file, or start a run on the new data."
+                    f"{group.num_rows}, as the index says. Restore the file, or start a run on the new data."
                 )
             bounds = np.concatenate([[0], ends])
             table = self._parser.salvage(text, bounds, lambda fault: _add(fault, faults))
@@ -119,8 +118,7 @@ class OpenedCsv:
         if len(text) != stop - start:
             raise InputError(
                 f"Found {self._path} ending at byte {start + len(text):,}. Expected {self._offsets[-1]:,} bytes of "
-                "text, as when the run "
-                "began. Restore the file."
+                "text, as when the run began. Restore the file."
             )
         return text
 
@@ -168,8 +166,7 @@ def _open_text(path: str) -> IO[bytes]:
         text.close()
         raise InputError(
             f"Found no way to unpack {path} into a file in {tempfile.gettempdir()} ({error.strerror or error}). "
-            "Expected room for its text there. "
-            "Make room, name another folder (TMPDIR), or convert the file to Parquet."
+            "Expected room for its text there. Make room, name another folder (TMPDIR), or convert the file to Parquet."
         ) from error
     except BaseException:
         text.close()

@@ -75,9 +75,8 @@ class RecordScanner:
         if mode == _QUOTED:
             raise InputError(
                 f"Found {self._path} ending within the quotes of line {self.num_records + 1} (blank ones left out). "
-                "Expected every quote "
-                "to close. Copy the file from its source again, repair that line, or say that the file has no quoting: "
-                "CsvData(quoting=False)."
+                "Expected every quote to close. Copy the file from its source again, repair that line, or say that the "
+                "file has no quoting: CsvData(quoting=False)."
             )
         self.num_records += has_content
         self._state[3] += self._state[5]

@@ -182,8 +182,7 @@ def read_header(kind: str, path: str, file: IO[bytes]) -> NpyHeader:
     if size_bytes != header.start + header.num_rows * header.row_bytes:
         raise InputError(
             f"Found {path} with {size_bytes:,} bytes. Expected {header.start + header.num_rows * header.row_bytes:,} "
-            "for its shape "
-            f"{list(shape)}. Copy it from its source again."
+            f"for its shape {list(shape)}. Copy it from its source again."
         )
     return header
 
@@ -210,8 +209,7 @@ def read_rows(header: NpyHeader, file: IO[bytes], first: int, count: int) -> np.
     if len(data) != count * header.row_bytes:
         raise InputError(
             f"Found {header.path} ending within rows {first} to {first + count - 1}. Expected {header.num_rows:,} "
-            "rows, as its header says. "
-            "Copy it from its source again."
+            "rows, as its header says. Copy it from its source again."
         )
     rows = np.frombuffer(data, header.dtype).reshape(count, header.num_columns)
     return rows.astype(header.dtype.newbyteorder("="), copy=False)

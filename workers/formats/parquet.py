@@ -129,14 +129,12 @@ class _GroupColumns:
                 ) from error
             raise InputError(
                 f"Found row group {number} of {path} unreadable ({one_line(error)}). Expected Parquet pages as the "
-                "footer describes them. Write the "
-                "file again from its source."
+                "footer describes them. Write the file again from its source."
             ) from error
         if table.num_rows != self._group.num_rows:
             raise InputError(
                 f"Found {table.num_rows} rows in row group {number} of {path}. Expected {self._group.num_rows}, as the "
-                "index says. Build a "
-                "new index, and start a run on it."
+                "index says. Build a new index, and start a run on it."
             )
         return table
 
@@ -201,8 +199,7 @@ def _check_footer(path: str) -> None:
     if tail[4:] == _MAGIC and footer_bytes > _MAX_FOOTER_BYTES:
         raise InputError(
             f"Found {path} with a footer of {footer_bytes:,} bytes. Expected at most {_MAX_FOOTER_BYTES:,}. Write it "
-            "again as several files, "
-            "or with fewer and larger row groups."
+            "again as several files, or with fewer and larger row groups."
         )
 
 

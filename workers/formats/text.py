@@ -47,8 +47,7 @@ def blocks_of_lines(path: str, *, start: int = 0, stop: int | None = None) -> It
                 if len(rest) > _LONGEST_LINE_BYTES:
                     raise TextError(
                         f"Found no line end within {len(rest):,} bytes before byte {num_bytes:,} of {path}. Expected "
-                        "lines of a few "
-                        "hundred bytes. Check that the file is text with a line for each sample."
+                        "lines of a few hundred bytes. Check that the file is text with a line for each sample."
                     )
                 continue
             # One block is held back until the next is there, so that the last one is known as such.

@@ -38,8 +38,7 @@ def unpacked(raw: IO[bytes], path: str, *, piece_bytes: int = 8 << 20) -> Iterat
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DamagedGzip(
                 f"Found a damaged gzip stream after {num_bytes:,} unpacked bytes of {path} ({error}). Expected a "
-                "complete file. "
-                "Copy it from its source again."
+                "complete file. Copy it from its source again."
             ) from error
         if not piece:
             return

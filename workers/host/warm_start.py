@@ -128,6 +128,5 @@ def _check_out(
         if not 0 <= bucket < num_buckets or shapes != expected:
             raise ValueError(
                 f"Found bucket {bucket} with arrays {shapes} for table '{source.name}'. Expected a bucket below "
-                f"{num_buckets} with "
-                f"{expected}. Pass rows, then the slots, of the buckets held here."
+                f"{num_buckets} with {expected}. Pass rows, then the slots, of the buckets held here."
             )

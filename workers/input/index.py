@@ -108,8 +108,7 @@ class InputIndex:
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"Found an input index that does not parse ({error!r}). Expected the JSON that `InputIndex.to_json` "
-                "writes. "
-                "Build the index again."
+                "writes. Build the index again."
             ) from error
 
 
@@ -132,8 +131,7 @@ def build_index(data: InputData) -> InputIndex:
     except FuturesTimeoutError as error:
         raise TimeoutError(
             f"Found {len(located)} data files that were not looked at within {INDEX_DEADLINE_S:g} s. Expected a few "
-            "milliseconds for each "
-            "Parquet file and one reading of each CSV file. Check that the storage answers."
+            "milliseconds for each Parquet file and one reading of each CSV file. Check that the storage answers."
         ) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -171,10 +169,8 @@ def check_alike(files: Sequence[InputFile], *, lists_apart: Collection[str] = ()
         if other is not None:
             raise InputError(
                 f"Found column {column!r} with {kinds[first]} in {files[first].path} and with {kinds[other]} in "
-                f"{files[other].path}. Expected one kind in "
-                "all files of the data, training and evaluation, since equal values would become other rows or "
-                "numbers. Write the column alike in "
-                "all files."
+                f"{files[other].path}. Expected one kind in all files of the data, training and evaluation, since "
+                "equal values would become other rows or numbers. Write the column alike in all files."
             )
 
 
@@ -236,8 +232,7 @@ def _compare(file: InputFile, found: tuple[int, str]) -> None:
             remedy += " A copy on each machine's own disk needs the time of the original: `cp -p`, `rsync -t`."
         raise InputError(
             f"Found {file.path} with {found[0]} bytes, version {found[1]}. Expected {file.size_bytes} bytes, version "
-            f"{file.version}, "
-            f"as when the run began. {remedy}"
+            f"{file.version}, as when the run began. {remedy}"
         )
 
 

@@ -111,9 +111,8 @@ class LanePlan:
         if self.num_lanes < 1 or self.batch_size < 1 or self.batch_size % self.num_lanes:
             raise DataConfigError(
                 f"Found batch_size {self.batch_size} over {self.num_lanes} lanes. Expected a positive multiple of the "
-                "number of lanes. "
-                f"Use batch_size {max(1, -(-self.batch_size // max(1, self.num_lanes))) * max(1, self.num_lanes)}, or "
-                "other lanes."
+                "number of lanes. Use batch_size "
+                f"{max(1, -(-self.batch_size // max(1, self.num_lanes))) * max(1, self.num_lanes)}, or other lanes."
             )
         if not self.row_group_rows or min(self.row_group_rows) < 1:
             raise DataConfigError(

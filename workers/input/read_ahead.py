@@ -122,8 +122,7 @@ class ReadAhead:
         if self._thread.is_alive():
             raise ReadAheadError(
                 f"Found the input thread still reading step {self._next_to_read} after {deadline_s:g} s. Expected one "
-                "read to end by then. "
-                "Check that the storage answers; the thread ends with the process."
+                "read to end by then. Check that the storage answers; the thread ends with the process."
             )
         self._reader.close()
 
@@ -150,8 +149,7 @@ class ReadAhead:
             state = "running" if self._thread.is_alive() else "not started"
             raise ReadAheadError(
                 f"Found no batch for step {step} after {timeout_s:g} s; the input thread is {state}. Expected a batch "
-                "in that time. "
-                "Check that the storage answers, or raise timeout_s."
+                "in that time. Check that the storage answers, or raise timeout_s."
             )
 
     def _run(self) -> None:

@@ -137,8 +137,7 @@ class JobConfig:
         if "/" in self.name or "\n" in self.name or self.name in (".", ".."):
             raise JobError(
                 f"Found the name {self.name!r} in JobConfig. Expected one without slashes and line breaks, since the "
-                "run's folder is named after "
-                f"it. Put the folder above into storage_path."
+                "run's folder is named after it. Put the folder above into storage_path."
             )
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise JobError(
@@ -264,8 +263,7 @@ class JobConfig:
         if self.batch_size % self.num_lanes:
             raise JobError(
                 f"Found batch_size={self.batch_size} and num_lanes={self.num_lanes}. Expected the lanes to divide the "
-                "batch. "
-                f"Use a batch size that is a multiple of {self.num_lanes}, or another num_lanes."
+                f"batch. Use a batch size that is a multiple of {self.num_lanes}, or another num_lanes."
             )
 
     def _check_candidates(self) -> None:
@@ -317,8 +315,7 @@ class JobConfig:
             if metric.group_by not in (None, SAMPLE, *self.features):
                 raise JobError(
                     f"Found metric {metric.name} that groups by '{metric.group_by}'. Expected a feature of the job, "
-                    "one of "
-                    f"{list(self.features)}. Name one that has one id a sample."
+                    f"one of {list(self.features)}. Name one that has one id a sample."
                 )
 
     @property
@@ -375,8 +372,7 @@ class JobConfig:
         if doubles:
             raise JobError(
                 f"Multiple tables with name {doubles[0]} found. Expected distinct names. Give each TableConfig its "
-                "own, "
-                f"or use one TableConfig object where features share a table."
+                "own, or use one TableConfig object where features share a table."
             )
         return names
 

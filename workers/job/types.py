@@ -62,8 +62,7 @@ def _features(features: Any) -> str | None:
         if isinstance(feature, TableConfig):
             return (
                 f"Found a TableConfig as {field}. Expected a FeatureConfig. Write FeatureConfig(table), with the same "
-                "table object for features that "
-                f"share it."
+                "table object for features that share it."
             )
         if not isinstance(feature, FeatureConfig):
             return _sentence(field, feature, "a FeatureConfig", example)
@@ -117,14 +116,12 @@ def _row_optimizer(field: str, value: Any) -> str | None:
     if _is_optax(value):
         return (
             f"Found a transformation of optax as {field}, which updates rows. Expected {expected}. optax is for the "
-            "dense parameters: pass it as "
-            f"dense_optimizer."
+            "dense parameters: pass it as dense_optimizer."
         )
     if hasattr(value, "as_optax"):
         return (
             f"Found {field}={type(value).__name__}, a Keras optimizer. Expected {expected}. For the dense parameters "
-            "pass "
-            f"dense_optimizer=optimizer.as_optax()."
+            "pass dense_optimizer=optimizer.as_optax()."
         )
     return _sentence(field, value, expected, "Pass one")
 
@@ -157,8 +154,7 @@ def _dense_optimizer(value: Any) -> str | None:
     if isinstance(value, Optimizer):
         return (
             f"Found dense_optimizer={type(value).__name__}, which updates rows of tables. Expected {expected}. Pass it "
-            "as optimizer, and "
-            f"optax.{type(value).__name__.lower()}(...) or another one here."
+            f"as optimizer, and optax.{type(value).__name__.lower()}(...) or another one here."
         )
     if not isinstance(value, type) and hasattr(value, "as_optax"):
         return (

@@ -129,8 +129,7 @@ def byte_view(buffer: Buffer) -> memoryview:
     except (TypeError, ValueError, BufferError) as error:
         raise MeshUsageError(
             f"Found a {type(buffer).__name__} that is not a run of plain bytes ({error}). Expected a C-contiguous "
-            "array or "
-            "bytes-like object without Python objects. Pass numpy.ascontiguousarray(it)."
+            "array or bytes-like object without Python objects. Pass numpy.ascontiguousarray(it)."
         ) from error
 
 

@@ -68,8 +68,7 @@ def open_listener(bind_address: str) -> socket.socket:
     if bind_address in ("", "0.0.0.0", "::"):
         raise MeshUsageError(
             f"Found bind address {bind_address!r}, which is every interface. Expected one address of the private "
-            "network. "
-            "Pass the address at which the other hosts reach this one."
+            "network. Pass the address at which the other hosts reach this one."
         )
     listener = socket.socket(family(bind_address), socket.SOCK_STREAM)
     try:

@@ -42,8 +42,7 @@ class MeshConnectTimeout(MeshError):
         details += "".join(f" Refused {line}." for line in self.refused)
         return (
             f"Found no connection to ranks {list(self.missing)} after {self.timeout_s:.1f} s. Expected every host of "
-            "the "
-            f"generation to connect.{details} Check that these hosts run and that their data ports are reachable."
+            f"the generation to connect.{details} Check that these hosts run and that their data ports are reachable."
         )
 
 
@@ -117,10 +116,8 @@ class ExchangeTimeout(MeshError):
     def __str__(self) -> str:
         return (
             f"Exchange of tag {self.tag} at step {self.step} is incomplete after {self.timeout_s:.1f} s: found no "
-            "whole "
-            f"frame from ranks {list(self.waiting_for)} and unsent data for ranks {list(self.unsent)}. Expected both "
-            "ways "
-            "to finish. Replace the named hosts, or raise the timeout if they are only slow."
+            f"whole frame from ranks {list(self.waiting_for)} and unsent data for ranks {list(self.unsent)}. Expected "
+            "both ways to finish. Replace the named hosts, or raise the timeout if they are only slow."
         )
 
 
@@ -158,8 +155,7 @@ class FrameError(MeshError):
     def __str__(self) -> str:
         return (
             f"Frame from rank {self.rank} has {self.field} {self.found}. Expected {self.expected}. The connection "
-            "carries "
-            "damaged, repeated or foreign data: start a new generation from the last commit."
+            "carries damaged, repeated or foreign data: start a new generation from the last commit."
         )
 
 

@@ -144,9 +144,8 @@ def _check(spec: TableSpec, saved: Mapping[str, TableFiles]) -> None:
     if entry.num_rows != spec.num_rows or any(widths.get(name) != width for name, width in expected.items()):
         raise CheckpointMismatch(
             f"Table '{spec.name}': found {entry.num_rows} rows with columns {widths} in the saved embedding. Expected "
-            f"{spec.num_rows} rows with "
-            f"{expected}. Declare the table and its optimizer as they were saved, or no optimizer to read the rows "
-            "alone."
+            f"{spec.num_rows} rows with {expected}. Declare the table and its optimizer as they were saved, or no "
+            "optimizer to read the rows alone."
         )
 
 

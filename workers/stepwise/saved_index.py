@@ -119,8 +119,7 @@ def sealed_index(name: str, document: dict[str, Any]) -> bytes:
         found, expected = beyond
         raise IndexTooLarge(
             f"The index {name} would have {found}. Expected {expected}, since a restore reads no more. Save fewer "
-            "tables or arrays in one "
-            "place."
+            "tables or arrays in one place."
         )
     return data
 
@@ -135,8 +134,7 @@ def taken(path: str) -> AlreadySaved:
     """The error of a second save to one place."""
     return AlreadySaved(
         f"Found a saved embedding or checkpoint in {Store(path).location}. Expected a folder without one, since "
-        "nothing saved is ever replaced. "
-        "Pass a new path."
+        "nothing saved is ever replaced. Pass a new path."
     )
 
 

@@ -35,8 +35,7 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     except PermissionError as error:
         raise FolderError(
             f"Found the folder {folder}, which may not be read ({error.strerror}: {error.filename}). Expected one that "
-            "this program's user may "
-            "enter, with readable files. Give that user the right to, or choose another folder."
+            "this program's user may enter, with readable files. Give that user the right to, or choose another folder."
         ) from error
 
 
@@ -55,8 +54,7 @@ def _read_report(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise FolderError(
             f"Found the folder {folder} without a readable {REPORT_NAME} ({error!r}). Expected none, an empty one, or "
-            "one that was prepared to "
-            "its end. Choose another name; or remove it, if nothing in it is needed."
+            "one that was prepared to its end. Choose another name; or remove it, if nothing in it is needed."
         ) from error
     for name, size_bytes in sizes.items():
         path = folder / name
@@ -92,8 +90,7 @@ def create_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[s
     except OSError as error:
         raise FolderError(
             f"Found no folder {folder}, and none can be made there ({error.strerror}: {error.filename}). Expected a "
-            "place that this program's "
-            "user may write to. Give that user the right to, or choose another folder."
+            "place that this program's user may write to. Give that user the right to, or choose another folder."
         ) from error
     try:
         return finish(unfinished, folder, write(unfinished))

@@ -41,8 +41,7 @@ class RemoteFiles:
         except (ImportError, ValueError) as error:
             raise StorageError(
                 f"'{url}' cannot be opened: {error}. A path, or a URL of a filesystem that is installed, is expected. "
-                "For s3:// install "
-                "podembed[s3], for gs:// podembed[gcs]."
+                "For s3:// install podembed[s3], for gs:// podembed[gcs]."
             ) from error
         self.root = self.root.rstrip("/")
         self._request_timeout_s = request_timeout_s

@@ -66,8 +66,7 @@ class NameTaken(StorageError):
     def __init__(self, name: str, location: str):
         super().__init__(
             f"'{name}' already exists in {location}, but files are written once and never replaced. Two writers use "
-            "one generation, or the "
-            "same save ran twice: start a new generation."
+            "one generation, or the same save ran twice: start a new generation."
         )
         self.name = name
         self.location = location
@@ -79,8 +78,7 @@ class NotAPlainFile(StorageError):
     def __init__(self, name: str, location: str, found: str):
         super().__init__(
             f"'{name}' in {location} is or passes through {found}; plain files and folders are expected, links are not "
-            "followed. "
-            "Replace it by a real file, or make the link the root of the store."
+            "followed. Replace it by a real file, or make the link the root of the store."
         )
         self.name = name
         self.location = location
@@ -97,8 +95,7 @@ class NotAFolder(StorageError):
     def at(root: str, culprit: str) -> NotAFolder:
         return NotAFolder(
             f"{culprit} is no folder; one is expected there, since {root} is to hold a run's files. Choose another "
-            "place (--storage, "
-            "RunConfig(storage_path=...)), or correct the path of the run."
+            "place (--storage, RunConfig(storage_path=...)), or correct the path of the run."
         )
 
 
@@ -111,8 +108,7 @@ class AccessRefused(StorageError, PermissionError):
     def of(what: str, error: PermissionError) -> AccessRefused:
         return AccessRefused(
             f"{what} was refused: {error.strerror or error}. The right to read and write there is expected for the "
-            "user of this program. Give it, "
-            "or choose another place (--storage, RunConfig(storage_path=...))."
+            "user of this program. Give it, or choose another place (--storage, RunConfig(storage_path=...))."
         )
 
 
@@ -187,8 +183,7 @@ class StorageFull(StorageError):
     def __init__(self, what: str, error: OSError):
         super().__init__(
             f"{what} failed: {error.strerror or error}. Room for one more commit is expected beside those that are "
-            "kept: free some, keep "
-            "fewer commits, or use another storage. Committed state is not affected."
+            "kept: free some, keep fewer commits, or use another storage. Committed state is not affected."
         )
         self.what = what
 
@@ -214,8 +209,7 @@ class StoreCannotCreateExclusively(StorageError):
         super().__init__(
             f"{location} {found}; exactly one of several writers may create a name. Use a local disk, or s3://, gs:// "
             "or abfs:// with a current s3fs, gcsfs or adlfs; or, if you see to it that only one driver ever runs, "
-            "--single-writer "
-            "(RunConfig(single_writer=True))."
+            "--single-writer (RunConfig(single_writer=True))."
         )
         self.location = location
         self.found = found
@@ -229,9 +223,8 @@ class SingleWriterStore(UserWarning):
     def __init__(self, location: str, found: str):
         super().__init__(
             f"{location} {found}. It is used for a single writer: a second driver on this run, also one that was "
-            "thought dead, is not "
-            "stopped. Both would commit, steps that one of them acknowledged may be lost, and it may delete files that "
-            "the other needs."
+            "thought dead, is not stopped. Both would commit, steps that one of them acknowledged may be lost, and it "
+            "may delete files that the other needs."
         )
         self.location = location
         self.found = found

@@ -258,13 +258,11 @@ class StepOrder(Generic[Batch, Prepared]):
         if not was_training:
             return OrderError(
                 "apply_gradients was called after a batch that was enqueued with training=False, which would wait for "
-                "ever. Expected "
-                "training=True. Enqueue the batch for training, or leave apply_gradients out."
+                "ever. Expected training=True. Enqueue the batch for training, or leave apply_gradients out."
             )
         return OrderError(
             "apply_gradients was called without an enqueued training batch, which would wait for ever. Expected "
-            "enqueue(..., training=True) "
-            "before each apply_gradients. Call enqueue."
+            "enqueue(..., training=True) before each apply_gradients. Call enqueue."
         )
 
 
@@ -276,6 +274,5 @@ def _require_name(method: str, enqueued: str | None, given: str | None) -> None:
     if given not in (enqueued, ANY_NAME):
         raise OrderError(
             f"{method} was called with name={given!r} while the batch in turn was enqueued with name={enqueued!r}. "
-            "Expected one name for the "
-            "enqueue, dequeue and apply_gradients of a batch. Pass the same."
+            "Expected one name for the enqueue, dequeue and apply_gradients of a batch. Pass the same."
         )

@@ -155,9 +155,8 @@ def _built_twin(template: KerasOptimizer, params: Any) -> tuple[KerasOptimizer, 
     if num_slots and not twin._built:
         raise ValueError(
             f"Found {num_slots} slots made by build of {type(twin).__name__}, which is still not built. Expected "
-            "`self._built` to be True "
-            "after it, or its slots start anew in every step. End `build` with `self._built = True`, and return early "
-            "if it is."
+            "`self._built` to be True after it, or its slots start anew in every step. End `build` with `self._built = "
+            "True`, and return early if it is."
         )
     return twin, variables
 

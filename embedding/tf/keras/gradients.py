@@ -68,8 +68,7 @@ def checked_pair(pair: Any) -> tuple[Gradient | None, Variable]:
     if tuple(gradient.shape) != variable.shape:
         raise ValueError(
             f"Found a gradient of shape {tuple(gradient.shape)} for variable '{variable.name}'. Expected "
-            f"{variable.shape}. "
-            "Check the order of gradients and variables."
+            f"{variable.shape}. Check the order of gradients and variables."
         )
     return gradient, variable
 

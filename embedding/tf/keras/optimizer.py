@@ -239,8 +239,7 @@ class KerasOptimizer(OptimizerVariables):
         if len(var_list) != len(self._averages):
             raise ValueError(
                 f"Found {len(var_list)} variables to finalize. Expected the {len(self._averages)} the optimizer was "
-                "built on. "
-                "Pass all of them, after the first apply_gradients."
+                "built on. Pass all of them, after the first apply_gradients."
             )
         for variable in var_list:
             self._require_known(variable)
@@ -303,9 +302,8 @@ class KerasOptimizer(OptimizerVariables):
         if self._var_key(variable) not in self._index_dict:
             raise KeyError(
                 f"Found variable '{variable.name}', which optimizer '{self._name}' does not know. Expected one of the "
-                "variables of its "
-                "first apply_gradients. Give all variables from the first step on, or make a new optimizer for another "
-                "model."
+                "variables of its first apply_gradients. Give all variables from the first step on, or make a new "
+                "optimizer for another model."
             )
 
     def _update_averages(self, variables: Iterable[Variable]) -> None:

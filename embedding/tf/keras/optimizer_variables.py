@@ -71,8 +71,7 @@ class OptimizerVariables(ModuleMembers):
         if self._built:
             raise RuntimeError(
                 f"Found a new `iterations` ({value}) for an optimizer that is built. Expected it before the first "
-                "apply_gradients. "
-                "Set it right after construction, or change its value with `iterations.assign`."
+                "apply_gradients. Set it right after construction, or change its value with `iterations.assign`."
             )
         self._iterations = (
             value if isinstance(value, Variable) else Variable(value, trainable=False, name="iteration", dtype=np.int64)

@@ -118,8 +118,7 @@ def _checked_indices(indices: Any, values: jax.Array, dense_shape: tuple[int, ..
     if np.ndim(indices) != 1 or dense_shape == () or values.shape != (*np.shape(indices), *row_shape):
         raise ValueError(
             f"Found indices {np.shape(indices)} and values {values.shape} for a table {dense_shape}. Expected indices "
-            "[n] and values "
-            f"[n, {', '.join(map(str, row_shape))}]. Reshape them, one row of values for each index."
+            f"[n] and values [n, {', '.join(map(str, row_shape))}]. Reshape them, one row of values for each index."
         )
     if isinstance(indices, Tracer):
         return indices

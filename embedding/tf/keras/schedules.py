@@ -128,8 +128,7 @@ class PiecewiseConstantDecay(_DeclaredSchedule):
         if len(self.boundaries) != len(self.values) - 1:
             raise ValueError(
                 f"Found {len(self.boundaries)} boundaries and {len(self.values)} values. Expected one value more than "
-                "boundaries. "
-                "Give a value for each interval, including the one after the last boundary."
+                "boundaries. Give a value for each interval, including the one after the last boundary."
             )
         if any(high <= low for low, high in zip(self.boundaries[:-1], self.boundaries[1:], strict=True)):
             raise ValueError(

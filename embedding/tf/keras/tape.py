@@ -129,8 +129,7 @@ class GradientTape:
         if record is None:
             raise ValueError(
                 "Found a target this tape did not record. Expected a result of `tape.record(loss)`. Put the whole "
-                "computation, "
-                "up to the number to differentiate, into the callable given to `record`."
+                "computation, up to the number to differentiate, into the callable given to `record`."
             )
         listed = variables_of(sources, where="gradient")
         wanted = [one for one in listed if one.trainable or any(one is watched for watched in self._watched)]

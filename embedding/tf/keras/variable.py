@@ -117,8 +117,7 @@ class Variable(ArrayOperators):
         if _is_frozen.get():
             raise RuntimeError(
                 f"Found an assignment to variable '{self._name}' inside a loss that is being differentiated. Expected "
-                "a loss that only "
-                "reads variables. Assign before or after computing the gradients."
+                "a loss that only reads variables. Assign before or after computing the gradients."
             )
         require_own_trace(self._trace, f"an assignment to variable '{self._name}'", _RETURN_IT)
         array = plain(value)

@@ -66,8 +66,7 @@ def _cut(path: str, leaf: Any, num_replicas: int, num_samples: int | None) -> An
         if len(leaf.values) != num_replicas:
             raise ValueError(
                 f"Found {len(leaf.values)} values of replicas{_at(path)} in a batch to be split. Expected "
-                f"{num_replicas}, one for each replica. "
-                "Pass the whole value."
+                f"{num_replicas}, one for each replica. Pass the whole value."
             )
         return leaf
     rows = _num_rows(path, leaf)
@@ -75,8 +74,7 @@ def _cut(path: str, leaf: Any, num_replicas: int, num_samples: int | None) -> An
     if rows and (samples < 1 or rows % samples):
         raise ValueError(
             f"Found {rows} rows{_at(path)} in a batch to be split by {samples} samples. Expected a multiple of the "
-            "samples. Pass the samples of "
-            "this batch as num_samples, or split values with other samples by themselves."
+            "samples. Pass the samples of this batch as num_samples, or split values with other samples by themselves."
         )
     ends = share_ends(rows, samples if rows else 0, num_replicas)
     return PerReplica(tuple(rows_of(path, leaf, start, stop) for start, stop in pairwise(ends)))

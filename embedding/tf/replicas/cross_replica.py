@@ -70,8 +70,7 @@ class CrossReplica:
         if get_replica_context() is not None:
             raise RuntimeError(
                 "reduce was called inside a function that the strategy runs. Expected a call outside, where the values "
-                "of all replicas are. "
-                "Inside, pass gradients to podembed.embedding.default_gradient_reducer().sum."
+                "of all replicas are. Inside, pass gradients to podembed.embedding.default_gradient_reducer().sum."
             )
         return reduce_values(reduce_op, value, axis=axis, num_replicas=self.num_replicas_in_sync)
 

@@ -42,8 +42,7 @@ class InputContext:
         if left:
             raise ValueError(
                 f"Found global_batch_size {global_batch_size}, which is not divisible by num_replicas_in_sync "
-                f"{self.num_replicas_in_sync}. "
-                "Expected a multiple of it."
+                f"{self.num_replicas_in_sync}. Expected a multiple of it."
             )
         return each
 
@@ -164,8 +163,7 @@ def _without_samples(batch: Any, replica: int) -> Any:
         except ValueError as error:
             raise ValueError(
                 f"The dataset of replica {replica} has ended before those of others, and {type(leaf)} at '{path}' has "
-                "no form without samples. "
-                "Expected datasets of one length, or arrays alone. Let all end together."
+                "no form without samples. Expected datasets of one length, or arrays alone. Let all end together."
             ) from error
     return pack_like(batch, leaves)
 

@@ -98,8 +98,7 @@ def _reduced(operation: ReduceOp, path: str, values: Sequence[Any], axis: Axis) 
     if len(set(shapes)) > 1:
         raise ValueError(
             f"Found values of shapes {shapes}{_at(path)}, one for each replica. Expected the same shape of all. Pass "
-            "axis=0 to reduce batches "
-            "of different lengths."
+            "axis=0 to reduce batches of different lengths."
         )
     total = arrays[0]
     for array in arrays[1:]:
@@ -135,8 +134,7 @@ def _check_axes(path: str, replica: int, array: np.ndarray, axes: Sequence[Any])
     if outside:
         raise ValueError(
             f"Found axis {outside[0]}, which is out of range for the value{_at(path)} of replica {replica} with rank "
-            f"{array.ndim}. Expected an "
-            "axis of the value; a number has none, so pass axis=None for numbers."
+            f"{array.ndim}. Expected an axis of the value; a number has none, so pass axis=None for numbers."
         )
 
 

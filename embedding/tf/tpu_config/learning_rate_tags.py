@@ -73,8 +73,7 @@ def learning_rate_tags(tables: Iterable[TableConfig], *, optimizer: Optimizer | 
         if chosen is not None and not isinstance(chosen, Optimizer):
             raise ValueError(
                 f"Table '{table.name}': {chosen!r} is an unsupported optimizer class. Expected one of "
-                "podembed.embedding. "
-                "Pass SGD, Adagrad, AdagradMomentum, FTRL or Adam."
+                "podembed.embedding. Pass SGD, Adagrad, AdagradMomentum, FTRL or Adam."
             )
         rate = None if chosen is None else chosen.learning_rate
         tags.append(numbers.setdefault(rate, len(numbers)) if callable(rate) else None)

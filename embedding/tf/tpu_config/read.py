@@ -106,8 +106,7 @@ def _rates(num_tags: int, given: Sequence[Callable[..., Any]] | None) -> list[Ca
     if len(given) != num_tags:
         raise ValueError(
             f"Found {len(given)} learning_rates for {num_tags} tags. Expected a callable for each tag, at its "
-            "position. "
-            "Pass None to set the rates at each step."
+            "position. Pass None to set the rates at each step."
         )
     for tag, rate in enumerate(given):
         if not callable(rate):
@@ -167,9 +166,8 @@ def _check_counts(message: Any, num_activations: Sequence[int]) -> None:
                 described.name,
                 "num_features",
                 f"Found num_features={described.num_features} and batch_size_per_tensor_core={batch_size}, but feature "
-                "descriptors with "
-                f"{expected} activations. Expected neither, or the same number. Leave num_features and "
-                "batch_size_per_tensor_core out.",
+                f"descriptors with {expected} activations. Expected neither, or the same number. Leave num_features "
+                "and batch_size_per_tensor_core out.",
             )
 
 

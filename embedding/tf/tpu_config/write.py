@@ -35,8 +35,7 @@ class _Batch:
         if self.batch_size is None or self.batch_size < self.num_replicas:
             raise ValueError(
                 f"Found batch_size={self.batch_size} for {self.num_replicas} replicas. Expected at least one sample "
-                "for each. "
-                "Pass the global batch size."
+                "for each. Pass the global batch size."
             )
         if self.batch_size % self.num_replicas and not round_down:
             raise ValueError(
@@ -193,8 +192,7 @@ def _write_features(
     if len(given) != len(features):
         raise ValueError(
             f"Found {len(given)} output_shapes for {len(features)} features. Expected one for each, in the order of "
-            "the flattened "
-            "feature_config. Pass None for a feature whose shape is known otherwise."
+            "the flattened feature_config. Pass None for a feature whose shape is known otherwise."
         )
     ids = {table.config: position for position, table in enumerate(tables)}
     for (path, feature), shape in zip(features, given, strict=True):
@@ -212,8 +210,7 @@ def _output_shape(path: str, feature: FeatureConfig, given: OutputShape | None, 
     if len({len(shape) for shape in shapes}) > 1 or any(len(sizes) > 1 for sizes in known):
         raise ValueError(
             f"Inconsistent shape founded for input feature {path}: {tuple(given or ())}, but its FeatureConfig says "
-            f"{declared}. "
-            "Expected the same. Leave one of them out."
+            f"{declared}. Expected the same. Leave one of them out."
         )
     sizes = [int(size) for size in (max(choice, default=0) for choice in known)]
     if not sizes or not all(0 < size <= _LARGEST_INT32 for size in sizes):

@@ -228,8 +228,7 @@ class StepValues:
         if gradient.shape != expected:
             raise ValueError(
                 f"Found gradient of shape {gradient.shape} at path {shown_path(path)}. Expected shape {expected}, that "
-                "of its activation. "
-                "Differentiate by the activations that dequeue returned."
+                "of its activation. Differentiate by the activations that dequeue returned."
             )
         if gradient.dtype != np.float32:
             raise TypeError(
@@ -273,8 +272,7 @@ def _weighted(parts: Sequence[FeatureInput], weight: Any) -> list[FeatureInput]:
     if len(weights) != len(parts):
         raise ValueError(
             f"Found a weight of {len(weights)} parts for input {shown_path(parts[0].path)} of {len(parts)}. Expected "
-            "both whole or both "
-            "PerReplica. Take both apart."
+            "both whole or both PerReplica. Take both apart."
         )
     return [with_weight(part, one) for part, one in zip(parts, weights, strict=True)]
 

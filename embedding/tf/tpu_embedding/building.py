@@ -128,8 +128,7 @@ class BuiltEmbedding(ModuleMembers):
         if self._starts_engine and self._strategy.running is not None:
             raise RuntimeError(
                 "TPU is already initialized for embeddings. Expected one TPUEmbedding at a time in the scope of a "
-                "strategy. Call close() on the "
-                "other one, or pass initialize_tpu_embedding=False to use its engine."
+                "strategy. Call close() on the other one, or pass initialize_tpu_embedding=False to use its engine."
             )
         check_shapes(self._declared.paths, self._output_shapes, shapes)
         merged = merged_shapes(self._output_shapes, shapes)
@@ -168,8 +167,7 @@ class BuiltEmbedding(ModuleMembers):
         if strategy.running is None:
             raise RuntimeError(
                 "Found initialize_tpu_embedding=False, but no engine is running in this strategy. Expected one that "
-                "another TPUEmbedding has "
-                "started. Build that one first, or leave initialize_tpu_embedding out."
+                "another TPUEmbedding has started. Build that one first, or leave initialize_tpu_embedding out."
             )
         is_known = all(shape and None not in shape for shape in shapes)
         require_same_configuration(self._spec(strategy, shapes if is_known else ()), strategy.running.spec)
@@ -233,8 +231,7 @@ class BuiltEmbedding(ModuleMembers):
         if engine is None:
             raise RuntimeError(
                 "The engine of this TPUEmbedding is not running. Expected one that was started and not closed. Make a "
-                "new object, without "
-                "initialize_tpu_embedding=False if there is no other."
+                "new object, without initialize_tpu_embedding=False if there is no other."
             )
         return engine
 
@@ -257,9 +254,8 @@ class BuiltEmbedding(ModuleMembers):
         if self._strategy is None:
             raise RuntimeError(
                 f"{method} is not valid when TPUEmbedding object is not created under a TPUStrategy. Expected `with "
-                "strategy.scope():` around its "
-                "creation. Use LocalStrategy for one process or PodStrategy for several hosts; outside, only "
-                "embedding_tables works."
+                "strategy.scope():` around its creation. Use LocalStrategy for one process or PodStrategy for several "
+                "hosts; outside, only embedding_tables works."
             )
         return self._strategy
 

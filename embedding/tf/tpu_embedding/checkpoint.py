@@ -253,8 +253,7 @@ def _places_of_replicas(name: str, part: PerReplica) -> list[_Place]:
             if one.dtype != same.dtype or one.array().tobytes() != same.array().tobytes():
                 raise ValueError(
                     f"Found different values at '{one.key}' of replicas 0 and {replica}. Expected the same on all, "
-                    "since one is saved. Sum the "
-                    "gradients over replicas before they are applied, or pass one value."
+                    "since one is saved. Sum the gradients over replicas before they are applied, or pass one value."
                 )
     return first
 
@@ -264,8 +263,7 @@ def _check_leaf(place: _Place) -> None:
     if not isinstance(leaf, Variable | jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct | bool | int | float):
         raise TypeError(
             f"Found {type(leaf)} at '{place.key}'. Expected arrays, numbers and Variables, in structures that JAX "
-            "knows. Leave it out, or make "
-            "it an array."
+            "knows. Leave it out, or make it an array."
         )
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raise TypeError(f"Found a random key at '{place.key}'. Expected its numbers. Pass jax.random.key_data(key).")
@@ -317,7 +315,6 @@ def _table_differences(path: str, saved: SavedCheckpoint, name: str, embedding: 
         elif table.num_rows != spec.num_rows or any(table.widths.get(one) != width for one, width in expected.items()):
             differences.append(
                 f"{name}: table '{spec.name}' with {table.num_rows} rows and columns {table.widths} in the checkpoint, "
-                f"with {spec.num_rows} "
-                f"rows and columns {expected} here"
+                f"with {spec.num_rows} rows and columns {expected} here"
             )
     return differences

@@ -46,8 +46,7 @@ class DeclaredTables:
             if not isinstance(leaf, FeatureConfig):
                 raise ValueError(
                     f"Found {leaf!r} at {shown_path(path)} of feature_config. Expected a FeatureConfig, or dicts, "
-                    "lists and tuples of them. "
-                    "Build a FeatureConfig."
+                    "lists and tuples of them. Build a FeatureConfig."
                 )
         features = tuple(leaf for _, leaf in leaves)
         tables = tuple({id(feature.table): feature.table for feature in features}.values())
@@ -57,8 +56,7 @@ class DeclaredTables:
             if table.name in names:
                 raise ValueError(
                     f"Tables must have a unique name. Multiple tables with name {table.name} found. Expected one name "
-                    "each. Rename one, or use "
-                    "one TableConfig object where features share a table."
+                    "each. Rename one, or use one TableConfig object where features share a table."
                 )
             names.append(str(table.name))
         number = {id(table): at for at, table in enumerate(tables)}

@@ -76,8 +76,7 @@ def _engine_of(config: bytes) -> Engine:
             return engine
     raise ValueError(
         f"Found a configuration of {len(config)} bytes that none of {len(engines)} running engines was started with. "
-        "Expected "
-        "TPUEmbedding.serialized_config of one of them. Pass that."
+        "Expected TPUEmbedding.serialized_config of one of them. Pass that."
     )
 
 
@@ -97,8 +96,7 @@ def _per_feature(engine: Engine, gradients: Sequence[np.ndarray]) -> list[np.nda
         if gradient.ndim < 2 or gradient.shape[-1] != tables[feature.table].dim:
             raise ValueError(
                 f"Found input {at} of shape {gradient.shape}. Expected [*output_shape, {tables[feature.table].dim}], "
-                "the shape of the activations "
-                f"of feature {at}. Pass the gradients in flat order."
+                f"the shape of the activations of feature {at}. Pass the gradients in flat order."
             )
     return list(gradients)
 

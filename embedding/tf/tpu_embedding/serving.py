@@ -65,8 +65,7 @@ def serving_embedding_lookup(inputs: Any, weights: Any, tables: Mapping[TableCon
         if path not in features:
             raise ValueError(
                 f"Found input {shown_path(path)}, which feature_config does not have. Expected some of "
-                f"{sorted(features)}. Nest the inputs like "
-                "feature_config."
+                f"{sorted(features)}. Nest the inputs like feature_config."
             )
     flat_weights = [None] * len(named)
     if weights is not None:
@@ -257,9 +256,8 @@ def _ragged(found: FeatureInput, table: jax.Array, feature: FeatureConfig) -> ja
     if num_vectors < num_rows or num_rows == 0 or num_vectors % num_rows:
         raise ValueError(
             "Output shape set in the FeatureConfig should be the factor of the input data batch size. Found output "
-            f"shape {shape} and "
-            f"{num_rows} rows for {shown_path(found.path)}. Expected as many rows as its product, or a divisor of it. "
-            "Change one of them."
+            f"shape {shape} and {num_rows} rows for {shown_path(found.path)}. Expected as many rows as its product, or "
+            "a divisor of it. Change one of them."
         )
     return _positions(found, num_rows, num_vectors // num_rows, table, feature).reshape(*shape, dim)
 

@@ -49,8 +49,7 @@ class EmbeddingState(BuiltEmbedding):
         if self._strategy is not None:
             raise RuntimeError(
                 "Unable to retrieve embedding tables when using a TPU strategy. Expected an object made outside any "
-                "scope. Call save here and "
-                "restore there, or read_tables for a copy."
+                "scope. Call save here and restore there, or read_tables for a copy."
             )
         if not self._is_built:
             self.build()
