@@ -41,7 +41,7 @@ class ActivationLayout:
       inner: per feature, the axes between samples and width: `(length,)` of a sequence; empty for one vector a sample.
         Left out, no feature has any.
       vectors: per feature, rows of its block. Left out, one for each sample and position.
-      num_hosts: how many there are; of account only where every host pools.
+      num_hosts: number of hosts; used only where every host pools.
       order: the features as they lie in memory: by owner, then those of every host, then those whose rows travel;
         otherwise in their own order.
       block_floats: length of each block with its padding up to a cache line, in the features' order.

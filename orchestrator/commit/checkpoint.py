@@ -176,7 +176,7 @@ def newest_loadable(
       newest: the head; None before the first commit.
       allow_ancestors: go back in the lineage if the head is damaged. What was committed after is lost then. Every byte
         is read to find out, since the hosts that would find a changed one cannot choose another commit.
-      on_skip: told each commit that is passed over, and why.
+      on_skip: listener for each commit that is passed over, and why.
       passes_vanished: go back behind manifests that are gone, for a driver that recovers: it knows which commit it
         loses, and tells it. Not to the first step, since that is a decision of the user.
 

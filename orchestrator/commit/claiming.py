@@ -48,8 +48,8 @@ def acquire(
         which a driver that recovers must not undo.
       held_files: `Lease.own_files` of that generation.
       rebuild: go on although the newest base is lost or damaged; see `lease_files.read_newest_base`.
-      choose_base: gets the newest commit's name and checks it. Returns it or, if the user allows, an ancestor. If it
-        raises, the claim has no base, which changes nothing for later drivers.
+      choose_base: function that gets the newest commit's name and checks it. Returns it or, if the user allows, an
+        ancestor. If it raises, the claim has no base, which changes nothing for later drivers.
       patiently: asks the storage; may ask again if it is away.
       unix_s: the wall clock, for heartbeats and records only.
 

@@ -34,7 +34,7 @@ class Removal:
     """What a pass removed.
 
     Attributes:
-      commits: whose manifest was deleted.
+      commits: names of those whose manifest was deleted.
       attempts: folders of `data/` from which files went, whether they had been commits or not.
     """
 

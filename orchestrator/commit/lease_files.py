@@ -91,8 +91,8 @@ def read_newest_base(store: Store, *, rebuild: bool = False) -> Base | None:
     """The base of the highest generation that has one: the one that decides which commits count.
 
     Args:
-      rebuild: where that base is lost or damaged, take what the generation's first commit names as its parent. A
-        generation without commits is passed over: nothing was acknowledged in it.
+      rebuild: whether, where that base is lost or damaged, to take what the generation's first commit names as its
+        parent. A generation without commits is passed over: nothing was acknowledged in it.
 
     Raises:
       BaseLost: it is, and `rebuild` is not set.

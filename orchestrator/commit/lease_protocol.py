@@ -144,7 +144,7 @@ def lineage(base: Base | None, commits: Collection[str], base_of: Callable[[int]
     left out, except the head itself.
 
     Args:
-      base: of the highest generation that has one.
+      base: base of the highest generation that has one.
       base_of: generation → the commit it started from; asked only for generations that commits or bases name.
     """
     chain: list[str] = []

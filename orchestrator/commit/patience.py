@@ -43,7 +43,7 @@ class SavesFailed(StorageError):
     Args:
       found: the end of the sentence that begins with the number of failures.
       last: the last failure, if there was one.
-      head_step: of the commit that stands, None before the first.
+      head_step: step of the commit that stands, None before the first.
     """
 
     def __init__(self, found: str, *, in_a_row: int, last: SaveFailed | None, head_step: int | None) -> None:

@@ -106,11 +106,11 @@ class RunRecord:
       wire_dtype: how numbers of vectors and gradients travel between machines.
       overlap: whether rows that a step does not touch are sent ahead of its update. Changes no number, so it may differ
         between starts.
-      warm_start: what the run began from; None for initial values.
-      order: of the samples, `InputData.order`; records of older versions do not have it, and their samples are
+      warm_start: commit of another run that this one began from; None for initial values.
+      order: order of the samples, `InputData.order`; records of older versions do not have it, and their samples are
         shuffled.
-      initial_accumulator_value: that of the job; records of older versions do not have it, and their tables began with
-        TensorFlow's.
+      initial_accumulator_value: first value of accumulators; records of older versions do not have it, and their tables
+        began with TensorFlow's.
     """
 
     run_id: str

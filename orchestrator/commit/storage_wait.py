@@ -36,7 +36,7 @@ class StorageWait:
     Args:
       timeout_s: for each question; 0 never asks twice.
       stop: a run that was asked to end does not wait.
-      emit: told when a wait begins.
+      emit: listener for the event that a wait begins.
       meanwhile: called several times a second while it waits.
     """
 

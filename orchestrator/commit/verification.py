@@ -139,7 +139,7 @@ def _array_damages(store: Store, file: DenseFile) -> Iterator[Damage]:
 
 
 def _file_as_a_whole_damages(store: Store, table: TableFiles) -> dict[str, Damage]:
-    """What is wrong with files of several buckets: they are missing, torn, or have an index that misleads others."""
+    """What is wrong with files of several buckets: they are missing, torn, or have a wrong index."""
     found = {}
     for array in table.arrays if table.buckets_per_file > 1 else ():
         for first in range(0, table.num_buckets, table.buckets_per_file):

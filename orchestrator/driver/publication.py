@@ -68,7 +68,7 @@ class Publication(Protocol):
         """Verifies what the workers wrote and publishes it as the commit after `parent`.
 
         Args:
-          failed_saves: that failed since the parent.
+          failed_saves: number of saves that failed since the parent.
         """
         ...
 
@@ -87,8 +87,8 @@ class RunPublication:
 
     Attributes:
       record: loss and evaluations up to `step`, written after the commit.
-      counters: more of them, by name.
-      metrics: of an evaluation of this very state, and what early stopping keeps.
+      counters: further counters of the run, by name.
+      metrics: results of an evaluation of this very state, and what early stopping keeps.
       unix_s: wall clock.
       read_back: compare every byte on storage before publishing, and not only sizes.
     """

@@ -121,10 +121,10 @@ class Rejoining(Backend, Protocol):
         for those.
 
         Args:
-          handles: of the generation before; only the host processes that are kept still live. They belong to the answer
-            from now on.
+          handles: processes of the generation before; only the host processes that are kept still live. They belong to
+            the answer from now on.
           kept: per host of the new generation, which host of the one before it was; None for a new process.
-          on_wait: as for `launch`.
+          on_wait: callback as for `launch`.
         """
         ...
 
@@ -139,7 +139,7 @@ class Rejoining(Backend, Protocol):
         ends them, too.
 
         Args:
-          spec: of a host of the generation, whose lease they follow: without a driver they end themselves.
+          spec: description of a host of the generation, whose lease they follow: without a driver they end themselves.
         """
         ...
 
@@ -152,6 +152,6 @@ class Seating(Rejoining, Protocol):
         """Per host of the next generation, which of the living hosts of the one before it is; None for a new process.
 
         Args:
-          handles: of the generation before.
+          handles: processes of the generation before.
         """
         ...

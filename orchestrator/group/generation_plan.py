@@ -46,7 +46,7 @@ def renumbered(placement: Mapping[str, Sequence[int]], kept: Mapping[int, int], 
     Args:
       placement: table → owner of each bucket, by the numbers of the generation before.
       kept: number of a host of the next generation → its number before.
-      num_hosts: of the next generation.
+      num_hosts: hosts of the next generation.
 
     Returns:
       As `placement`. A bucket of a host that is gone belongs to the new one of its number. If there is none, it belongs
@@ -79,10 +79,10 @@ def plan_generation(
     Args:
       base: the commit that the generation starts from; None for the beginning of the run.
       before: table → owner of each bucket, -1 for no host; None where no host has any.
-      threads: of a host's kernels, and as many of its device process.
+      threads: number of threads of a host's kernels, and of its device process.
       exchange: how the frames of each step travel.
       chosen: one a table, where a plan says how it lies; None follows from sizes, features and lengths.
-      devices, platform: of each host; any platform if that is empty.
+      devices, platform: number of devices of a host, and their platform; any if that is empty.
     """
     job, failures, specs = run.job, config.failure_config, table_specs(run.job, run.table_buckets)
     placement = _placed(job, specs, before, chosen, num_hosts=num_hosts)

@@ -35,7 +35,7 @@ class ProcessGroup:
     Attributes:
       handles: one entry a host.
       on_poll: called while calls are waited for, several times a second.
-      trace: takes the calls that are waited for while a trace is on.
+      trace: recorder of the calls that are waited for while a trace is on.
     """
 
     backend: Backend

@@ -39,8 +39,8 @@ class Groups:
     """The worker groups of one run, one after another.
 
     Args:
-      standby_after_s: of training, until processes that stand by are started; None for none.
-      emit: told when survivors are not used after all.
+      standby_after_s: seconds of training until standby processes are started; None for none.
+      emit: listener for the event that survivors are not used after all.
       clock: time, replaced in tests.
 
     Attributes:

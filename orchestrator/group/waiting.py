@@ -24,8 +24,8 @@ def blocked(progress: Mapping[Worker, Progress], workers: Sequence[Worker], *, t
     """The failures of a group that has finished nothing for `timeout_s`, those at fault first.
 
     Args:
-      progress: what workers last said, by worker; those missing have never answered.
-      workers: those that still have work to do.
+      progress: last status of each worker; those missing have never answered.
+      workers: workers that still have work to do.
 
     Returns:
       One failure a worker: HUNG for those at fault, PEER for those that only wait for them.

@@ -43,13 +43,13 @@ class WorkerGroup(ProcessGroup):
     """The hosts of one generation.
 
     Attributes:
-      ready, devices: what each host and each device process said when it had started.
+      ready, devices: answer of each host and of each device process when it had started.
       spent_s: seconds of the parts of the start, for the recovery report.
       start_s: the same in more detail; of what all devices do at once, that of the slowest.
       refusals: connections that hosts did not let in while they joined, one line each.
-      restored: what each host said of how its shard was restored.
+      restored: answer of each host on how its shard was restored.
       is_proven: whether no host has rows that are still to be compared with the commit.
-      activity: told what a start is doing.
+      activity: listener for what a start is doing.
     """
 
     ready: Sequence[HostReady] = ()

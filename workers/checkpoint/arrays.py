@@ -23,10 +23,10 @@ class ArrayFiles:
 
     Attributes:
       name: `rows`, or the slot's name.
-      path: of the Zarr array, relative to the run.
+      path: path of the Zarr array, relative to the run.
       width: elements of one row.
       dtype: element type, as `zarr_metadata.DTYPES` spells it.
-      metadata_size_bytes, metadata_crc32c: of the whole `zarr.json`.
+      metadata_size_bytes, metadata_crc32c: size and checksum of the whole `zarr.json`.
     """
 
     name: str
@@ -42,8 +42,8 @@ class DenseFile:
     """A Zarr array of one chunk. An empty one has no chunk and `size_bytes` 0.
 
     Attributes:
-      key: what it is, as its owner spells it: the place of a leaf in the dense state, or the name of an array.
-      metadata_size_bytes, metadata_crc32c: of the whole `zarr.json`.
+      key: name that its owner gives it: the place of a leaf in the dense state, or the name of an array.
+      metadata_size_bytes, metadata_crc32c: size and checksum of the whole `zarr.json`.
     """
 
     key: str

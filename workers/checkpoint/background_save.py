@@ -59,18 +59,18 @@ class BackgroundSave:
 
     Args:
       tables: all tables of the job as this host holds them.
-      tracker: of the working thread; the time in which it waits for a save goes to the phase "wait for save".
+      tracker: tracker of the working thread; the time in which it waits for a save goes to the phase "wait for save".
       stalled_after_s: longest wait for a save that frees nothing; then it is given up.
       raise_if_aborted: called often, by both threads; raises to end the save or the wait.
       tracks_changes: whether a save may be a delta; changes are then noted from the first save or from `track` on.
-      undo: told every change, from the first save or from `track` on; None keeps no undo log.
-      buckets_per_file: of each table, as in `write_shard`.
-      processors: that a save may keep busy beside training; None leaves it to `SavePace`.
+      undo: listener for every change, from the first save or from `track` on; None keeps no undo log.
+      buckets_per_file: number of each table, as in `write_shard`.
+      processors: number of processors that a save may keep busy beside training; None leaves it to `SavePace`.
       buffer_bytes: for rows that change before they are written; None takes what `MEMORY_SHARE` of the tables leaves
         beside the staging buffers, at least `MIN_BUFFER_BYTES`.
 
     Attributes:
-      rows: those of the frozen moment.
+      rows: rows of the frozen moment.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class BackgroundSave:
         Otherwise they are from the first save on.
 
         Args:
-          is_read: as in `FrozenRows.note_changes`.
+          is_read: flag of `FrozenRows.note_changes`.
         """
         keeps_undo = self._undo is not None and bool(commit)
         if self._undo is not None and commit:
@@ -331,7 +331,7 @@ class _Staging:
 
     Args:
       tables: all tables of the job as this host holds them.
-      buckets_per_file: of each table; 1 where it is missing.
+      buckets_per_file: number of each table; 1 where it is missing.
       budget_bytes: for all buffers. There is one in any case, and more help only while all file threads are busy.
     """
 

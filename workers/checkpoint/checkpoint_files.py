@@ -35,8 +35,8 @@ class ChunkFile:
 
     Attributes:
       bucket: the first one.
-      size_bytes: of the whole file.
-      crc32c: of each chunk without its four-byte trailer.
+      size_bytes: size of the whole file.
+      crc32c: checksum of each chunk without its four-byte trailer.
     """
 
     array: str
@@ -64,9 +64,9 @@ class ArrayChunks:
 
     Attributes:
       array, path: its name, and where it lies.
-      size_bytes: of each file.
-      crc32c: of each chunk without its trailer, in the order of buckets: four bytes each, little-endian.
-      separator: as of `TableFiles`.
+      size_bytes: size of each file.
+      crc32c: checksum of each chunk without its trailer, in the order of buckets: four bytes each, little-endian.
+      separator: separator of `TableFiles`.
     """
 
     array: str
@@ -240,7 +240,7 @@ class TablePlan:
       widths: array name → elements of one row; `rows` first, then slots in their declared order.
       dtypes: array name → element type; float32 where it is missing.
       buckets_per_file: a power of two.
-      separator: as of `TableFiles`.
+      separator: separator of `TableFiles`.
     """
 
     attempt: str
@@ -288,7 +288,7 @@ class BucketReceipt:
     Attributes:
       bucket: the first one.
       chunks: one file for each array; none where only changed rows were written.
-      digests: of each bucket over all arrays.
+      digests: digest of each bucket over all arrays.
     """
 
     bucket: int
@@ -301,14 +301,14 @@ class WrittenBuckets:
     """What a host wrote of its buckets of one table, as columns. A driver may get a million buckets from its hosts.
 
     Attributes:
-      folder: of the table in the attempt. The names of files follow from it.
+      folder: folder of the table in the attempt. The names of files follow from it.
       firsts: int32 in little-endian order: the first bucket of each file, or each bucket if only changed rows were
         written.
-      digests: of all buckets, in the order of `firsts`.
+      digests: digests of all buckets, in the order of `firsts`.
       arrays: their names, in the order of the plan; none if only changed rows were written.
       size_bytes: per array, of each of its files.
       crc32c: per array, of each chunk as in `ArrayChunks`, in the order of `firsts`.
-      separator: as of `TableFiles`.
+      separator: separator of `TableFiles`.
     """
 
     folder: str

@@ -61,9 +61,9 @@ class ChunkReceipt:
     """What a writer promises about one chunk.
 
     Attributes:
-      name: of the file, relative to the store.
-      size_bytes: of the whole file, all chunks, trailers and the index included.
-      crc32c: of the chunk's bytes, which is also what its trailer holds.
+      name: name of the file, relative to the store.
+      size_bytes: size of the whole file, all chunks, trailers and the index included.
+      crc32c: checksum of the chunk's bytes, which its trailer holds as well.
     """
 
     name: str
@@ -182,7 +182,7 @@ def write_chunks(
     """Writes a file with all of its chunks, as `write_chunk` does. Returns a receipt a chunk.
 
     Args:
-      index: of the first chunk of the file.
+      index: index of the first chunk of the file.
       values: each one chunk.
     """
     name = chunk_name(metadata, index)
@@ -218,7 +218,7 @@ def read_chunk(
     Args:
       out: filled and returned if given; C-contiguous, of the array's element type, `chunk_shape` with or without
         leading ones. If the chunk turns out to be damaged its content is undefined.
-      receipt: what the manifest says; file and chunk must match it, not only themselves.
+      receipt: the manifest's entry; file and chunk must match it, not only each other.
 
     Returns:
       The chunk, `chunk_shape` or the shape of `out`.

@@ -93,8 +93,8 @@ class PartWriter:
     `add` and `finish`.
 
     Attributes:
-      folder: of the table in the attempt.
-      names: of the table's arrays, in order.
+      folder: folder of the table in the attempt.
+      names: names of the table's arrays, in order.
       threads: write parts meanwhile, one at a time, so that no more than two are in memory; None writes them at once.
     """
 
@@ -178,7 +178,7 @@ def read_changes(
     Their bytes are verified by the bucket's digest alone.
 
     Args:
-      part, place: as `DeltaFiles.find` says.
+      part, place: answer of `DeltaFiles.find`.
 
     Raises:
       ChunkDamaged: a file is missing, has another size, or names rows of other buckets.

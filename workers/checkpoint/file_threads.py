@@ -39,12 +39,12 @@ class FileThreads:
     """See the module. Used as a context manager.
 
     Args:
-      store: where `writes` blocks write.
-      check: called often while the caller waits; raises to end the wait.
-      num_threads: jobs at a time.
+      store: storage that `writes` blocks write to.
+      check: function that is called often while the caller waits; raises to end the wait.
+      num_threads: number of jobs at a time.
       is_urgent: whether training waits for the jobs; from any thread.
-      rest: called after so many bytes within a large file, and may pause; from any thread.
-      trace: takes what is written and synced while a trace is on.
+      rest: function that is called after so many bytes within a large file, and may pause; from any thread.
+      trace: recorder of writes and syncs while a trace is on.
     """
 
     def __init__(

@@ -52,11 +52,11 @@ class FrozenRows:
     Args:
       tables: all tables of the job as this host holds them.
       buffer_bytes: for rows that change before they are read.
-      tracker: of the working thread; the time in which it waits for a save goes to the phase "wait for save".
+      tracker: tracker of the working thread; the time in which it waits for a save goes to the phase "wait for save".
       stalled_after_s: longest wait for a save that frees nothing; then it is given up.
       raise_if_aborted: called often, by both threads; raises to end the save or the wait.
       tracks_changes: whether changes are noted between saves, too, from the first moment on.
-      undo: told every change, from the first moment on; None keeps no undo log.
+      undo: listener for every change, from the first moment on; None keeps no undo log.
 
     Attributes:
       turn: the lock, on which the working thread waits for room.
@@ -129,7 +129,7 @@ class FrozenRows:
         """Makes this moment the one that is read.
 
         Args:
-          joins_before: as in `Snapshot.freeze`.
+          joins_before: flag of `Snapshot.freeze`.
         """
         self._given_up = None
         with self.turn:

@@ -62,10 +62,10 @@ class SavePace:
     pieces would begin together, at the very beginning above all.
 
     Args:
-      tracker: of the working thread.
-      longest_grace_s: that the first step may take to pass; 0 for a worker that does not count its steps.
-      processors: that the save may keep busy, such as 0.25; None takes `LEAST_SHARE` to `SHARE_OF_PROCESSORS` of those
-        that this process may use.
+      tracker: tracker of the working thread.
+      longest_grace_s: most seconds until the first step; 0 for a worker that does not count its steps.
+      processors: number of processors that the save may keep busy, such as 0.25; None takes `LEAST_SHARE` to
+        `SHARE_OF_PROCESSORS` of those that this process may use.
       is_training: whether there is something beside it that needs the processors; None asks the tracker.
 
     Attributes:
@@ -114,8 +114,8 @@ class SavePace:
         """A save begins now.
 
         Args:
-          total_bytes: that it will hand over; None if that is not known.
-          kind: of the save. Training waits for room in those of one kind at about the same point.
+          total_bytes: bytes that it will hand over; None if that is not known.
+          kind: kind of the save. Training waits for room in those of one kind at about the same point.
         """
         self._kind = kind
         self._hurried[kind] = max(self._waited_at.pop(kind, 0), int(_HURRY_KEPT * self._hurried.get(kind, 0)))
@@ -127,7 +127,7 @@ class SavePace:
         """Pauses until the step that follows the beginning has ended, or would wait for the save.
 
         Args:
-          is_urgent: as of `keep_to`.
+          is_urgent: flag of `keep_to`.
         """
         while not is_urgent() and self._is_training() and self._lets_a_step_pass():
             self._nap(_NAP_S)
@@ -165,11 +165,11 @@ class SavePace:
         """Pauses until the next piece may begin.
 
         Args:
-          num_bytes: of the piece.
-          num_files: that are made for it.
+          num_bytes: size of the piece.
+          num_files: number of files that are made for it.
           is_urgent: whether it must not pause any more; may raise to end the save.
           busy_s: processor seconds of the save so far, on all its threads; None leaves what a byte costs at the guess.
-          open_bytes: of pieces that have begun and not ended.
+          open_bytes: bytes of pieces that have begun and not ended.
           is_crowded: whether there are as many of those as may be under way at a time. It holds a save up until that
             is `LONGEST_LAG_S` behind its pace.
           taken: share of the buffer for changed rows.

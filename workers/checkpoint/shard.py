@@ -63,7 +63,7 @@ class TableShard:
     Attributes:
       arrays: describes the whole table, on the host that wrote its metadata.
       buckets: all that are held here, with their chunks, or, where only changed rows were written, their digests alone.
-      buckets_per_file: of the chunks; the same on all hosts.
+      buckets_per_file: number of buckets in a file; the same on all hosts.
       parts: the changed rows.
     """
 
@@ -159,7 +159,7 @@ def write_shard(
       view: rows and slots of each bucket; several may be requested before the first is done.
       threads: write buckets.
       on_chunk: called whenever the buckets of a file have been handed to a thread.
-      buckets_per_file: of each table; 1 where it is missing. All buckets of a file must be held here.
+      buckets_per_file: number of each table; 1 where it is missing. All buckets of a file must be held here.
 
     Raises:
       KeyError: they are not.

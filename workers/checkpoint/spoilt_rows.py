@@ -25,7 +25,7 @@ class SpoiltRows:
     Attributes:
       array: `rows`, or the slot's name.
       rows: numbers of the first of them, rising.
-      count: of them all, in this bucket.
+      count: number of them all, in this bucket.
     """
 
     table: str

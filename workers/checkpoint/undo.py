@@ -30,7 +30,7 @@ class Undo:
 
     Args:
       tables: all tables of the job as this host holds them.
-      share: of the tables' bytes that the logs may take, at least `MIN_LOG_BYTES` for all.
+      share: part of the tables' bytes that the logs may take, at least `MIN_LOG_BYTES` for all.
     """
 
     def __init__(self, tables: Sequence[Table], *, share: float) -> None:

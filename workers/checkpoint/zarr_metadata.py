@@ -62,11 +62,11 @@ class ArrayMetadata:
     """One array on storage.
 
     Attributes:
-      path: of the array's folder, relative to the store.
-      shape: of the array; any rank, zero lengths allowed.
-      chunk_shape: of every chunk, at least 1 on each axis.
+      path: path of the array's folder, relative to the store.
+      shape: shape of the array; any rank, zero lengths allowed.
+      chunk_shape: shape of every chunk, at least 1 on each axis.
       dtype: one of `DTYPES`.
-      fill_value: what other readers show where a chunk is missing; here a missing chunk is an error.
+      fill_value: number that other readers show where a chunk is missing; here a missing chunk is an error.
       attributes: for people and other tools; plain JSON.
       separator: between the numbers of a file's name, `NESTED` or `FLAT`.
       chunks_per_file: along the first axis, which has whole files. Above 1 the file is what Zarr calls a shard.
@@ -149,7 +149,7 @@ def parse_metadata(path: str, name: str, data: bytes) -> ArrayMetadata:
     """Reads `zarr.json`.
 
     Args:
-      path: of the array; name: of the file, for messages.
+      path, name: path of the array, and name of the file for messages.
 
     Raises:
       DocumentRefused: not JSON within the limits, unknown or missing members, another format, codec, grid or element

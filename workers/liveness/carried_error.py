@@ -73,7 +73,7 @@ def carried(error: Exception, copy: Callable[[Any], Any]) -> Exception:
     class itself cannot, a RuntimeError says the same.
 
     Args:
-      copy: as the way to the other process does it; raises where it cannot.
+      copy: function that copies as the way to the other process does; raises where it cannot.
     """
     if _is_same(error, copy):
         return error

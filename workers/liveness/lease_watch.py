@@ -152,7 +152,7 @@ class LeaseWatch:
     """See the module.
 
     Args:
-      end: what to do when the signs are missing; ends the process.
+      end: function that ends the process when the signs are missing.
       monotonic_s, sleep: time, replaced in tests.
     """
 

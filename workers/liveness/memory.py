@@ -87,7 +87,7 @@ def oom_kills(root: Path = Path("/")) -> int:
     """How many processes the kernel has killed so far for want of memory, 0 where it does not say.
 
     Args:
-      root: of the file system; for tests.
+      root: root of the file system; for tests.
     """
     for name in _COUNTERS:
         try:

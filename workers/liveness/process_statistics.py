@@ -50,10 +50,10 @@ class ProcessUsage:
     Attributes:
       process: its id.
       cpu_s: processor time of all its threads since its start.
-      memory_bytes: that it has now.
+      memory_bytes: memory that it has now.
       peak_memory_bytes: the most that it has had.
       num_files: open files and sockets, as of at most five processor seconds ago.
-      num_sockets: those of them that are sockets.
+      num_sockets: number of them that are sockets.
     """
 
     process: int

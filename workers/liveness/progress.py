@@ -119,13 +119,13 @@ class Progress:
 
     Attributes:
       step: the step it works on, or did last.
-      phase: what it is doing.
+      phase: work that it is doing.
       marks: grows with every finished step or file, and at both ends of a phase with a deadline of its own; two
         equal readings far apart mean it is stuck.
       step_unix_s: wall-clock time of the last finished step, 0 before the first.
       phase_s: how long it has been in the phase.
       waits_for: the workers without which it cannot go on; empty while it works itself.
-      unheard_s: by number, the hosts from whose machines nothing came, not even answers of their kernels, and for how
+      unheard_s: by number, hosts from whose machines nothing came, not even answers of their kernels, and for how
         long.
     """
 
@@ -149,8 +149,8 @@ class Spent:
     """What a tracker's timers say at one moment.
 
     Attributes:
-      now_s: of its clock.
-      phase_s, phase_cpu_s: as `Tracker.take_phase_s` and `Tracker.take_phase_cpu_s` would give them.
+      now_s: reading of its clock.
+      phase_s, phase_cpu_s: answers that `Tracker.take_phase_s` and `Tracker.take_phase_cpu_s` would give.
     """
 
     now_s: float
@@ -167,8 +167,8 @@ class Tracker:
         processor.
 
     Attributes:
-      faults: where a plan injects faults, the points of this process; each phase is one, its `fault_point`.
-      trace: takes phases and steps while a trace is on.
+      faults: fault points of this process, where a plan injects faults; each phase is one, its `fault_point`.
+      trace: recorder of phases and steps while a trace is on.
       phase_s, phase_cpu_s: seconds and processor seconds of each phase. Those of a phase within another one count there
         alone.
     """
@@ -312,10 +312,10 @@ class StepTimes:
     """The steps of one window on one host, in sum.
 
     Attributes:
-      num_steps: that began while no save was under way. `seconds` are of all of them. Each has one lookup.
-      phase_s: of each phase in these steps.
+      num_steps: number of steps that began while no save was under way. `seconds` is their sum. Each has one lookup.
+      phase_s: seconds of each phase in these steps.
       phase_cpu_s: processor seconds of the working thread in each, and between them.
-      saving_steps, saving_s: of steps beside a save.
+      saving_steps, saving_s: number and seconds of steps beside a save.
     """
 
     num_steps: int = 0

@@ -14,7 +14,7 @@ class Worker:
 
     Attributes:
       kind: which of the two.
-      number: of its host, from 0.
+      number: number of its host, from 0.
     """
 
     kind: WorkerKind

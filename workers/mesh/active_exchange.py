@@ -43,8 +43,8 @@ class ExchangeStatistics:
       num_exchanges: how many are summed here; each hop is one.
       num_frames: sent to other hosts.
       bytes_sent, bytes_received: payloads, without headers.
-      seconds_blocked: spent waiting with nothing to move.
-      seconds_total: from `begin` to the end of `finish`.
+      seconds_blocked: time of waiting with nothing to move.
+      seconds_total: time from `begin` to the end of `finish`.
     """
 
     num_exchanges: int = 0
@@ -72,12 +72,12 @@ class ActiveExchange:
     Attributes:
       tag, step: its name, the same on all hosts.
       started_s: when it began, by the mesh's clock.
-      num_frames: sent.
+      num_frames: frames sent.
       bytes_sent: payloads, without headers.
-      links: with which anything is exchanged.
+      links: links with which anything is exchanged.
       unfinished: links with something still to send or to receive.
-      seconds_blocked: spent waiting with nothing to move.
-      trace: takes what was exchanged with each host while a trace is on.
+      seconds_blocked: time of waiting with nothing to move.
+      trace: recorder of the exchange with each host while a trace is on.
     """
 
     tag: int

@@ -18,8 +18,8 @@ class Column:
     """A column as one sender sees it.
 
     Attributes:
-      relay: of this column, the host that takes what the sender has for all of it; may be the sender.
-      ranks: of the column, ascending.
+      relay: host of this column that takes the sender's frames for all of it; may be the sender.
+      ranks: hosts of the column, ascending.
     """
 
     relay: int
@@ -33,7 +33,7 @@ class GridPlace:
     Attributes:
       columns: all of them.
       own: the number of its own column.
-      sources: by rank, for each relay of the own column, itself included, those whose frames it relays, ascending.
+      sources: hosts whose frames each relay of the own column relays, itself included, by rank, ascending.
     """
 
     columns: tuple[Column, ...]
@@ -47,7 +47,7 @@ class Grid:
     Attributes:
       num_ranks: hosts of the mesh.
       num_rows, num_columns: about the square root of it.
-      most_frames: that a host sends an exchange, or gets, whichever is more.
+      most_frames: largest number of frames that a host sends or gets in an exchange.
     """
 
     def __init__(self, num_ranks: int) -> None:

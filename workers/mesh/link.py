@@ -63,7 +63,7 @@ class Link:
     """The connection to one host. Mutable; owned by the step thread.
 
     Args:
-      stage: of the mesh, see `new_stage`.
+      stage: receive buffer of the mesh, see `new_stage`.
 
     Attributes:
       rank: the host at the other end.
@@ -118,7 +118,7 @@ class Link:
         """Sets up both directions of one exchange and sends what the kernel takes at once.
 
         Args:
-          views: of the frame; None sends none.
+          views: parts of the frame; None sends none.
           receive: for the frame of the peer; None expects none.
 
         Raises:

@@ -27,7 +27,7 @@ class Refusal:
     """A connection that was not let in.
 
     Attributes:
-      address: where it came from.
+      address: address of the caller.
       reason: why, found and expected.
     """
 

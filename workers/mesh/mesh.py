@@ -67,7 +67,7 @@ class Mesh:
 
     Attributes:
       identity: who this host is.
-      address: where it listens, for the other hosts.
+      address: address for the other hosts.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Mesh:
 
         Args:
           spoil: injects faults into this host's frames.
-          trace: takes the exchanges with each host while a trace is on.
+          trace: recorder of exchanges with each host while a trace is on.
 
         Raises:
           MeshUsageError: the address is empty or stands for all interfaces.

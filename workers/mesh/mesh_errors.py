@@ -51,7 +51,7 @@ class HandshakeRefused(MeshError):
 
     Attributes:
       rank: rank of the other end, -1 when it never said.
-      reason: what differs, found and expected.
+      reason: difference, found and expected.
       is_transient: whether dialing again may succeed.
     """
 
@@ -125,7 +125,7 @@ class MeshAborted(MeshError):
     """`abort` was called, by the driver's order or by the host itself.
 
     Attributes:
-      reason: what the caller of `abort` gave.
+      reason: text of the caller of `abort`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -163,7 +163,7 @@ class MeshBroken(MeshError):
     """The mesh is used after it ended.
 
     Attributes:
-      reason: what ended it.
+      reason: cause of its end.
     """
 
     def __init__(self, reason: str) -> None:

@@ -76,7 +76,7 @@ class Routes:
     Attributes:
       mesh: connected to all other hosts.
       declared: the route of all exchanges, the same on all hosts; `AUTO` chooses.
-      chosen: of each kind.
+      chosen: route of each kind.
     """
 
     mesh: Mesh

@@ -39,8 +39,8 @@ class _Exchange:
     """The exchange in progress.
 
     Attributes:
-      frames: by rank, what this host sends.
-      receive, senders: as of `Mesh.begin`.
+      frames: frames that this host sends, by rank.
+      receive, senders: arguments of `Mesh.begin`.
     """
 
     tag: int

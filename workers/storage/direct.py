@@ -76,7 +76,7 @@ class DirectWrites:
         """Writes all buffers to an empty file, and leaves it as long as they are. Not durable yet.
 
         Args:
-          handle: of a file that is open for writing, at its start.
+          handle: descriptor of a file that is open for writing, at its start.
           is_hurried: whether somebody waits for the bytes to be taken, and not for them to be durable.
           rest: called after each block with its bytes, and may pause.
         """

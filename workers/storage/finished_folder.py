@@ -71,7 +71,7 @@ def create_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[s
     """Fills a folder with `write` and puts it in place, or takes the one that is already there.
 
     Args:
-      folder: where the complete folder ends up; its parents are created.
+      folder: place of the complete folder; its parents are created.
       write: writes the files into the empty folder it is given and returns what to report, ready for JSON.
 
     Returns:
@@ -102,7 +102,8 @@ def finish(unfinished: Path, folder: Path, report: dict[str, Any]) -> dict[str, 
     """Completes a filled folder and puts it in place.
 
     Args:
-      unfinished: with all its files, on the filesystem of `folder`; gone afterwards, unless another writer was faster.
+      unfinished: folder with all its files, on the filesystem of `folder`; gone afterwards, unless another writer was
+        faster.
 
     Returns:
       The report, with `file_bytes` added, of the folder that is in place.

@@ -51,8 +51,8 @@ class Unsynced:
 
     Attributes:
       files: names.
-      folders: those in which a file or a folder was made; the root is "".
-      size_bytes: of the files.
+      folders: folders in which a file or a folder was made; the root is "".
+      size_bytes: bytes of the files.
       is_hurried: whether the writer rather has its bytes taken at once than on the disk soon.
       rest: called after so many bytes within a large file, and may pause.
     """

@@ -45,7 +45,7 @@ def decode(cls: type[Record], name: str, data: bytes, *, max_bytes: int = MAX_DO
     """The record that `encode` was given.
 
     Args:
-      name: of the file, for messages.
+      name: name of the file, for messages.
 
     Raises:
       DocumentRefused: the seal is broken, or the content is not exactly a `cls`.

@@ -87,8 +87,8 @@ def call_with_retries(
     """Calls until it answers.
 
     Args:
-      call: gets the number of earlier attempts (0 at first), so that it can tell whether an earlier one may have taken
-        effect.
+      call: function of the number of earlier attempts (0 at first), so that it can tell whether an earlier one may have
+        taken effect.
       what: names the operation in the error.
 
     Raises:

@@ -212,8 +212,8 @@ class Store:
         """Fills writable byte views, one after the other, from a file of known length.
 
         Args:
-          start: where in the file the first view's bytes are.
-          size_bytes: that the file must have; None for as many as all views.
+          start: position in the file of the first view's bytes.
+          size_bytes: required size of the file; None for that of all views.
 
         Raises:
           WrongSize: it has not; the buffers may then be partly changed.

@@ -96,7 +96,7 @@ def parse_strictly(
     """Parses JSON, refusing what a careless reader would accept.
 
     Args:
-      max_text_bytes: of the longest text, as it is written.
+      max_text_bytes: most bytes of a text, as it is written.
 
     Raises:
       DocumentRefused: too large, a text too long, too deep, not UTF-8, not JSON, a member twice, an integer outside 64

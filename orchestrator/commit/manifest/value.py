@@ -62,10 +62,10 @@ class Manifest:
     """One committed state of a run.
 
     Attributes:
-      run_id: of the run's record; a driver does not start from a manifest of another run.
-      format_version: of the writer.
+      run_id: id in the run's record; a driver does not start from a manifest of another run.
+      format_version: version of the format that the writer knew.
       step: steps applied; training goes on with this step number, whose batch is a function of it.
-      generation: of the driver that committed.
+      generation: generation of the driver that committed.
       parent: the commit before this one in the lineage; None for the first.
       created_unix_s: wall clock of the driver, for people.
       hosts: number of hosts that wrote it.
@@ -73,8 +73,8 @@ class Manifest:
       tables, dense: the files.
       placement: per table, the owner of each bucket when it was written; an `Owners` where it was read.
       counters: totals since the run began, such as rows with invalid ids.
-      metrics: of an evaluation of exactly this state, by name, such as `auc`; empty where there was none.
-      versions: of the packages that wrote it.
+      metrics: results of an evaluation of exactly this state, by name, such as `auc`; empty where there was none.
+      versions: versions of the packages that wrote it.
     """
 
     run_id: str
