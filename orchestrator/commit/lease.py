@@ -1,8 +1,7 @@
 """The lease on a run: a generation that this driver claimed, and the proof that no driver claimed a newer one.
 
-Carries out the steps of `lease_protocol` on a store, once a generation is claimed (`claiming`). Files:
-`lease/g<generation>.claim` and `.base.json`, created exclusively and kept for ever, and `.hb`, a heartbeat
-(`holder`).
+`Lease` carries out the steps of `lease_protocol` on a store, once `claiming` has claimed a generation. Files:
+`lease/g<generation>.claim` and `.base.json`, created exclusively and kept for ever, and `.hb`, a heartbeat (`holder`).
 """
 
 from __future__ import annotations
@@ -141,19 +140,21 @@ class Lease:
           PublicationUnsettled: the storage failed, and whether the commit stands is unknown. The lease publishes
             nothing else before `settle` returned.
         """
+        # Until the answer is known the lease counts as fenced, so that no second commit can follow an unknown one.
         ready = self._state
         state, self._state = propose(ready, name), replace(ready, phase=LeasePhase.FENCED)
         try:
             self._carry_out(_Proposal(state, name, manifest), earlier=False)
         except PublicationUnsettled as error:
+            # If the name surely does not exist, and never will, the failure is an ordinary one: the lease is ready again.
             if error.__cause__ is None or not self._is_surely_missing(name):
                 raise
             self._state, self._unsettled = ready, None
             raise error.__cause__ from None
 
     def settle(self) -> None:
-        """Asks again whether a commit stands of which `publish` could not say it, and publishes it if it does not. When
-        this returns, the commit is permanent.
+        """Asks again whether the unsettled commit stands, and publishes it if it does not. When this returns, the commit
+        is permanent.
 
         Raises:
           PublicationUnsettled: it is still unknown.
@@ -168,18 +169,22 @@ class Lease:
         state, name, manifest = proposal.state, proposal.name, proposal.manifest
         self._unsettled = None
         try:
+            # Exclusive creation is the commit: from then on the name holds this manifest for ever.
             is_ours = self.store.create_exclusive(commit_file(name), manifest)
+            # An earlier request may have taken effect after its answer was lost. Then the name holds our bytes.
             if not is_ours and earlier:
                 is_ours = holds(self.store, commit_file(name), manifest)
             self._confirm(after(state, is_ours), name)
         except (StorageError, OSError) as error:
             if not may_pass(error):
                 raise
+            # The request may have taken effect, or may do so later, so neither answer is known.
             self._unsettled = proposal
             raise PublicationUnsettled(name, self.store.location) from error
 
     def _is_surely_missing(self, name: str) -> bool:
         """Whether a request to create this name, which failed, took no effect and will take none later."""
+        # A remote storage may carry out a request after it reported a failure.
         if self.store.answers_late:
             return False
         with contextlib.suppress(StorageError, OSError):
@@ -193,21 +198,23 @@ class Lease:
                 "alone. Somebody "
                 f"wrote into {self.store.location} by hand: look at {commit_file(name)}, then start the driver again."
             )
+        # After the manifest exists. A newer driver first claims and then lists commits. So it sees this commit, or this
+        # driver sees its claim and does not acknowledge.
         claims = read_claims(self.store)
         state = after(state, claims)
         if state.phase is LeasePhase.FENCED:
             raise Fenced(self.generation, max(claims), self.store.location)
-        # Whoever removed them may have begun another run here; a manifest alone would be a commit of nothing.
+        # Before the commit is acknowledged. Whoever removed these files may have begun another run here; a manifest alone
+        # would be a commit of nothing.
         require_own(self.store, self.own_files)
         self._state = after(state, None)
 
     def heartbeat(self) -> None:
-        """Says that this driver lives. Advisory. May be called as often as one likes; it writes every
-        `HEARTBEAT_EVERY_S`.
-        """
+        """Writes that this driver lives, at most every `HEARTBEAT_EVERY_S`. Advisory: no commit depends on it."""
         now_unix_s = self._unix_s()
         if self._last_beat_unix_s is not None and abs(now_unix_s - self._last_beat_unix_s) < HEARTBEAT_EVERY_S:
             return
+        # Before the write: a storage that is away is asked again after the period, not at every call.
         self._last_beat_unix_s = now_unix_s
         beat = Heartbeat(generation=self.generation, holder=self.holder, written_unix_s=now_unix_s)
         self.store.replace(lease_file(self.generation, "hb"), encode(beat))

@@ -1,8 +1,10 @@
 """`Publication`: how a save becomes a commit, once all workers have written it; and the thread that does this.
 
-A publication answers with a value: `Published`, `SaveLost` or `Unsettled`. What it raises instead ends the run.
-Verifying, publishing and deleting need storage, which may be slow, so a thread of its own does them, one at a time. Of
-the lease that thread uses `check`, `publish` and `settle`; the driver's thread meanwhile only the heartbeat and names.
+A publication answers with a value: `Published`, `SaveLost` or `Unsettled`. An exception of it ends the run.
+
+Threads: verifying, publishing and deleting need storage, which may be slow. So the publishing thread does them, one at
+a time. It calls the lease's `check`, `publish` and `settle`. The driver's thread meanwhile calls the heartbeat and
+reads names, nothing else.
 """
 
 from __future__ import annotations
@@ -114,6 +116,7 @@ class RunPublication:
           ReplicasDiffer, StateSpoilt, CommitRefused: the state must not be committed.
         """
         try:
+            # First: a driver that was replaced must neither verify nor delete what may be the newer driver's.
             self.upkeep.look(self.lease, parent)
             manifest = manifest_of(
                 self.run,
@@ -131,10 +134,12 @@ class RunPublication:
             try:
                 checkpoint.commit(self.run.store, manifest, self.lease, read_back=self.read_back)
             except PublicationUnsettled as error:
+                # The manifest may stand, so the files that it names must stay. `clear` is not called.
                 return Unsettled(manifest=manifest, error=error)
         except Exception as error:
             if not may_pass(error):
                 raise
+            # A delta builds on files of earlier commits, so the next save may be a delta only if all of them are there.
             needs_all = isinstance(error, FilesLost) and error.is_of_earlier
             return self.clear(
                 SaveLost(reason=in_words(error), needs_all=needs_all, is_full=isinstance(error, StorageFull))
@@ -156,6 +161,8 @@ class RunPublication:
         return replace(lost, left=None)
 
     def _committed(self, manifest: Manifest) -> Published:
+        # After the commit, since it names steps that only now cannot be lost. Last goes what the keep policies let go:
+        # older commits are deleted only when the new one stands.
         self.keeper.write(self.record)
         self.upkeep.clean(self.lease)
         return Published(manifest=manifest)
@@ -176,12 +183,11 @@ class Publisher(Protocol):
 
 
 class PublishingThread:
-    """See the module. The program ends without it where it is not waited for: a storage may hang in the middle of a
-    request.
-    """
+    """One thread that does publications in the order of `submit`."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Future[Answer], Callable[[], Answer]] | None] = queue.SimpleQueue()
+        # A daemon: a storage that hangs in the middle of a request must not keep the program from ending.
         self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
         self._thread.start()
 
@@ -191,6 +197,7 @@ class PublishingThread:
             try:
                 answer.set_result(work())
             except BaseException as error:
+                # Whoever waits for the answer raises it; this thread goes on to the next one, or to its end.
                 answer.set_exception(error)
 
     def submit(self, work: Callable[[], Answer]) -> Future[Answer]:
@@ -202,6 +209,7 @@ class PublishingThread:
         wait([answer], timeout=timeout_s)
 
     def close(self, *, timeout_s: float | None = None) -> bool:
+        # Behind all that was submitted, so a commit that has begun is finished, if there is time.
         self._work.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -76,7 +76,9 @@ class FileThreads:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
+            # Before the wait, so that jobs which have not begun end at once.
             self._fail(error)
+        # Jobs hold views of the caller's arrays, which may be freed or changed once the block is left.
         self._pool.shutdown(wait=True)
 
     def submit(self, job: Callable[[], Answer]) -> Future[Answer]:
@@ -85,8 +87,10 @@ class FileThreads:
         Raises:
           Exception: what an earlier job, or `check`, raised. The job was not taken then.
         """
+        # With a timeout, because `check` must end the wait where the storage never answers.
         while not self._room.acquire(timeout=_LOOK_S):
             self._check()
+        # Only now: a job may have failed during the wait.
         if self._error is not None:
             self._room.release()
             raise self._error
@@ -98,6 +102,7 @@ class FileThreads:
         Raises:
           Exception: what a job, a sync or `check` raised.
         """
+        # First all writes, then the syncs: a job that still writes would add files behind the sync of the others.
         self._wait_for_jobs()
         for part in _parts(self._take(), self._num_threads):
             self.submit(lambda part=part: self._sync(part))
@@ -109,9 +114,11 @@ class FileThreads:
         written = Unsynced(is_hurried=self._is_urgent(), rest=self._rest)
         with self._store.sync_later(written), self._trace.span("files", "write file"):
             yield
+        # Only complete files are noted. The files of a job that fails are not synced: its save becomes no commit.
         with self._lock:
             self._unsynced.add(written)
             is_due = len(self._unsynced.files) >= SYNC_FILES or self._unsynced.size_bytes >= SYNC_BYTES
+        # Outside of the lock, since a sync may take seconds. `_take` hands each file to one thread.
         if is_due and not self._is_urgent():
             self._sync(self._take())
 
@@ -135,6 +142,7 @@ class FileThreads:
             return taken
 
     def _wait_for_jobs(self) -> None:
+        # All permits are free when no job runs. They are taken one by one and given back together.
         taken = 0
         try:
             for _ in range(self._num_threads):
@@ -157,17 +165,19 @@ class FileThreads:
             self._fail(error)
             raise
         finally:
+            # Last the permit: whoever gets it may read the error and the processor time.
             with self._lock:
                 self._cpu_s += time.thread_time() - began_s
             self._room.release()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
+            # The first one is the cause; later ones are often its consequences.
             self._error = self._error or error
 
 
 def _parts(unsynced: Unsynced, count: int) -> list[Unsynced]:
-    """The same files in several parts of about equal length; folders, which many files share, after them in the first
+    """The same files in several parts of about equal length. Many files share a folder, so the folders are in the first
     part alone.
     """
     parts = [Unsynced(files=unsynced.files[at::count]) for at in range(count)]
