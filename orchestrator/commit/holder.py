@@ -37,7 +37,7 @@ class RunIsHeld(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who drives.
+    """The identity of a driver.
 
     Attributes:
       submission: shared by the attempts of one submitted job; a driver never waits for its own submission.

@@ -31,7 +31,7 @@ _STALE_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What a pass removed.
+    """The result of one pass of the keep policies.
 
     Attributes:
       commits: names of those whose manifest was deleted.
@@ -45,7 +45,7 @@ class Removal:
 
 
 def read_committed(store: Store, names: Iterable[str]) -> list[CommitMetrics]:
-    """What policies know of these commits, in the same order.
+    """The step and metrics of these commits, in the same order.
 
     Raises:
       StorageError: a manifest is missing or damaged.

@@ -146,15 +146,15 @@ class Lease:
         try:
             self._carry_out(_Proposal(state, name, manifest), earlier=False)
         except PublicationUnsettled as error:
-            # If the name surely does not exist, and never will, the failure is an ordinary one: the lease is ready again.
+            # If the name surely does not exist, and never will, the failure is an ordinary one: the lease is ready.
             if error.__cause__ is None or not self._is_surely_missing(name):
                 raise
             self._state, self._unsettled = ready, None
             raise error.__cause__ from None
 
     def settle(self) -> None:
-        """Asks again whether the unsettled commit stands, and publishes it if it does not. When this returns, the commit
-        is permanent.
+        """Asks again whether the unsettled commit stands, and publishes it if it does not. When this returns, the
+        commit is permanent.
 
         Raises:
           PublicationUnsettled: it is still unknown.
@@ -204,8 +204,8 @@ class Lease:
         state = after(state, claims)
         if state.phase is LeasePhase.FENCED:
             raise Fenced(self.generation, max(claims), self.store.location)
-        # Before the commit is acknowledged. Whoever removed these files may have begun another run here; a manifest alone
-        # would be a commit of nothing.
+        # Before the commit is acknowledged. Whoever removed these files may have begun another run here; a manifest
+        # alone would be a commit of nothing.
         require_own(self.store, self.own_files)
         self._state = after(state, None)
 

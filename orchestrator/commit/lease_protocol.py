@@ -27,7 +27,7 @@ class Base:
 
 
 class LeasePhase(Enum):
-    """Where a driver stands. In each phase but READY and FENCED exactly one action is due."""
+    """The progress of a driver. In each phase but READY and FENCED exactly one action is due."""
 
     LIST_CLAIMS = "list claims"
     CLAIM = "claim"

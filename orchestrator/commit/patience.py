@@ -13,7 +13,7 @@ FULL_AT_STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """What a run bears of its storage.
+    """How many storage failures a run tolerates, and how long.
 
     Attributes:
       max_failed_saves: after so many failures in a row training waits for the next save; 0 ends the run with the first.

@@ -65,7 +65,7 @@ class RunMismatch(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRecord:
-    """How a table is cut. `slots` maps each slot's name to its width."""
+    """The shape of a table and its number of buckets. `slots` maps each slot's name to its width."""
 
     name: str
     num_rows: int
@@ -220,7 +220,7 @@ def find_run(store: Store) -> RunRecord | None:
 
 
 def _table_differences(found: Sequence[TableRecord], given: Sequence[TableRecord]) -> list[tuple[str, str]]:
-    """What differs of each table, and the rule of a warm start that says it is meant; empty where none is needed."""
+    """The difference of each table, and the warm-start rule that declares it; empty where no rule is needed."""
     before, after = ({table.name: table for table in tables} for tables in (found, given))
     gone = [table for table in found if table.name not in after]
     new = [table for table in given if table.name not in before]

@@ -31,7 +31,7 @@ def is_away(error: BaseException) -> bool:
 
 
 class StorageWait:
-    """Asks again and again.
+    """Repeats a request to the storage until it succeeds or the time is over.
 
     Args:
       timeout_s: for each question; 0 never asks twice.

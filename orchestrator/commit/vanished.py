@@ -53,7 +53,7 @@ def require_own(store: Store, own_files: Mapping[str, bytes]) -> None:
 
 
 def what_is_left(store: Store) -> str:
-    """Of a run's folder, for people; asks the storage."""
+    """The remaining parts of a run's folder, as text for people; asks the storage."""
     try:
         left = [part for part in _PARTS if part in store.children()]
         num_commits = len([name for name in store.children("commit") if name.endswith(".json")])

@@ -34,7 +34,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
       damages: everything that is missing or differs.
@@ -91,12 +91,12 @@ def size_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
 
 
 def content_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
-    """What differs of the files that a commit names."""
+    """Damages in the content of the files that a commit names."""
     return file_damages(store, manifest.tables, manifest.dense)
 
 
 def file_damages(store: Store, tables: Iterable[TableFiles], dense: Iterable[DenseFile]) -> Iterator[Damage]:
-    """What differs of the files of tables and dense arrays. Memory as `verify`."""
+    """Damages in the files of tables and dense arrays. Memory as `verify`."""
     for table in tables:
         for array in table.arrays:
             yield from _file_damages(store, f"{array.path}/zarr.json", array.metadata_size_bytes, array.metadata_crc32c)
@@ -139,7 +139,7 @@ def _array_damages(store: Store, file: DenseFile) -> Iterator[Damage]:
 
 
 def _file_as_a_whole_damages(store: Store, table: TableFiles) -> dict[str, Damage]:
-    """What is wrong with files of several buckets: they are missing, torn, or have a wrong index."""
+    """Damages of files with several buckets: they are missing, torn, or have a wrong index."""
     found = {}
     for array in table.arrays if table.buckets_per_file > 1 else ():
         for first in range(0, table.num_buckets, table.buckets_per_file):

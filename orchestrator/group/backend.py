@@ -34,7 +34,7 @@ class Handle(Protocol):
 
     @property
     def worker(self) -> Worker:
-        """Which process it is."""
+        """The worker that this process is."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class HostHandles:
 
 
 class Backend(Protocol):
-    """How worker processes are started, waited for and stopped."""
+    """Starts worker processes, waits for them and stops them."""
 
     def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         """Starts the processes of all hosts, without waiting for them. While it waits for room, it calls `on_wait` at
@@ -77,7 +77,7 @@ class Backend(Protocol):
         ...
 
     def result(self, call: Call[Any]) -> Any | Failure:
-        """What an ended call returned, or how it failed."""
+        """The return value of a call that has ended, or its failure."""
         ...
 
     def statistics(self, handle: Handle) -> ProcessStatistics | None:
@@ -94,7 +94,7 @@ class Locating(Backend, Protocol):
     """A backend whose processes are on several machines."""
 
     def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
-        """Those whose machine does not answer, not even with a refusal. Takes a second or two; asked of
+        """Workers whose machine does not answer, not even with a refusal. Takes a second or two; asked of
         silent ones only.
         """
         ...
@@ -111,7 +111,7 @@ class Rejoining(Backend, Protocol):
         ...
 
     def fit(self, handles: Sequence[HostHandles]) -> frozenset[int]:
-        """Those hosts of a generation whose machine is there and may be used by the next one."""
+        """Hosts of a generation whose machine is there and may be used by the next one."""
         ...
 
     def relaunch(

@@ -59,7 +59,7 @@ def answers_within(
 
 @dataclass(frozen=True, slots=True)
 class WorkerCalls:
-    """What every worker process answers."""
+    """Calls that every worker process answers."""
 
     handle: Handle
 
@@ -73,7 +73,7 @@ class WorkerCalls:
 
 @dataclass(frozen=True, slots=True)
 class TracedCalls(WorkerCalls):
-    """What both processes of a host answer while they work, for a trace."""
+    """Calls that both processes of a host answer while they work, for a trace."""
 
     def trace_clock_s(self) -> Call[float]:
         return self.handle.control("trace_clock_s")

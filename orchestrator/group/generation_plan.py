@@ -41,7 +41,7 @@ class GenerationPlan:
 
 
 def renumbered(placement: Mapping[str, Sequence[int]], kept: Mapping[int, int], *, num_hosts: int) -> dict[str, Owners]:
-    """Who of the next generation holds each bucket already, by the numbers of that generation.
+    """The host of the next generation that holds each bucket already, by its number there.
 
     Args:
       placement: table → owner of each bucket, by the numbers of the generation before.
@@ -162,7 +162,7 @@ def _placed(
 def _pools_cut(
     job: JobConfig, specs: Sequence[TableSpec], chosen: Sequence[Chosen] | None, *, num_hosts: int
 ) -> tuple[bool, ...] | None:
-    """As of `HostSpec`."""
+    """The value for `HostSpec`."""
     if chosen is None:
         return None
     return tuple(way.is_pooled for way in cut_ways(job, specs, (), num_hosts=num_hosts, chosen=chosen))

@@ -119,7 +119,7 @@ class ProcessGroup:
             self.progress[worker] = answer
 
     def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
-        """Those silent workers whose machine does not answer either, where the backend can tell."""
+        """Silent workers whose machine does not answer either, where the backend can tell."""
         return self.backend.cut_off(workers) if isinstance(self.backend, Locating) else frozenset()
 
     def stop(self) -> None:

@@ -28,7 +28,7 @@ PING_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Remnant:
-    """What a fault left: the processes of a generation, of which those of the hosts `alive` live."""
+    """The processes of a generation after a fault. Those of the hosts `alive` live."""
 
     backend: Rejoining
     handles: Sequence[HostHandles]
@@ -137,7 +137,7 @@ class Groups:
             self._attempts = 0
 
     def trained(self, group: WorkerGroup, job: AnyJob, table_buckets: tuple[int, ...]) -> None:
-        """To be called after each window: the generation works, and after a while others stand by for its processes."""
+        """Notes that the generation works; after a while it gets standby processes. To be called after each window."""
         self._attempts = 0
         now_s = self._clock.monotonic_s()
         if self._trains_since_s is None:

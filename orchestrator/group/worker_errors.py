@@ -65,7 +65,7 @@ _NO_MODULE = re.compile(r"No module named '([^']+)'")
 
 
 def _refusal(error: BaseException) -> type[WorkerRefused] | None:
-    """What a program catches; None where the error does not say itself what to mend."""
+    """The type that a program catches; None where the error's own text does not say what to mend."""
     from podembed.workers.checkpoint.shard import CheckpointMismatch
     from podembed.workers.data.input_errors import InputError
     from podembed.workers.descriptors import DescriptorsExhausted

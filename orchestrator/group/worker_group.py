@@ -242,7 +242,7 @@ class WorkerGroup(ProcessGroup):
         return begun + writing
 
     def receipts(self, writing: Sequence[Call[Any]]) -> Receipts | None:
-        """What a save wrote, or None while it is still being written. Does not wait.
+        """Receipts of a save, or None while it is still being written. Does not wait.
 
         A process that is gone makes this None for ever: the calls that work report it.
 
@@ -272,7 +272,7 @@ class WorkerGroup(ProcessGroup):
         return list(written[: self.num_hosts]), list(written[self.num_hosts :])
 
     def acknowledge(self, commit: str) -> None:
-        """Tells the hosts that a commit stands, which lets them forget the one before. Does not wait for answers."""
+        """Tells the hosts that a commit stands, so that they forget the one before. Does not wait for answers."""
         for host in self._hosts:
             host.acknowledge(commit)
 
@@ -315,7 +315,7 @@ class WorkerGroup(ProcessGroup):
         return frozenset(rank for rank, own in calls.items() if good.count(rank) == len(own))
 
     def last_progress(self) -> list[Progress]:
-        """What each host last said of itself; survivors of a fault are asked once more."""
+        """The last status of each host; survivors of a fault are asked once more."""
         calls = [host.status() for host in self._hosts]
         found = answers_within(self.backend, calls, timeout_s=LAST_WORD_S, clock=self.clock)
         for at, answer in found.items():
@@ -331,5 +331,5 @@ class WorkerGroup(ProcessGroup):
 
 
 def _slowest(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each part the most that anybody spent on it, in their order."""
+    """The maximum of each part over all workers, in the order of the parts."""
     return {name: max(spent[name] for spent in parts if name in spent) for name in {n: None for p in parts for n in p}}

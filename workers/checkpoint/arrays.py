@@ -57,7 +57,7 @@ class DenseFile:
 
     @property
     def metadata(self) -> ArrayMetadata:
-        """What its `zarr.json` must say."""
+        """The required content of its `zarr.json`."""
         return whole_metadata(self.path, self.shape, DTYPES[self.dtype])
 
     @property

@@ -61,13 +61,13 @@ class BackgroundSave:
       tables: all tables of the job as this host holds them.
       tracker: tracker of the working thread; the time in which it waits for a save goes to the phase "wait for save".
       stalled_after_s: longest wait for a save that frees nothing; then it is given up.
-      raise_if_aborted: called often, by both threads; raises to end the save or the wait.
+      raise_if_aborted: function that both threads call often; raises to end the save or the wait.
       tracks_changes: whether a save may be a delta; changes are then noted from the first save or from `track` on.
       undo: listener for every change, from the first save or from `track` on; None keeps no undo log.
       buckets_per_file: number of each table, as in `write_shard`.
       processors: number of processors that a save may keep busy beside training; None leaves it to `SavePace`.
-      buffer_bytes: for rows that change before they are written; None takes what `MEMORY_SHARE` of the tables leaves
-        beside the staging buffers, at least `MIN_BUFFER_BYTES`.
+      buffer_bytes: memory for rows that change before they are written; None takes what `MEMORY_SHARE` of the tables
+        leaves beside the staging buffers, at least `MIN_BUFFER_BYTES`.
 
     Attributes:
       rows: rows of the frozen moment.
@@ -93,14 +93,14 @@ class BackgroundSave:
         self._undo = undo
         self._buckets_per_file = buckets_per_file
         self._digests: dict[tuple[str, int], str] = {}
-        # Of the last save, if it was written; and whether there was one since the commit that `_digests` are of.
+        # Digests of the last save, if it was written; and whether there was a save since the commit of `_digests`.
         self._written: dict[tuple[str, int], str] | None = None
         self._has_begun = False
         self._has_parent = False
         allowed = int(MEMORY_SHARE * sum(table.size_bytes for table in tables))
         self._staging = _Staging(tables, buckets_per_file=buckets_per_file, budget_bytes=int(STAGING_SHARE * allowed))
         if buffer_bytes is None:
-            # On top come two bits a row, to know which have changed, and what becomes a part of a delta.
+            # Change bitmaps (2 bits a row) and delta rows are extra.
             books_bytes = sum(table.num_rows for table in tables) // 3
             bucket_bytes = max((table.spec.bucket_bytes for table in tables if len(table.buckets)), default=0)
             part_bytes = 2 * (PART_BYTES + bucket_bytes) if tracks_changes else 0
@@ -127,7 +127,7 @@ class BackgroundSave:
 
     @property
     def paused_s(self) -> float:
-        """For how long saves have paused so far, to leave the processors to training."""
+        """Seconds for which saves have paused so far, to leave the processors to training."""
         return self._pace.paused_s
 
     # ------------------------------------------------------------------ the working thread
@@ -157,10 +157,8 @@ class BackgroundSave:
         self.rows.freeze(joins_before=joins_before)
 
     def track(self, tables: Sequence[TableFiles], commit: str = "", *, is_read: bool = False) -> None:
-        """From now on changes are noted, for a delta to the commit that has just been loaded. If the commit is named,
-        they are noted for undo, too.
-
-        Otherwise they are from the first save on.
+        """Begins to note changes, for a delta to the commit that has just been loaded. If the commit is named, they are
+        noted for undo, too. Without this call changes are noted from the first save on.
 
         Args:
           is_read: flag of `FrozenRows.note_changes`.
@@ -170,7 +168,7 @@ class BackgroundSave:
             self._undo.begin(commit)
         if self._tracks_changes:
             held = {table.spec.name: table.buckets.tolist() for table in self._tables}
-            # Of the buckets of this host alone: a large table has many times as many.
+            # Only this host's buckets: a large table has many times as many.
             self._digests = {
                 (entry.name, bucket): entry.digests[bucket] for entry in tables for bucket in held.get(entry.name, ())
             }
@@ -266,19 +264,19 @@ class BackgroundSave:
         return staged
 
     def _num_files(self, table: Table, bucket: int) -> int:
-        """That are made for a piece of a table, with those that describe the table beside its first piece."""
+        """Number of files that are made for a piece of a table; its first piece counts the table's metadata, too."""
         if self._is_delta:
             return 0
         num_arrays, is_described = len(table.spec.widths), self._writes_metadata and bucket == table.buckets[0]
         return num_arrays * (2 if is_described else 1)
 
     def _open_bytes(self) -> int:
-        """Of pieces under way, at most, as the pace counts them."""
+        """Most bytes of pieces under way, as the pace counts them."""
         num_arrays = 0 if self._is_delta else max(len(table.spec.widths) for table in self._tables)
         return self._staging.open_bytes + self._staging.num_open * num_arrays * FILE_AS_BYTES
 
     def _total_bytes(self) -> int:
-        """As the pace counts them."""
+        """Bytes of a whole save, as the pace counts them."""
         files = (-(-len(t.buckets) // self._per_file(t)) * len(t.spec.widths) for t in self._tables)
         return sum(table.size_bytes for table in self._tables) + FILE_AS_BYTES * sum(files)
 
@@ -290,7 +288,7 @@ class BackgroundSave:
         return time.thread_time() - self._own_cpu_s + others_s
 
     def _rest(self, num_bytes: int) -> None:
-        """Within a file. From the file threads."""
+        """May pause within a file. Called by the file threads."""
         if not self.rows.is_nearly_full:
             self._pace.rest(num_bytes, taken=self.rows.taken)
 
@@ -320,7 +318,7 @@ class BackgroundSave:
         return self._digests[table.spec.name, bucket]
 
     def skip(self, table: Table, bucket: int) -> None:
-        """Lets go of a bucket without reading it."""
+        """Gives a bucket up without reading it."""
         self.rows.skip(table, table.first_row(bucket) + table.spec.layout.rows_per_bucket)
 
 
@@ -354,7 +352,7 @@ class _Staging:
 
     @property
     def open_bytes(self) -> int:
-        """Of buffers that are in use."""
+        """Bytes of buffers that are in use."""
         return self.num_open * self._file_bytes
 
     def begin(self) -> None:
@@ -387,6 +385,6 @@ class _Staging:
 
 
 def _urgency(table: Table) -> tuple[bool, int]:
-    """Which table is written first where none takes more than another."""
+    """The order in which tables are written where none takes more of its buffer than another."""
     rule = table.spec.optimizer
     return (rule is None or not rule.touches_all_rows, table.size_bytes)

@@ -50,7 +50,7 @@ class ChunkFile:
         return range(self.bucket, self.bucket + len(self.crc32c))
 
     def receipt(self, bucket: int) -> ChunkReceipt:
-        """Of one of the chunks."""
+        """The receipt of one of the chunks."""
         crc32c = self.crc32c[bucket - self.bucket]
         return ChunkReceipt(name=self.name, size_bytes=self.size_bytes, crc32c=crc32c)
 
@@ -84,11 +84,11 @@ class ArrayChunks:
         return len(self.crc32c) // CHECKSUM_BYTES
 
     def name(self, file: int) -> str:
-        """Of a file, by its number."""
+        """The name of a file, by its number."""
         return file_name(self.path, file, separator=self.separator)
 
     def checksums(self, first: int, count: int) -> tuple[int, ...]:
-        """Of chunks in a row."""
+        """Checksums of consecutive chunks."""
         return tuple(np.frombuffer(self.crc32c, "<u4", count, first * CHECKSUM_BYTES).tolist())
 
 
@@ -160,7 +160,7 @@ class ChunkFiles(Sequence[ChunkFile]):
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(array.size_bytes * (array.num_chunks // self.buckets_per_file) for array in self.arrays)
 
     def sizes(self) -> Iterator[tuple[str, int]]:
@@ -197,7 +197,7 @@ class TableFiles:
 
     @property
     def layout(self) -> BucketLayout:
-        """Which row lies where."""
+        """The places of rows in buckets."""
         return BucketLayout(num_rows=self.num_rows, num_buckets=self.num_buckets)
 
     @property
@@ -206,7 +206,7 @@ class TableFiles:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files that a reader needs."""
+        """Bytes of all files that a reader needs."""
         chunks = self.chunks
         held = chunks.size_bytes if isinstance(chunks, ChunkFiles) else sum(chunk.size_bytes for chunk in chunks)
         return held + sum(delta.size_bytes for delta in self.deltas)
@@ -254,7 +254,7 @@ class TablePlan:
 
     @property
     def layout(self) -> BucketLayout:
-        """Which row lies where."""
+        """The places of rows in buckets."""
         return BucketLayout(num_rows=self.num_rows, num_buckets=self.num_buckets)
 
     @property
@@ -263,11 +263,11 @@ class TablePlan:
 
     @property
     def folder(self) -> str:
-        """Of the table in the attempt."""
+        """The folder of the table in the attempt."""
         return f"data/{self.attempt}/tables/{safe_segment(self.name)}"
 
     def metadata(self, array: str) -> ArrayMetadata:
-        """What `zarr.json` will say, with the layout for readers that have no manifest at hand."""
+        """The content of `zarr.json`, with the layout for readers that have no manifest at hand."""
         shape = (self.num_buckets, self.rows_per_bucket, self.widths[array])
         layout = f"row r of {self.num_rows} is at [r mod {self.num_buckets}, r div {self.num_buckets}]"
         return ArrayMetadata(
@@ -283,7 +283,7 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketReceipt:
-    """What a host wrote of one bucket, or of the several that one file holds.
+    """One bucket that a host wrote, or the several of one file.
 
     Attributes:
       bucket: the first one.
@@ -298,7 +298,7 @@ class BucketReceipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenBuckets:
-    """What a host wrote of its buckets of one table, as columns. A driver may get a million buckets from its hosts.
+    """The buckets of one table that a host wrote, as columns. A driver may get a million buckets from its hosts.
 
     Attributes:
       folder: folder of the table in the attempt. The names of files follow from it.
@@ -351,13 +351,13 @@ class WrittenBuckets:
 
     @property
     def buckets(self) -> list[int]:
-        """In the order of the digests."""
+        """Numbers of the buckets, in the order of the digests."""
         firsts = np.frombuffer(self.firsts, "<i4")
         return (firsts[:, None] + np.arange(len(self.digests) // max(1, len(firsts)))).ravel().tolist()
 
     @property
     def written_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(self.size_bytes) * (len(self.firsts) // 4)
 
     def files(self) -> Iterator[ChunkFile]:
@@ -372,7 +372,7 @@ class WrittenBuckets:
 
 
 def buckets_per_file(specs: Sequence[TableSpec], placement: Sequence[np.ndarray], *, num_hosts: int) -> dict[str, int]:
-    """How many buckets of each table a commit's files hold. A function of its arguments, so all hosts agree.
+    """Number of buckets of each table in one file of a commit. A function of its arguments, so all hosts agree.
 
     A file has one writer, so its buckets have one owner. A host stages whole files in memory. So a file takes a small
     part of what a host holds.

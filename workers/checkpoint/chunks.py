@@ -58,7 +58,7 @@ class IndexDamaged(ChunkDamaged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkReceipt:
-    """What a writer promises about one chunk.
+    """A writer's promise about one chunk.
 
     Attributes:
       name: name of the file, relative to the store.
@@ -140,12 +140,12 @@ def _index_bytes(count: int) -> int:
 
 
 def first_byte(metadata: ArrayMetadata, index: Sequence[int]) -> int:
-    """Where in its file a chunk begins."""
+    """The position of a chunk in its file."""
     return index[0] % metadata.chunks_per_file * chunk_bytes(metadata) if index else 0
 
 
 def file_index(metadata: ArrayMetadata) -> bytes:
-    """What is behind the chunks of a file: the place and length of each, and a checksum. Nothing behind a single one.
+    """The end of a file with several chunks: the place and length of each, and a checksum. Empty for a single chunk.
 
     Source: Zarr specification, codec `sharding_indexed` version 1.0, with `index_location` "end" and the index codecs
     `bytes` and `crc32c`.

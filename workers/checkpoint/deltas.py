@@ -50,7 +50,7 @@ class DeltaPart:
         return sum(self.counts)
 
     def place_of(self, bucket: int) -> slice | None:
-        """Where a bucket's rows lie, or None if it has none here."""
+        """The place of a bucket's rows, or None if it has none here."""
         at = bisect_left(self.buckets, bucket)
         if at == len(self.buckets) or self.buckets[at] != bucket:
             return None
@@ -59,13 +59,13 @@ class DeltaPart:
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """Where the rows of each bucket end. Counted once: readers ask for one bucket after another."""
+        """The end of each bucket's rows. Counted once: readers ask for one bucket after another."""
         return tuple(accumulate(self.counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaFiles:
-    """What one incremental commit wrote of a table. `commit` is its name; a bucket is in one part at most."""
+    """Changed rows of a table in one incremental commit. `commit` is its name; a bucket is in one part at most."""
 
     commit: str
     parts: tuple[DeltaPart, ...]
@@ -205,7 +205,7 @@ def read_slice(store: Store, file: DenseFile, rows: slice) -> np.ndarray:
 
 
 def _positions(part: DeltaPart, bucket: int, ids: np.ndarray, *, num_buckets: int, num_positions: int) -> np.ndarray:
-    """Where rows lie in their bucket, rising. A row of elsewhere would be written over another one."""
+    """Positions of rows in their bucket, rising. A row of another bucket would be written over one of this bucket."""
     layout = BucketLayout(num_rows=num_buckets * num_positions, num_buckets=num_buckets)
     positions = layout.positions_of(ids)
     is_inside = (ids >= 0) & (layout.buckets_of(ids) == bucket) & (positions < num_positions)
@@ -221,7 +221,7 @@ def _positions(part: DeltaPart, bucket: int, ids: np.ndarray, *, num_buckets: in
 def problems_of(
     delta: DeltaFiles, *, num_buckets: int, rows_per_bucket: int, arrays: Mapping[str, tuple[int, str]]
 ) -> list[str]:
-    """What is inconsistent in one delta of a table; opens no file.
+    """The inconsistencies of one delta of a table; opens no file.
 
     Args:
       arrays: name of each array of the table, in order → its width and element type.

@@ -127,7 +127,7 @@ def _finish(state):
 
 @numba.njit(cache=True, nogil=True)
 def _sums(hashes):
-    """Of each lane; numpy takes as long for these columns as all else of a digest does."""
+    """The sum of each lane. numpy takes as long for these columns as all else of a digest does."""
     a = b = np.uint64(0)
     for row in range(len(hashes)):
         a += hashes[row, 0]

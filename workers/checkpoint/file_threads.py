@@ -110,7 +110,7 @@ class FileThreads:
 
     @contextmanager
     def writes(self) -> Iterator[None]:
-        """For a job: files that it writes inside are durable after `finish`, or earlier."""
+        """Makes files that a job writes inside the block durable, at the latest in `finish`."""
         written = Unsynced(is_hurried=self._is_urgent(), rest=self._rest)
         with self._store.sync_later(written), self._trace.span("files", "write file"):
             yield

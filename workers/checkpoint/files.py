@@ -164,14 +164,14 @@ def _columns(plan: TablePlan, arrays: Sequence[ArrayFiles], written: Sequence[Wr
 
 
 def _order(written: Sequence[WrittenBuckets], *, step: int, count: int) -> np.ndarray | None:
-    """Where in what was written each of `count` files is; None unless each is there once."""
+    """Positions of `count` files among those that were written; None unless each is there once."""
     firsts = np.frombuffer(b"".join(one.firsts for one in written), "<i4")
     order = np.argsort(firsts, kind="stable")
     return order if np.array_equal(firsts[order], np.arange(0, step * count, step)) else None
 
 
 def _digests(written: Sequence[WrittenBuckets], *, num_buckets: int) -> Digests:
-    """Of all buckets, in order; of another number of them if not each is there once."""
+    """Digests of all buckets, in order; their number differs if not each is there once."""
     data = b"".join(one.digests.data for one in written)
     if len(data) != num_buckets * DIGEST_BYTES:
         return Digests(data)
@@ -235,7 +235,7 @@ def check_with_changes(store: Store, table: TableFiles, bucket: int, values: Seq
 
 @contextmanager
 def naming_changes(table: TableFiles, delta: DeltaFiles, part: DeltaPart) -> Iterator[None]:
-    """Says of damage in a part's files what they hold.
+    """Adds to an error about a part's files what they hold.
 
     Raises:
       ChunkDamaged: the one that was raised inside, with its place.
@@ -348,20 +348,20 @@ def check_digest(table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -
 
 
 def describe_bucket(table: TableFiles, array: str, bucket: int) -> str:
-    """What a bucket holds, for people: `table 'users', rows, bucket 3 (9 rows: 3, 7, 11 ... 35)`."""
+    """The content of a bucket, for people: `table 'users', rows, bucket 3 (9 rows: 3, 7, 11 ... 35)`."""
     rows = describe_rows(Cut(table.num_buckets, bucket), num_rows=table.num_rows)
     return f"table '{table.name}', {array}, bucket {bucket} ({rows})"
 
 
 def describe_file(table: TableFiles, file: ChunkFile) -> str:
-    """What a file of an array holds, for people: as `describe_bucket`, or `table 'users', rows, buckets 0 to 7`."""
+    """The content of a file of an array, for people: as `describe_bucket`, or `table 'users', rows, buckets 0 to 7`."""
     if len(file.buckets) == 1:
         return describe_bucket(table, file.array, file.bucket)
     return f"table '{table.name}', {file.array}, buckets {file.buckets[0]} to {file.buckets[-1]}"
 
 
 def describe_changes(table: TableFiles, delta: DeltaFiles, part: DeltaPart, name: str) -> str:
-    """What a file of a delta holds: `table 'users', rows, 17 rows of buckets 0 to 3, changed by
+    """The content of a file of a delta: `table 'users', rows, 17 rows of buckets 0 to 3, changed by
     s000000020-g00000001`.
     """
     keys = {file.chunk_file: file.key for file in part.files}

@@ -101,7 +101,7 @@ class FrozenRows:
 
     @property
     def buffers(self) -> list[np.ndarray]:
-        """Of all tables; memory that is taken as rows come in."""
+        """Snapshot buffers of all tables. Their memory is taken as rows come in."""
         return [buffer for room in self._rooms.values() for buffer in room.buffers]
 
     @property
@@ -142,7 +142,7 @@ class FrozenRows:
             self.turn.notify_all()
 
     def note_changes(self, *, is_read: bool = False) -> None:
-        """From now on changes are noted, for `changed` and for undo.
+        """Begins to note changes, for `changed` and for undo.
 
         Args:
           is_read: whether this moment is read, until `end`, although no save writes it. Otherwise none is before the
@@ -229,7 +229,7 @@ class FrozenRows:
                 self.turn.wait(_LOOK_S)
 
     def end(self) -> None:
-        """Nothing is kept any more, and no thread waits."""
+        """Ends the frozen moment: nothing is kept any more, and no thread waits."""
         with self.turn:
             self.is_running = self._is_for_save = False
             self._release_all()
@@ -260,14 +260,16 @@ class FrozenRows:
                 self._let_go(snapshot, first + stop)
 
     def skip(self, table: Table, stop: int) -> None:
-        """Lets go of rows below `stop` without reading them."""
+        """Gives rows below `stop` up without reading them."""
         self._raise_if_aborted()
         with self.turn:
             self.raise_if_given_up()
             self._let_go(self._snapshots[table.spec.name], stop)
 
     def changed(self, table: Table, start: int, stop: int) -> np.ndarray:
-        """Which of the local rows `start` to `stop - 1` changed between the last two freezes, as `Snapshot.changed`."""
+        """Those local rows from `start` to `stop - 1` that changed between the last two freezes, as
+        `Snapshot.changed`.
+        """
         return self._snapshots[table.spec.name].changed(start, stop)
 
     def raise_if_given_up(self) -> None:

@@ -102,7 +102,7 @@ class SavePace:
 
     @property
     def processors(self) -> float:
-        """That the save may keep busy."""
+        """Number of processors that the save may keep busy."""
         if self._given is not None:
             return self._given
         most = SHARE_OF_PROCESSORS * self._num_processors
@@ -229,5 +229,5 @@ class SavePace:
 
 
 def _speed(taken: float) -> float:
-    """How many times its usual pace a save has where so much of the buffer is taken."""
+    """The factor of a save's usual pace when so much of the buffer is taken."""
     return 2 ** max(0.0, (taken - _CALM_UP_TO) / _DOUBLED_EACH)

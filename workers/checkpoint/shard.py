@@ -108,12 +108,12 @@ class BucketView(Protocol):
         ...
 
     def done(self, values: Sequence[np.ndarray]) -> None:
-        """What `values` gave is not needed any more. From any thread."""
+        """Takes back an answer of `values`. From any thread."""
         ...
 
 
 class FrozenView(BucketView, Protocol):
-    """Also tells which rows changed since the commit before."""
+    """A view that also knows which rows changed since the commit before."""
 
     def changed(self, table: Table, bucket: int) -> np.ndarray:
         """Positions of changed rows, int64, rising."""
@@ -129,7 +129,7 @@ class FrozenView(BucketView, Protocol):
 
 
 def table_plan(spec: TableSpec, attempt: str, *, buckets_per_file: int = 1) -> TablePlan:
-    """What an attempt writes for a table."""
+    """The arrays that an attempt writes for a table."""
     return TablePlan(
         attempt=attempt,
         name=spec.name,

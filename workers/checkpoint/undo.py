@@ -58,7 +58,7 @@ class Undo:
 
     @property
     def buffers(self) -> list[np.ndarray]:
-        """Of all logs; memory that is taken as rows come in."""
+        """Buffers of all logs. Their memory is taken as rows come in."""
         return [buffer for log in self._logs.values() for buffer in log.buffers]
 
     def begin(self, commit: str) -> None:
@@ -95,7 +95,7 @@ class Undo:
         self._let_go(self._acknowledged)
 
     def _let_go(self, stands: str | None) -> None:
-        """Of what came before a commit, if that is the newer moment."""
+        """Forgets what came before a commit, if that is the newer moment."""
         if self._newer is not None and stands == self._newer:
             for log in self._logs.values():
                 log.advance()
@@ -111,7 +111,7 @@ class Undo:
         return self._older is not None
 
     def back_to(self, commit: str) -> list[np.ndarray] | None:
-        """Gives the rows the values that they had at a commit, as far as those are known. Everything else is forgotten.
+        """Resets rows to their values at a commit, as far as the logs know these. Everything else is forgotten.
 
         Returns:
           Per table, bool `[buckets held here]`, which of them are those of the commit; None if nothing is known of it,

@@ -113,7 +113,7 @@ class ArrayMetadata:
 
     @property
     def file_shape(self) -> tuple[int, ...]:
-        """Of the part of the array that one file holds."""
+        """Shape of the part of the array that one file holds."""
         if self.chunks_per_file == 1:
             return self.chunk_shape
         return (self.chunks_per_file * self.chunk_shape[0], *self.chunk_shape[1:])

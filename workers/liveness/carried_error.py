@@ -41,7 +41,7 @@ MOST_LETTERS = 2_000
 
 
 def words_of(error: BaseException) -> str:
-    """What an exception says, whatever its class does: a text that a terminal and a record can take.
+    """The text of an exception, whatever its class does, in a form that a terminal and a record can take.
 
     Control characters become `?`. Of a text beyond `MOST_LETTERS` the beginning and the end are left. Where `__str__`
     raises, this says so.
@@ -95,7 +95,7 @@ def _shown(value: Any) -> str:
 
 
 def original(error: Exception) -> Exception:
-    """What was raised over there."""
+    """The exception that the other process raised."""
     return error.unpacked() if isinstance(error, CarriedError) else error
 
 

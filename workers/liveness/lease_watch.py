@@ -49,14 +49,14 @@ class LeaseTerms:
 
 
 class LeaseFiles(Protocol):
-    """What can be seen of a run's lease. Every method raises `StorageError` or `OSError` where nothing can be seen."""
+    """Reads a run's lease. Every method raises `StorageError` or `OSError` where it cannot be read."""
 
     def heartbeat(self, generation: int) -> bytes:
         """Content of a generation's heartbeat; empty where there is none."""
         ...
 
     def holder(self, generation: int) -> Any:
-        """Who claimed a generation; None if none did."""
+        """The driver that claimed a generation; None if none did."""
         ...
 
 
@@ -81,7 +81,7 @@ class StoredLease:
 
 
 class LeaseSigns:
-    """What a worker knows of its driver. Mutable; no thread, no clock, so that tests can let time pass as they like.
+    """A worker's knowledge of its driver. Mutable; no thread, no clock, so that tests can let time pass as they like.
 
     Args:
       timeout_s: how long both signs may be missing.
@@ -101,7 +101,7 @@ class LeaseSigns:
 
     @property
     def pause_s(self) -> float:
-        """Between two looks."""
+        """Seconds between two looks."""
         return min(self._timeout_s / _LOOKS, _LONGEST_PAUSE_S)
 
     def look(self, *, passed_s: float, was_called: bool) -> str | None:
@@ -135,8 +135,10 @@ class LeaseSigns:
         return f"no call of the driver and no heartbeat of generation {self._generation} for {self._unchanged_s:.0f} s"
 
     def _newer_driver(self) -> str | None:
-        """Says if another driver has claimed the run. When its own driver begins a new generation, a call says so to a
-        worker, or leaves the worker behind. One that stands by gets no such call, and follows.
+        """The reason to end, if another driver has claimed the run.
+
+        When a worker's own driver begins a new generation, a call tells the worker, or leaves it behind. A standby
+        worker gets no such call and follows by itself.
         """
         if self._holder is None:
             self._holder = self._files.holder(self._generation)

@@ -84,7 +84,7 @@ def _populate_anywhere(arrays: Sequence[np.ndarray], is_over: Callable[[], bool]
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """How many processes the kernel has killed so far for want of memory, 0 where it does not say.
+    """Number of processes that the kernel has killed so far for want of memory; 0 where it does not tell.
 
     Args:
       root: root of the file system; for tests.

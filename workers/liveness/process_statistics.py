@@ -45,7 +45,7 @@ class ProcessStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage:
-    """What a process takes of its machine.
+    """The resources that a process uses.
 
     Attributes:
       process: its id.

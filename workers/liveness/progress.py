@@ -35,7 +35,7 @@ class _Is(Enum):
 
 
 class Phase(StrEnum):
-    """What a worker is doing, and for what it can be held responsible meanwhile. The text is what users see.
+    """The work that a worker does, and what it can be held responsible for meanwhile. Users see the text.
 
     Attributes:
       waits_for_hosts: nothing is done here but waiting for other hosts, so a long stay is no fault of this one.
@@ -146,7 +146,7 @@ def machine_identity() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a tracker's timers say at one moment.
+    """A tracker's timers at one moment.
 
     Attributes:
       now_s: reading of its clock.
@@ -197,7 +197,7 @@ class Tracker:
 
     @property
     def now_s(self) -> float:
-        """Of the clock that times the phases."""
+        """Reading of the clock that times the phases."""
         return self._monotonic_s()
 
     def progress(self) -> Progress:
@@ -301,7 +301,7 @@ class Stopwatch:
         self._began_s = monotonic_s()
 
     def end(self, name: str) -> None:
-        """What was done since the last call, or since the beginning, was this."""
+        """Ends the part that began with the last call, or with the stopwatch, and names it."""
         now_s = self._monotonic_s()
         self.seconds[name] = self.seconds.get(name, 0.0) + now_s - self._began_s
         self._began_s = now_s
@@ -346,7 +346,7 @@ class UndisturbedTimer:
         self._since: Spent | None = None if self._began_beside_save else tracker.spent()
 
     def begin_step(self, *, looks_up_next: bool) -> None:
-        """A step that begins while a save is under way is one of the others."""
+        """Counts a step, beside a save if one is under way."""
         if not self._began_beside_save:
             self._num_steps += 1
             return
@@ -365,7 +365,7 @@ class UndisturbedTimer:
             self._num_steps += 1
 
     def take(self) -> StepTimes:
-        """At the end of the window, before the tracker's timers are taken."""
+        """The sums of the window. Called at its end, before the tracker's timers are taken."""
         self._pause()
         return StepTimes(
             num_steps=self._num_steps,

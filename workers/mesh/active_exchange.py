@@ -27,17 +27,17 @@ TRACED_NAMES: dict[int, str] = {
     Tag.CONTROL: "control",
     Tag.BUCKETS: "bucket exchange",
 }
-"""What a trace calls exchanges: as the phases that wait for them."""
+"""Names of exchanges in a trace: those of the phases that wait for them."""
 # Tags by way of relays have the hop above these bits.
 _HOP_BITS = 16
 
 Outgoing = Sequence[Sequence[Buffer] | None] | Mapping[int, Sequence[Buffer]]
-"""What is sent, by rank. No frame goes to a rank with None, to one that is not named, and to the own one."""
+"""Frames to send, by rank. A rank with None, one that is not named, and the own one get no frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeStatistics:
-    """What exchanges cost, for one or summed over many.
+    """The cost of one exchange, or of many in sum.
 
     Attributes:
       num_exchanges: how many are summed here; each hop is one.
@@ -91,14 +91,14 @@ class ActiveExchange:
     trace: Recorder
 
     def moved(self, link: Link) -> None:
-        """Something may have gone or come."""
+        """Notes that bytes of a link may have been sent or received."""
         if link.is_finished:
             if self.trace.is_on and link in self.unfinished:
                 self._record(link)
             self.unfinished.discard(link)
 
     def _record(self, link: Link) -> None:
-        """Frames of both directions are over: what came is here, and the kernel has what goes."""
+        """Records an exchange with one host: its frame is received, and the kernel has ours."""
         hop, tag = divmod(self.tag, 1 << _HOP_BITS)
         name = TRACED_NAMES.get(tag, "exchange") + (f", hop {hop}" if hop else "")
         self.trace.add(
@@ -118,7 +118,7 @@ class ActiveExchange:
         return ExchangeTimeout(self.tag, self.step, waiting_for, unsent, timeout_s)
 
     def cost(self, *, now_s: float) -> ExchangeStatistics:
-        """What it cost, once it is finished."""
+        """Its cost, once it is finished."""
         return ExchangeStatistics(
             num_exchanges=1,
             num_frames=self.num_frames,

@@ -39,7 +39,7 @@ TRAILER_BYTES = _CHECKSUM.size + len(_END_MAGIC)
 
 
 class Tag(enum.IntEnum):
-    """What a frame carries; both ends of an exchange must name the same one."""
+    """The content of a frame. Both ends of an exchange must name the same tag."""
 
     IDS = 1
     ROWS = 2
@@ -51,7 +51,7 @@ class Tag(enum.IntEnum):
 
 
 def tag_name(tag: int) -> str:
-    """What a frame carries, in a word; the number where no word is known."""
+    """The content of a frame, in a word; the number of a tag without a name."""
     return Tag(tag).name if tag in Tag.__members__.values() else str(tag)
 
 
@@ -170,7 +170,7 @@ def size_of(views: Sequence[memoryview] | None) -> int:
 
 
 def without_first(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left of the views after their first `num_bytes`."""
+    """The rest of the views after their first `num_bytes`."""
     left = []
     for view in views:
         skipped = min(num_bytes, view.nbytes)

@@ -90,7 +90,7 @@ class Grid:
         return tuple(rank for one in rows for rank in range(self._begin(one), self._begin(one + 1)))
 
     def place(self, rank: int) -> GridPlace:
-        """What a host must know of the grid."""
+        """The part of the grid that concerns a host."""
         own = self.column_of(rank)
         columns = tuple(
             Column(relay=self.relay(rank, number), ranks=self.column(number)) for number in range(self.num_columns)
@@ -103,7 +103,7 @@ class Grid:
 
 
 def _most_frames(num_ranks: int, num_rows: int) -> int:
-    """Of a grid of so many rows, see `Grid.most_frames`."""
+    """`Grid.most_frames` of a grid of so many rows."""
     short, num_long = divmod(num_ranks, num_rows)
     num_columns = short + (num_long > 0)
     most = num_columns - 1 + num_rows - 1

@@ -39,7 +39,7 @@ _VERDICT = struct.Struct(f"<I{_PROOF_BYTES}s")
 
 
 class Turn(NamedTuple):
-    """What a dialogue does next: send `message`, then read exactly `num_bytes`."""
+    """The next action of a dialogue: send `message`, then read exactly `num_bytes`."""
 
     message: bytes
     num_bytes: int
@@ -56,7 +56,7 @@ class _Verdict(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshIdentity:
-    """Who a host is among the hosts of one generation.
+    """The identity of a host among the hosts of one generation.
 
     Attributes:
       run_id: name of the run, at most 128 bytes as UTF-8.

@@ -47,7 +47,7 @@ def new_stage() -> memoryview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRules:
-    """What both ends of every link of a mesh agree on.
+    """Rules that both ends of every link of a mesh share.
 
     Attributes:
       own_rank, generation: written into every header.
@@ -275,7 +275,7 @@ class Link:
         raise PeerLost(self.rank, f"it left because of rank {step}", step)
 
     def _open_payload(self) -> list[memoryview]:
-        """Asks the caller for the buffer; returns what has to be filled, nothing for an empty frame."""
+        """Asks the caller for the buffer. Returns the parts to fill; none for an empty frame."""
         header, receive = self._header, self._receive
         assert header is not None
         assert receive is not None
@@ -325,7 +325,7 @@ class Link:
         return PeerLost(self.rank, reason)
 
     def say_goodbye(self, step: int) -> None:
-        """Tells the peer why we leave, if the stream is between two frames and the kernel takes it; never raises."""
+        """Sends the peer the reason for leaving, if no frame is half sent and the kernel takes it. Never raises."""
         if not self.is_sent or self._has_left:
             return
         header = FrameHeader(
@@ -382,7 +382,7 @@ class LinkPoll:
         self._epoll.register(abort_fileno, select.EPOLLIN)
 
     def watch(self, link: Link) -> None:
-        """From now on waits for what the link can do next."""
+        """Registers the link for what it can do next."""
         interest = link.interest
         if interest == link.watched:
             return

@@ -23,7 +23,7 @@ _LENGTH = _LAST_ANSWER_RECEIVED + 4
 
 
 def ask_when_quiet(connection: socket.socket) -> None:
-    """Lets the kernel ask the other one for a sign of life on a connection that is quiet."""
+    """Lets the kernel probe the peer of a quiet connection (TCP keepalive)."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, ASK_AFTER_S),

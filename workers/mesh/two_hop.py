@@ -200,5 +200,5 @@ def _parts(rank: int, frame: memoryview, count: int) -> list[memoryview | None]:
 
 @cache
 def _lengths(count: int) -> struct.Struct:
-    """Of the parts of a frame, which come first in it."""
+    """Lengths of the parts of a frame. They stand at its beginning."""
     return struct.Struct(f"<{count}q")

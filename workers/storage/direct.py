@@ -38,7 +38,7 @@ _REFUSALS = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class DirectWrites:
-    """Of one filesystem. Mutated: whether it takes direct writes, and how fast; by any thread.
+    """Direct writes to one filesystem. Mutated: whether it takes direct writes, and how fast; by any thread.
 
     Args:
       flag: `O_DIRECT` of the platform; 0 where it has none.

@@ -47,7 +47,8 @@ _TEMPORARY = ".tmp-"
 
 @dataclass(slots=True)
 class Unsynced:
-    """What was written and may still be lost with the machine. Mutated by writes inside `sync_later`, and by `add`.
+    """Files that were written and may still be lost with the machine. Mutated by writes inside `sync_later`, and by
+    `add`.
 
     Attributes:
       files: names.

@@ -121,7 +121,7 @@ class RemoteFiles:
         yield
 
     def sync(self, unsynced: Unsynced) -> None:
-        """Nothing to do; see `sync_later`."""
+        """Does nothing; see `sync_later`."""
 
     def remove_empty_folders(self, prefix: str) -> None:
         """Folders are parts of names and go with the files; where they are things of their own they may stay."""
@@ -207,7 +207,7 @@ def _is_lost_connection(error: Exception) -> bool:
 
 
 def _exclusive_options(filesystem: AbstractFileSystem) -> dict[str, Any] | None:
-    """What makes `pipe_file` fail on an existing name, decided by the service; None where nothing does.
+    """Options that make the service refuse an existing name in `pipe_file`; None where it has none.
 
     For memory our own lock decides. Others must be a known service whose filesystem has its own asynchronous
     `_pipe_file`: s3fs and gcsfs take `mode="create"` (If-None-Match, ifGenerationMatch=0), adlfs takes

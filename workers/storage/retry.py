@@ -40,8 +40,8 @@ _TRANSIENT_HTTP_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long to insist. Waits double from `first_wait_s` to `max_wait_s`, each multiplied by a random factor in [0.5,
-    1).
+    """Number and length of retries. Waits double from `first_wait_s` to `max_wait_s`, each multiplied by a random
+    factor in [0.5, 1).
     """
 
     max_attempts: int = 6

@@ -45,7 +45,7 @@ _PROBE_WRITERS = 8
 
 
 class Files(Protocol):
-    """What a backend offers: names arrive validated, errors leave as `StorageError` or as they came from the system.
+    """A storage backend. Names arrive validated, errors leave as `StorageError` or as they came from the system.
 
     Attributes:
       creates_exclusively: whether the storage itself decides who of several writers creates a name, as far as is

@@ -121,8 +121,8 @@ def parse_strictly(
 
 
 def beyond_limits(data: bytes, *, max_bytes: int) -> tuple[str, str] | None:
-    """What is too much of a document for `parse_strictly`, found and expected; None if it may be read, so that a writer
-    can ask, too.
+    """The limit of `parse_strictly` that a document exceeds, found and expected; None if it may be read. Writers ask,
+    too.
 
     Counts what the parser would build an object for; characters inside strings count as well, of which real documents
     have few.

@@ -195,7 +195,7 @@ def _buckets_of(entry: Any) -> int:
 
 
 def _parts(entry: Any) -> Iterator[Any]:
-    """What a table's entry says of parts with changed rows, as far as it has that form."""
+    """The parts with changed rows of a table's entry, as far as it has that form."""
     deltas = entry.get("deltas") if isinstance(entry, dict) else None
     for delta in deltas if isinstance(deltas, list) else ():
         parts = delta.get("parts") if isinstance(delta, dict) else None

@@ -30,7 +30,7 @@ _MAX_TEXT = 4096
 
 
 def problems(manifest: Manifest) -> list[str]:
-    """What is inconsistent in a manifest, most general first; empty if nothing is. Opens no file."""
+    """The inconsistencies of a manifest, most general first; empty if there are none. Opens no file."""
     found = _header_problems(manifest)
     for table in manifest.tables:
         found += _table_problems(table) or _chunk_problems(table) or _delta_problems(table, manifest.name)
@@ -202,7 +202,7 @@ def _name_problems(manifest: Manifest) -> list[str]:
 
 
 def _order_problems(manifest: Manifest) -> list[str]:
-    """From version 3 on the name of a file follows from its array's."""
+    """Tables whose files have other names than their arrays imply, from version 3 on."""
     if manifest.format_version < 3:
         return []
     for table in manifest.tables:
