@@ -112,9 +112,7 @@ class FullRanking:
         return self._forward.job
 
     def context(self) -> tuple[tuple[str, ...], frozenset[str]]:
-        """The features that scores depend on, or that name what is left out, but those of items; and the extra columns
-        that scores depend on.
-        """
+        """Features that the scores or the exclusions read, except the items'; and extra columns that the scores read."""
         features, columns = read_by_scores(self._model.job, step=self._model.state.manifest.step)
         read = features.union(self._without) - {*self._forward.features}
         return tuple(name for name in self.job.features if name in read), columns

@@ -100,7 +100,7 @@ class GangMesh:
 
     @property
     def replicated(self) -> NamedSharding:
-        """Of what all devices have alike."""
+        """The sharding of an array that every device holds whole."""
         return NamedSharding(self.mesh, P())
 
     def split(self, parts: Sequence[np.ndarray]) -> jax.Array:
@@ -112,8 +112,9 @@ class GangMesh:
         return jax.make_array_from_single_device_arrays(shape, self.by_sample, on_devices)
 
     def place(self, values: Any, sharding: Sharding | None = None) -> jax.Array:
-        """What all hosts have alike and whole, each part of it on the devices that shall have it; on all of them
-        without a sharding. Given all devices at once, JAX would gather and compare it over the gang first.
+        """Places an array that every host holds: sharded, or replicated without a sharding.
+
+        Given all devices at once, JAX would gather and compare the array over the gang first.
         """
         sharding = sharding or self.replicated
         shape, own = np.shape(values), [device for devices in self.local for device in devices]

@@ -214,7 +214,7 @@ class JobConfig:
 
     @property
     def num_scores(self) -> int:
-        """Of a sample, those of all its candidates or tasks; 0 where it has one score."""
+        """Scores per sample, over candidates or tasks; 0 where a sample has one score."""
         return self.num_candidates or sum(task.width for task in self.tasks)
 
     @property

@@ -1,8 +1,8 @@
 """An embedding that uses the engine of another one must declare what that engine was started with; otherwise it would
 train something else.
 
-Everything that decides numbers is compared: tables, features, optimizers, batch. What was used up when the engine was
-started is not: initializers, and slots that `slot_variable_creation_fn` would have made.
+Everything that decides numbers is compared: tables, features, optimizers, batch. Not compared: initializers and
+`slot_variable_creation_fn`, since the engine consumed them at its start.
 """
 
 from __future__ import annotations
