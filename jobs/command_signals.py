@@ -62,7 +62,7 @@ class CommandSignals:
 
     @property
     def exit_code(self) -> int | None:
-        """That of a command which a signal ended here; None where none came."""
+        """The exit code of a command that a signal ended; None if no signal came."""
         if not self._came:
             return None
         if not self._is_training:

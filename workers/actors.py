@@ -94,7 +94,9 @@ def warm_up(job: JobConfig) -> None:
 
 
 def _processors_for(spec: Any) -> frozenset[int]:
-    """Of a host or device process by its spec. Only in a cluster of the program's own, all hosts are on one machine."""
+    """Processors of a host or device process by its spec. Only in a cluster of the program's own, all hosts are on one
+    machine.
+    """
     host, num_hosts = (spec.host, spec.num_hosts) if OWN_CLUSTER in os.environ else (0, 1)
     return processors_of(host, num_hosts, threads=spec.threads)
 
@@ -243,7 +245,7 @@ class Actor:
 
     @ray.method(concurrency_group="control")
     def niceness(self) -> int:
-        """Of this process: 0 is usual, and with 19 everybody else goes first."""
+        """The niceness of this process: 0 is usual, and with 19 everybody else goes first."""
         return os.getpriority(os.PRIO_PROCESS, 0)
 
 

@@ -25,7 +25,7 @@ _keeps = threading.Event()
 
 
 def number_of_processors() -> int:
-    """That this process may use, whatever its threads keep to."""
+    """Processors that this process may use, whatever its threads keep to."""
     return len(_ALL if _keeps.is_set() else os.sched_getaffinity(0))
 
 

@@ -62,7 +62,7 @@ def _select_part(local_rows, addresses, part, mask, out_rows, out_addresses):
 
 @inlined
 def num_slots(num_entries):
-    """Of the hash table of so many entries: a power of two."""
+    """Slots of a hash table for so many entries: a power of two."""
     count = 16
     while count <= 4 * num_entries // 3:
         count *= 2

@@ -167,7 +167,7 @@ def _find_marked_bags(local_rows, row_splits, marks, is_marked):
 IS_FRAME, NO_FRAME, BAD_SPLITS, BAD_ROW = 0, 1, 2, 3
 WEIGHTED, DIVIDED = 1, 2
 HEAD_WORDS = 3
-"""Of each feature: the numbers of bags and of ids, and flags."""
+"""Words of a feature's head: its number of bags, its number of ids, and flags."""
 BAGS = 6
 """Numbers of what a host asks for a feature.
 

@@ -49,7 +49,7 @@ class Seen:
 
     @property
     def number(self) -> str:
-        """Of the fault: `F6`; `random` for drawn schedules."""
+        """The number of the fault: `F6`; `random` for drawn schedules."""
         return "random" if self.label.startswith("seed") else self.label.partition(".")[0]
 
 
@@ -192,7 +192,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def seconds(value: float | None) -> str:
-    """Of a table."""
+    """Seconds as a table shows them."""
     return "-" if value is None else f"{value:.1f} s"
 
 

@@ -68,7 +68,7 @@ class Train:
     models run there.
     """
     topology: str | None = None
-    """Of a TPU slice, such as 4x4: train on whole slices, with a host on each machine."""
+    """Topology of a TPU slice, such as 4x4: train on whole slices, with a host on each machine."""
     accelerator_type: str | None = None
     """Generation of the slices' chips, such as TPU-V6E."""
     slices: str | None = None
@@ -158,7 +158,7 @@ class Resume:
     models run there.
     """
     topology: str | None = None
-    """Of a TPU slice, such as 4x4: train on whole slices, with a host on each machine."""
+    """Topology of a TPU slice, such as 4x4: train on whole slices, with a host on each machine."""
     accelerator_type: str | None = None
     """Generation of the slices' chips, such as TPU-V6E."""
     slices: str | None = None
@@ -242,7 +242,7 @@ class Plan:
     hosts: int = 1
     """Hosts to plan for."""
     topology: str | None = None
-    """Of a TPU slice, such as 4x4: plan for whole slices, with a host on each machine."""
+    """Topology of a TPU slice, such as 4x4: plan for whole slices, with a host on each machine."""
     accelerator_type: str | None = None
     """Generation of the slices' chips, such as TPU-V6E."""
     slices: int = 1

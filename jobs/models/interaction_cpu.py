@@ -137,7 +137,7 @@ _allocate, _free, _yield = (
 
 @jit
 def _num_threads(frame):
-    """Of the pool; 1 where XLA has none for us."""
+    """Threads of XLA's pool; 1 where it has none for us."""
     found, arguments = _on_stack(8), _on_stack(_NUM_THREADS_BYTES)
     _set_word(found, 0, 1)
     _set_word(arguments, 0, _NUM_THREADS_BYTES)

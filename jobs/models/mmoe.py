@@ -59,7 +59,7 @@ class MMoE:
 
 
 def input_width(spec: ModelSpec) -> int:
-    """Of what `inputs_of` returns."""
+    """Width of the answer of `inputs_of`."""
     return spec.num_dense + sum(math.prod(shape) for shape in spec.activation_shapes.values())
 
 

@@ -156,7 +156,7 @@ def _times(low: int) -> str:
 
 
 def _hit_range(field: dict[str, Any]) -> str:
-    """Of the whole distribution."""
+    """The range over the whole distribution."""
     if not field["distribution"]:
         return "none is hit"
     return f"hit {field['distribution'][0][0]:,} to {2 * field['distribution'][-1][0] - 1:,} times"

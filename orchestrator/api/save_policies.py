@@ -121,7 +121,7 @@ def order_of(metric: str, declared: Mapping[str, Order] | None = None) -> Order 
 
 
 def declared_orders(metrics: Sequence[Metric]) -> dict[str, Order]:
-    """Of the metrics of a job that say it (`lower_is_better`), by their names."""
+    """Orders of those metrics of a job that declare one (`lower_is_better`), by name."""
     said = {metric.name: getattr(metric, "lower_is_better", None) for metric in metrics}
     return {name: "min" if is_lower else "max" for name, is_lower in said.items() if is_lower is not None}
 

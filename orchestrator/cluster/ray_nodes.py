@@ -178,7 +178,7 @@ class RayNodes:
         return self._domain(handle.machine) if isinstance(handle, RayHandle) and handle.machine else None
 
     def _domain(self, machine: str) -> FailureDomain:
-        """That of a machine; one that joined after the last look is taken to fail alone."""
+        """The failure domain of a machine. One that joined after the last look is taken to fail alone."""
         return self._domains.get(machine) or FailureDomain.of_machine(machine)
 
     def began(self, handles: Sequence[HostHandles]) -> None:

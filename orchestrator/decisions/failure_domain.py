@@ -26,7 +26,7 @@ class FailureDomain:
 
     @staticmethod
     def of_machine(machine: str, address: str = "") -> FailureDomain:
-        """That of a machine which fails alone.
+        """The domain of a machine that fails alone.
 
         Args:
           machine: id of the machine's life in the cluster.

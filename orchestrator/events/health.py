@@ -29,7 +29,7 @@ class AlarmBegan(Event):
 
     @property
     def level(self) -> Level:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of a note it is that of progress."""
+        """The level: for a note that of progress."""
         return Level.INFO if self.is_note else Level.WARNING
 
 

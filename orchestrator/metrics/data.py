@@ -24,7 +24,7 @@ from podembed.workers.input.data_sample import NOTHING, NUM_BINS, DataSample, Fr
 CHUNK_SAMPLES = 4096
 REFERENCE_CHUNKS = 8
 MOST_FEATURES = 64
-"""Of more inputs those are measured that differ most. While the reference grows, all are."""
+"""Most inputs that are measured: those that differ most. While the reference grows, all are."""
 LEAST_FILLED = 256
 """Samples with an id, below which the share of one id is mostly chance."""
 LIKE_ANOTHER = 0.5

@@ -22,7 +22,7 @@ from podembed.orchestrator.metrics.point import POINT, Point, StreamLine
 from podembed.workers.liveness.carried_error import words_of
 
 MOST_LINES = 4096
-"""That wait for a sink."""
+"""Most lines that wait for a sink."""
 TOLD_EVERY_S = 60.0
 """A sink's failures are reported at most so often."""
 SLOW = "it was too slow"

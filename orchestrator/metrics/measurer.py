@@ -210,7 +210,9 @@ class Measurer:
         return [Measurement("learning_rate", rate, {"table": table}) for table, rate in changed.items()]
 
     def _processor_time(self, event: WindowTrained) -> list[Measurement]:
-        """Of each host, and samples over that of all, where all processes were there a window ago."""
+        """Processor time of each host, and samples per second of all of it, where all processes existed a window
+        ago.
+        """
         spent_s, are_known, found = 0.0, bool(event.hosts), []
         for host in event.hosts:
             for usage in host.usage:

@@ -126,7 +126,7 @@ class StreamReader:
 
 
 def _places(lines: Mapping[tuple[str, int], StreamLine]) -> dict[str, int]:
-    """Of each driver, how many went before it. Clocks of machines differ, so generations decide; one that trained
+    """The number of drivers before each driver. Clocks of machines differ, so generations decide; one that trained
     nothing stays behind the one that its clock names.
     """
     firsts: dict[str, int] = {}

@@ -21,13 +21,13 @@ from podembed.workers.storage.store import Store
 
 FOLDER = "metrics"
 MOST_BYTES = 64 << 20
-"""Of all segments of a run."""
+"""Most bytes of all segments of a run."""
 MOST_SEGMENT_BYTES = 256 << 20
 MERGED = 16
 """Segments of a level become one of the next."""
 LOCAL_FLUSH_S, REMOTE_FLUSH_S = 2.0, 15.0
 MOST_WAITING_BYTES = 8 << 20
-"""Of lines that cannot be written now."""
+"""Most bytes of lines that cannot be written now."""
 LONGEST_PAUSE_S = 120.0
 """Between two tries."""
 _NAME = re.compile(r"metrics/(\d{13}-[0-9a-f]{4})/(\d{1,2})-(\d{9})-(\d{9})\.jsonl")
@@ -37,7 +37,7 @@ _KIND = re.compile(rb'\{"number":\d+,"kind":"(\w*)"')
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """Of a segment. In the order of names, those of earlier drivers come first.
+    """The name of a segment. In the order of names, those of earlier drivers come first.
 
     Attributes:
       driver: the milliseconds since 1970 at which it began, and some chance.

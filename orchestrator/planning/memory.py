@@ -15,8 +15,8 @@ from podembed.workers.job.job import JobConfig
 
 _FLOAT_BYTES, _MARK_BYTES, _HASH_SLOT_BYTES = 4, 4, 16
 PROCESS_BYTES = 480_000_000
-"""Of a host process without rows, as `benchmarks/memory.py` found it: libraries, compiled kernels, input under way.
-Between 420 and 540 MB, more with more features.
+"""Memory of a host process without rows, as `benchmarks/memory.py` found it: libraries, compiled kernels, input under
+way. Between 420 and 540 MB, more with more features.
 """
 _BITS_A_ROW = 4  # of the undo log: changed and lost, for two moments
 
@@ -52,7 +52,7 @@ class HostMemory:
 def host_memory(
     job: JobConfig, plan: PlacementPlan, traffic: Sequence[TableTraffic], *, undo_share: float
 ) -> HostMemory:
-    """Of the host that holds most.
+    """Memory of the host that holds most.
 
     Args:
       traffic: of all tables, as the plan places them.

@@ -53,18 +53,18 @@ class OnSlices:
 
     @property
     def ici_bytes(self) -> float:
-        """That a chip sends in a step: a sum of the gradients in its slice, in both halves of an all-reduce."""
+        """Bytes that a chip sends in a step to sum gradients in its slice, in both halves of an all-reduce."""
         return 2 * (1 - 1 / self.topology.chips) * self.gradient_bytes
 
     @property
     def dcn_gradient_bytes(self) -> float:
-        """That the chips of a host send in a step to other slices: each its part of the slice's sum."""
+        """Bytes that the chips of a host send in a step to other slices: each its part of the slice's sum."""
         part = self.gradient_bytes * self.topology.chips_per_host / self.topology.chips
         return 2 * (1 - 1 / self.num_slices) * part
 
     @property
     def reading_hosts(self) -> int:
-        """That read what a lost slice held: those that are left, or those of a slice that takes its place."""
+        """Hosts that read the rows of a lost slice: those that are left, or those of its replacement."""
         return self.topology.hosts * max(1, self.num_slices - 1)
 
 
@@ -101,7 +101,7 @@ def on_slices(
 
 
 def gradient_bytes(job: JobConfig) -> int:
-    """Of the gradients that devices add up in a step: those of all parameters, as float32, and the loss."""
+    """Bytes of the gradients that devices add up in a step: all parameters, as float32, and the loss."""
     params, _ = jax.eval_shape(lambda: initial(job, jax.random.key(job.seed)))
     return _WORD_BYTES * (1 + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)))
 

@@ -91,7 +91,7 @@ class TableTraffic:
 
 
 def traffic_of(job: JobConfig, plan: PlacementPlan, profiles: Sequence[TableProfile]) -> list[TableTraffic]:
-    """Of all tables, in the job's order, on the hosts of the plan.
+    """The traffic of all tables, in the job's order, on the hosts of the plan.
 
     Args:
       profiles: one a table.

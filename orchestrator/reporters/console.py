@@ -57,7 +57,7 @@ class ConsoleReporter:
         self._last_line_s = self._last_phases_s = -math.inf
 
     def event(self, event: Event) -> None:
-        """Of what happened it shows sentences, which come to `notice`."""
+        """Does nothing: the sentence of an event comes to `notice`."""
 
     def activity(self, what: str) -> None:
         now_s = self._monotonic_s()

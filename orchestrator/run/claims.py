@@ -59,7 +59,7 @@ class Claims:
 
     @property
     def generation(self) -> int:
-        """Of the newest lease, 0 before the first."""
+        """The generation of the newest lease, 0 before the first."""
         return self.lease.generation if self.lease is not None else 0
 
     def acquire(self, patiently: Callable[[Callable[[], Any]], Any] = at_once) -> Lease:

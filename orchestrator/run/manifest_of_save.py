@@ -127,6 +127,6 @@ def _assemble(
 
 @functools.cache
 def versions() -> Mapping[str, str]:
-    """Of the packages that numbers depend on."""
+    """Versions of the packages that numbers depend on."""
     others = ("jax", "optax", "numpy", "numba", "ray")
     return {"podembed": version(), **{name: metadata.version(name) for name in others}}

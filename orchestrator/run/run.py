@@ -91,7 +91,7 @@ class OpenRun:
 
     @property
     def total_steps(self) -> int:
-        """Of all epochs."""
+        """Steps of all epochs."""
         return self.input_plan.steps_per_epoch * self.job.num_epochs
 
     def newest_commit(self) -> Manifest | None:

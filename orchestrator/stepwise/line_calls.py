@@ -158,6 +158,6 @@ def of_answer(worker: Worker, content: bytearray) -> Any | Failure:
 
 
 def _cut(worker: Worker, why: str) -> Failure:
-    """Of a process that lives, though its line is broken. What it does with the call under way is not known."""
+    """The failure of a process that lives, but whose line is broken. Whether it makes the call under way is unknown."""
     said = f"the connection to its driver broke ({why or 'the process hung up'}), though the process lives"
     return Failure(worker=worker, kind=FailureKind.PEER, message=said)

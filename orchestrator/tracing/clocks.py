@@ -36,7 +36,7 @@ class ClockOffset:
 
     @staticmethod
     def of(asked_s: float, found_s: float, answered_s: float) -> ClockOffset:
-        """Of one question.
+        """The offset by one question.
 
         Args:
           asked_s, answered_s: the driver's clock before and after.

@@ -103,7 +103,7 @@ class FullRanking:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of scores."""
+        """The type of scores."""
         return self._forward.dtype
 
     @property
@@ -112,7 +112,9 @@ class FullRanking:
         return self._forward.job
 
     def context(self) -> tuple[tuple[str, ...], frozenset[str]]:
-        """Features that the scores or the exclusions read, except the items'; and extra columns that the scores read."""
+        """Features that the scores or the exclusions read, except the items'; and extra columns that the scores
+        read.
+        """
         features, columns = read_by_scores(self._model.job, step=self._model.state.manifest.step)
         read = features.union(self._without) - {*self._forward.features}
         return tuple(name for name in self.job.features if name in read), columns
@@ -122,7 +124,7 @@ class FullRanking:
         return looked_up((with_all(batch, self.job) for batch in batches), self._pooled)
 
     def positives(self, found: LookedUp) -> BlockScores:
-        """Of each sample its first id as the only candidate, `[n, 1]`. It is none where a sample has no id, or one
+        """Each sample's first id as its only candidate, `[n, 1]`. It is none where a sample has no id, or one
         that the table drops.
         """
         own = Exclusions.of(found.batch, self.feature, table=self._table).own

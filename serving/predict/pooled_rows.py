@@ -86,7 +86,7 @@ class PooledRows:
         return FoundIds(batch, dict(self._bags.of(batch.features)))
 
     def size_bytes(self, found: FoundIds) -> int:
-        """Of the rows of a batch, if no id came twice."""
+        """Bytes of the rows of a batch, if no id came twice."""
         return sum(4 * found.bags[one.name].num_ids * self._job.tables[one.table].dim for one in self._bindings)
 
     def fetch(self, batches: Sequence[FoundIds]) -> None:

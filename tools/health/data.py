@@ -52,7 +52,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Of one input: what was usual, in how many readings, and the newest ones; and the least of all readings."""
+    """The history of one input: usual value, number of readings, newest readings, and the least of all."""
 
     usual: Reading
     num_usual: int

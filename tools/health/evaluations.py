@@ -20,11 +20,11 @@ LEAST_SAMPLES = 100_000
 """After so many samples a model that learns has an AUC that is clearly above that of chance."""
 CHANCE_BEGINS, CHANCE_ENDS = 0.54, 0.58
 LIFT_BEGINS, LIFT_ENDS = 0.25, 0.35
-"""Of the best reachable AUC's lift over 0.5, where the job knows it."""
+"""Shares of the best reachable AUC's lift over 0.5, where the job knows it."""
 FALLS = 3
 """Evaluations in a row that are worse than the best one. One or two may be noise."""
 LEAST_FALL_OF_LOSS, LEAST_FALL_OF_SCORE = 0.005, 0.002
-"""Of a loss or an error relative to its best; of scores absolute, of those above 1 relative. Evaluations use the same
+"""Relative to the best loss or error. For scores absolute, or relative for those above 1. Evaluations use the same
 samples, so noise is small."""
 _LEAST_FALL: Mapping[Order, float] = {"min": LEAST_FALL_OF_LOSS, "max": LEAST_FALL_OF_SCORE}
 GAP_BEGINS, GAP_ENDS = 0.05, 0.03
@@ -90,7 +90,7 @@ class _Trained:
         return sum(loss * steps for loss, steps in self.losses) / sum(steps for _, steps in self.losses)
 
     def aucs(self) -> dict[str, float]:
-        """Of tasks with enough positives."""
+        """AUCs of tasks with enough positives."""
         positives = self.positives or {}
         return {task: total / positives[task] for task, total in (self.auc or {}).items() if positives[task] >= 1000.0}
 

@@ -60,7 +60,7 @@ class HealthWatch:
 
     @property
     def severities(self) -> Mapping[str, str]:
-        """Of all alarms."""
+        """Severities of all alarms."""
         return {alarm.name: alarm.severity for alarm in ALARMS.values()}
 
     def take(self, point: Point) -> list[Event]:

@@ -86,7 +86,7 @@ class LiveSnapshot:
         return found
 
     def values(self, name: str) -> list[float]:
-        """Of all windows, the newest last."""
+        """Values of all windows, the newest last."""
         series = (point.value(name) for point in self.stream.windows)
         return [value for value in series if value is not None and math.isfinite(value)]
 

@@ -26,7 +26,7 @@ _WINDOW_FIGURES = {
     "window_calibration": "calibration",
 }
 _FIXED_LINES = 13
-"""Of a view, beside those of hosts and faults."""
+"""Lines of a view, beside those of hosts and faults."""
 
 
 def screen(seen: LiveSnapshot, *, width: int, height: int, is_unicode: bool, ended: str = "") -> RenderableType:

@@ -12,11 +12,11 @@ from podembed.orchestrator.metrics.catalog import CATALOG
 from podembed.tools.report.material import Material
 
 MOST_POINTS = 600
-"""Of a line; a longer one keeps the lowest and the highest value of each piece."""
+"""Most points of a line. A longer one keeps the lowest and the highest value of each piece."""
 MOST_ROWS = 100
-"""Of a curve's table."""
+"""Most rows of a curve's table."""
 MOST_LINES = 12
-"""Of a curve, for each run."""
+"""Most lines of a curve, for each run."""
 # Where the run stands, and what other parts of the report show.
 _NOT_DRAWN = {
     "step",

@@ -51,7 +51,7 @@ class Material:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of the packages that wrote the newest commit."""
+        """Versions of the packages that wrote the newest commit."""
         head = self.description.head
         return dict(head.manifest.versions) if head and head.manifest else {}
 

@@ -18,7 +18,7 @@ from podembed.tools.report.material import Material
 from podembed.tools.report.times import date, date_and_time
 
 MOST_ROWS = 200
-"""Of a table; the report says how many it leaves out."""
+"""Most rows of a table. The report says how many it leaves out."""
 # Of the time when something was wrong, its end counts, too.
 _TROUBLES = (*FAULTS, "commit_unsettled", "alarm_ended")
 # Of which the report says enough elsewhere.

@@ -11,7 +11,7 @@ from typing import Any
 from podembed.orchestrator.api.configuration_error import ConfigurationError
 
 VERSION = "6.4"
-"""Of Vega-Lite."""
+"""The version of Vega-Lite."""
 
 
 def _library() -> Any:

@@ -68,7 +68,7 @@ _NOTHING_SAID = ExportRecord(run_id="", commit="", step=0, tables={})
 
 
 def array_file(stack: Stack, array: str) -> str:
-    """Of the rows or of a slot, below the folder."""
+    """The file of the rows or of a slot, below the folder."""
     folder = safe_segment(stack.name)
     return f"{folder}/table.npy" if array == ROWS else f"{folder}/{SLOTS_FOLDER}/{safe_segment(array)}.npy"
 

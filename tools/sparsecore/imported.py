@@ -153,7 +153,7 @@ def _file_values(source: _Source, plan: TablePlan, array: str, ids: Sequence[np.
 
 
 def _run_record(tables: Sequence[TableFiles], created_unix_s: float) -> RunRecord:
-    """Of a run without a job and without data."""
+    """The record of a run without a job and without data."""
     return RunRecord(
         run_id=uuid.uuid4().hex,
         created_unix_s=created_unix_s,

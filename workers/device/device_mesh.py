@@ -95,7 +95,7 @@ class GangMesh:
 
     @property
     def by_sample(self) -> NamedSharding:
-        """Of arrays whose first axis are samples."""
+        """The sharding of arrays whose first axis are samples."""
         return NamedSharding(self.mesh, P(AXIS))
 
     @property

@@ -48,7 +48,7 @@ class DeviceOptions:
 
     @property
     def num_devices(self) -> int | None:
-        """Of a host, as far as the settings say it."""
+        """Devices of a host, if the settings name a number."""
         return math.prod(size for _, size in self.mesh) if self.mesh else self.per_host
 
     @property

@@ -95,7 +95,7 @@ class IdsLayout:
         return found | {f"{_WEIGHTS}{name}": (self.num_bags[name] * MOST_IDS,) for name in sorted(self.weighted)}
 
     def dtypes(self) -> dict[str, str]:
-        """Of the arrays that are not float32."""
+        """Types of the arrays that are not float32."""
         return {_LEVELS: "int32"} | {f"{_ROWS}{name}": "int32" for name in self.num_bags}
 
     def bags_in(self, arrays: Mapping[str, np.ndarray], levels: Sequence[int]) -> dict[str, BagArrays]:
@@ -238,7 +238,7 @@ class ChannelEnd:
 
     @property
     def num_devices(self) -> int:
-        """Of the device process, which says it in the memory of a job with sequences."""
+        """Devices of the device process, which writes the number for a job with sequences."""
         return max(1, int(self.buffers[0][_NUM_DEVICES][0]))
 
     def say_num_devices(self, count: int) -> None:
@@ -339,7 +339,7 @@ class ChannelServer:
 
     @property
     def descriptor(self) -> int:
-        """Of the memory, from `accept` to `close_descriptor`; for on_same_machine on this machine."""
+        """Descriptor of the memory, from `accept` to `close_descriptor`; for other hosts on this machine."""
         if self._descriptor is None:
             raise RuntimeError("Found no shared memory. Expected accept first.")
         return self._descriptor

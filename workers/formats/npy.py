@@ -33,7 +33,7 @@ _KINDS = {"labels": ("label", "biuf"), "dense": ("int_{}", "biuf"), "sparse": ("
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NpyHeader:
-    """Of one array `[num_rows, num_columns]`, row after row from byte `start` of its file."""
+    """The header of one array `[num_rows, num_columns]`, row after row from byte `start` of its file."""
 
     path: str
     dtype: np.dtype[Any]

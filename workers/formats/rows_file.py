@@ -90,7 +90,9 @@ def _is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def _safetensors_header(path: str, file: IO[bytes]) -> NpyHeader:
-    """Of the one tensor of a file: eight bytes with the length of a JSON text, which follows, and then the data."""
+    """The header of a file's one tensor. A file has eight bytes with the length of a JSON text, the text, and the
+    data.
+    """
     size_bytes = file.seek(0, 2)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")

@@ -26,7 +26,7 @@ MOST_TABLES = 32
 """The largest ones. To read a sample of each costs about a millisecond."""
 MOST_ROWS, LEAST_ROWS = 1024, 64
 MOST_NUMBERS = 1 << 16
-"""Of a table's sample, over all hosts, where its rows are wide."""
+"""Most numbers of a table's sample, over all hosts, where its rows are wide."""
 FIRST_LOOK, LOOK_EVERY, LATER_EVERY = 4, 16, 32
 """In windows in which hosts look at samples at all. Later, when a run has been seen for a while, they come more
 seldom."""
@@ -54,7 +54,7 @@ class HostNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableNorms:
-    """Of one table, over all hosts.
+    """Norms of one table, over all hosts.
 
     Attributes:
       table: its name.

@@ -220,7 +220,7 @@ class InParts:
 
 
 def cut_bags(bags: Ragged, *, first: int, length: int) -> Ragged:
-    """Of each bag the ids `first` to `first + length - 1`, as far as it has them."""
+    """The ids `first` to `first + length - 1` of each bag, as far as it has them."""
     lengths = np.diff(bags.row_splits)
     kept = np.clip(lengths - first, 0, length)
     splits = np.zeros(len(kept) + 1, np.int64)
@@ -239,7 +239,7 @@ def samplers_of(
     known: Known | None = None,
     rooms: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, NegativeSampler]:
-    """Of the features whose columns declare negatives. Reads the training files, if a declaration needs that.
+    """Samplers of the features whose columns declare negatives. Reads the training files, if a declaration needs that.
 
     Args:
       data: resolved, for training.

@@ -19,7 +19,7 @@ from podembed.workers.input.negative_kernels import MAX_TRIES, add_chances, free
 
 
 class Chances:
-    """Of the ids of one feature. Calls change nothing.
+    """Chances of the ids of one feature. Calls change nothing.
 
     Memory is 12 bytes a row of the table with popularity, and 4 with frequencies. Where positives of a user are left
     out, it is 8 bytes a row of the user's table.

@@ -18,13 +18,13 @@ from podembed.workers.data.batch import Batch
 from podembed.workers.job.job import JobConfig
 
 MOST_SAMPLES = 1024
-"""Of all hosts together, in a window."""
+"""Most samples of all hosts together, in a window."""
 MOST_NUMBERS = 65_536
 """Samples times columns. It bounds the time of a look, also for hundreds of columns."""
 LEAST_SAMPLES = 16
-"""Of a host."""
+"""Fewest samples of a host."""
 MOST_HOSTS = 8
-"""Of so many hosts the batches are looked at. All lanes are cut from one order, so others are like them."""
+"""Most hosts whose batches are sampled. All lanes are cut from one order, so other hosts' are alike."""
 MOST_COLUMNS = 256
 MOST_OF_VECTOR = 32
 """Dense numbers of one column; of longer vectors every second, third and so on."""

@@ -20,7 +20,7 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import feature_bindings
 
 MAX_SAMPLES = 1 << 15
-"""Of a batch, more are not looked at; what more of them name follows from the curve."""
+"""Most samples of a batch that are read. The number of rows that more of them name follows from the curve."""
 _HALVINGS = 7
 
 
@@ -106,7 +106,7 @@ def profiles_of(job: JobConfig, batch: Batch) -> list[TableProfile]:
 
 
 def _profile(features: Sequence[Ragged]) -> TableProfile:
-    """Of the features of one table."""
+    """The profile of the features of one table."""
     bags = [_first(ragged, MAX_SAMPLES) for ragged in features]
     count = bags[0].num_samples if bags else 0
     ids = np.concatenate([ragged.values for ragged in bags]) if bags else np.zeros(0, np.int64)

@@ -119,7 +119,7 @@ def _with_negatives(reader: StepReader, plan: LanePlan, samplers: Mapping[str, N
 
 
 def indexes_of(job: JobConfig) -> tuple[InputIndex, InputIndex | None]:
-    """Of the job's files for training, and of those for evaluation, if it has some."""
+    """Indexes of the job's files for training, and of those for evaluation, if it has some."""
     data = job.resolved_data
     train, evaluation = build_index(data), build_index(data.for_evaluation()) if data.eval_paths else None
     if evaluation is not None:

@@ -55,8 +55,8 @@ class TableProfile:
 
 
 def joined(profiles: Sequence[TableProfile]) -> TableProfile:
-    """Of one table, from the profiles of several hosts' shares of a batch: means of them. Shares of unequal size are
-    compared at the sizes of the first.
+    """The profile of one table: the mean of the profiles of several hosts' shares of a batch. Shares of unequal size
+    are compared at the sizes of the first.
     """
     first, count = profiles[0], len(profiles)
     lengths = zip(*(profile.ids_per_sample for profile in profiles), strict=True)
@@ -72,7 +72,7 @@ def joined(profiles: Sequence[TableProfile]) -> TableProfile:
 
 
 def even_profile(*, ids_per_sample: Sequence[float], num_rows: int, batch_size: int) -> TableProfile:
-    """Of ids that are spread evenly over a table, as far as nothing is known of them."""
+    """The profile of ids that are spread evenly over a table, where nothing is known of them."""
     ids = sum(ids_per_sample)
     counts = [batch_size / 2**power for power in range(12, -3, -1)]
     return TableProfile(

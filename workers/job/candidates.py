@@ -182,5 +182,5 @@ class RankCounts:
         self._own[(np.isnan(scores) & is_candidate).any(axis=1)] = np.nan
 
     def result(self, samples: np.ndarray) -> tuple[np.ndarray, Ranks]:
-        """Of some of the samples, the score of the positive candidate and its rank. NaN if any of its scores is one."""
+        """The positive candidate's score and rank, for some of the samples. NaN if any score of the sample is NaN."""
         return self._own[samples], Ranks(*self._counts).of(samples)

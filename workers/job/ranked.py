@@ -70,7 +70,7 @@ class _Ties:
 
     @staticmethod
     def _of_ranks(scores: Scores, ranks: Ranks, group_by: str) -> _Ties:
-        """Of full rankings: the candidates above each positive one, it with those of its score, and those below.
+        """The groups of full rankings: candidates above each positive one, it with those of its score, and those below.
 
         The positive ones of a group, such as the held-out items of a user, are in one list. Where samples of a group
         were ranked in lists that differ, by their histories or in the last bit, none takes the place of a better one.
@@ -243,7 +243,7 @@ def _without_overlap(group: np.ndarray, before: np.ndarray, size: np.ndarray) ->
 
 
 def _chance(room: int, size: int, positives: int) -> float:
-    """That at least one of the positives is among the first `room` of `size` samples in random order."""
+    """The probability that a positive is among the first `room` of `size` samples in random order."""
     if room <= 0:
         return 0.0
     room = min(room, size)

@@ -112,7 +112,7 @@ class RecallAt:
 
 
 def counted_ranks(scores: Scores, ranks: Ranks) -> tuple[np.ndarray, Ranks]:
-    """Of full rankings, those that count: of samples that have weight and label 1. Bool `[n]`, and their ranks.
+    """The full rankings that count: of samples that have weight and label 1. Bool `[n]`, and their ranks.
 
     Raises:
       QualityError: there is none, or a score is NaN.
@@ -126,7 +126,7 @@ def counted_ranks(scores: Scores, ranks: Ranks) -> tuple[np.ndarray, Ranks]:
 
 
 def group_numbers(scores: Scores, group_by: str, counts: np.ndarray) -> np.ndarray:
-    """Of the samples of full rankings that count, the number of the group of each, from 0 and without gaps."""
+    """The group's number, from 0 and without gaps, of each sample of the full rankings that count."""
     if group_by == SAMPLE:
         return np.arange(np.count_nonzero(counts))
     return np.unique(scores.groups[group_by][counts], return_inverse=True)[1]
@@ -165,7 +165,7 @@ def recall_at(
 
 
 def _mean_recall(group: np.ndarray, found: np.ndarray, weights: np.ndarray) -> float:
-    """Of samples of label 1: the weighted mean of `found` within each group, and the mean of these by the groups' mean
+    """For samples of label 1: the weighted mean of `found` within each group, and the mean of these by the groups' mean
     weights.
 
     Args:

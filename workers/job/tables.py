@@ -189,7 +189,7 @@ def tables_with_counting_rates(job: JobConfig) -> tuple[str, ...]:
 def learning_rates(
     specs: Sequence[TableSpec], step: int, schedule: Callable[[int], float] | None = None
 ) -> list[float]:
-    """Of each table in a step; 0 where it has no optimizer.
+    """The learning rate of each table in a step; 0 where it has no optimizer.
 
     Args:
       schedule: as `JobConfig.schedule`.

@@ -37,7 +37,7 @@ class CarriedError(Exception):
 
 
 MOST_LETTERS = 2_000
-"""Of what an exception says, and of the lines of its traceback together a few times as many."""
+"""Most letters of an exception's text. The lines of its traceback together have a few times as many."""
 
 
 def words_of(error: BaseException) -> str:

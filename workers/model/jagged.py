@@ -40,13 +40,13 @@ class Jagged:
 
     @staticmethod
     def of(values: jax.Array, lengths: jax.Array, *, longest: int) -> Jagged:
-        """Of rows that follow each other without a gap."""
+        """A `Jagged` of rows that follow each other without a gap."""
         starts = jnp.cumsum(lengths, dtype=jnp.int32) - lengths
         return Jagged(values=values, lengths=lengths, starts=starts, longest=longest)
 
     @staticmethod
     def of_padded(values: jax.Array, lengths: jax.Array) -> Jagged:
-        """Of `[n, length, ...]`, without moving anything: every sample keeps `length` rows."""
+        """A `Jagged` of `[n, length, ...]`, without moving anything: every sample keeps `length` rows."""
         num_samples, length = values.shape[:2]
         return Jagged(
             values=values.reshape(num_samples * length, *values.shape[2:]),

@@ -31,7 +31,7 @@ class Seal:
         self._number = 0
 
     def tag(self, content: bytes | bytearray | memoryview) -> bytes:
-        """Of the next message, `TAG_BYTES` long."""
+        """The tag of the next message, `TAG_BYTES` long."""
         salt = self._number.to_bytes(_NUMBER_BYTES, "big")
         self._number += 1
         found = hashlib.blake2b(content, digest_size=TAG_BYTES, key=self._key, salt=salt, person=self._side)
@@ -55,7 +55,7 @@ class Seals:
 
     @staticmethod
     def of(token: bytes, *, driver_salt: bytes, process_salt: bytes, is_driver: bool) -> Seals:
-        """Of one connection: salts of both sides make its key another one than that of any other connection.
+        """The seals of one connection. Salts of both sides make its key differ from that of any other connection.
 
         Args:
           token: secret of the pod, at most 64 bytes.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MOST_SPANS = 100_000
-"""Of one process in one trace, some 10 MB of memory."""
+"""Most spans of one process in one trace, some 10 MB of memory."""
 JAX_TRACK = "JAX "
 """How the tracks of JAX's own profile begin."""
 _OFF = nullcontext()

@@ -38,7 +38,7 @@ class Strategy(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of the first values of the rows."""
+        """The seed of the rows' first values."""
         ...
 
     @property

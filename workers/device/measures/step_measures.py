@@ -22,7 +22,7 @@ NOT_MEASURED = -1.0
 
 
 class DeviceScores(NamedTuple):
-    """Of one device. Both are empty where a job has no scores that are log odds.
+    """Scores of one device. Both are empty where a job has no scores that are log odds.
 
     Attributes:
       codes: int16 `[labels, n]`, as of `LabelCounts`.
@@ -34,7 +34,7 @@ class DeviceScores(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Of one step.
+    """Measures of one step.
 
     Attributes:
       scored: by label, of all samples.

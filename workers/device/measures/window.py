@@ -43,7 +43,7 @@ class DeviceWindow:
 
 
 class WindowMeasures:
-    """Of one host's steps. Mutated: what was counted, and the steps that wait.
+    """Measures of one host's steps. Mutated: the counts, and the steps that wait.
 
     Args:
       job: the declared job.

@@ -52,7 +52,7 @@ class HeldTables:
 
     @property
     def size_bytes(self) -> int:
-        """Of each device."""
+        """Bytes of tables on each device."""
         return sum(spec.num_rows * spec.row_bytes for spec in self._specs.values())
 
     def serve(self, end: ChannelEnd, record: Record, *, receive: Callable[[], Record]) -> Record:

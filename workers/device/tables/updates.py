@@ -18,7 +18,7 @@ from podembed.embedding.row_optimizers.base import Optimizer
 
 ROWS = "rows"
 Arrays = Mapping[str, jax.Array]
-"""Of a table: `rows` and each slot, `[num_rows, width]`."""
+"""Arrays of a table: `rows` and each slot, `[num_rows, width]`."""
 
 
 class Entries(NamedTuple):

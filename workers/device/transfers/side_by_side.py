@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
 
 Together = tuple[tuple[Run, ...], ...]
-"""Of each array the runs in it."""
+"""The runs in each array."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class HostBatches:
         )
 
     def _used(self, name: str, block: np.ndarray, levels: PaddingLevels) -> np.ndarray:
-        """Of a sequence the vectors that the step has room for; all of any other feature."""
+        """The vectors that the step has room for, of a sequence; all, of any other feature."""
         padding = self._padding
         return block[: self._num_parts * padding.vectors(name, levels)] if name in padding.sequences else block
 
@@ -219,8 +219,8 @@ class SeparateTransfers:
         return jax.make_array_from_single_device_arrays(shape, self._mesh.by_sample, [own])
 
     def _number(self, step: int) -> jax.Array:
-        """Of a step, on every device. Programs that do not ask for it get one of two numbers, which stay there: they
-        only tell whether norms are measured.
+        """The number of a step, on every device. Programs that do not ask for it get one of two numbers, which stay
+        there: they only tell whether norms are measured.
         """
         if not self._asks_for_step:
             step = min(step % NORMS_EVERY, 1)

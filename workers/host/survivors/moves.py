@@ -167,7 +167,7 @@ class BucketExchange:
             threads.finish()
 
     def _choose(self, offered: Mapping[int, list[Place]]) -> _Choice:
-        """Of each missing bucket the first offer, hosts in turn, as many a round as there is room for."""
+        """Chooses the first offer of each missing bucket, hosts in turn, as many a round as there is room for."""
         missing = {
             (at, int(bucket))
             for at, (table, known) in enumerate(zip(self.tables, self.known, strict=True))

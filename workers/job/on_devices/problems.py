@@ -9,7 +9,7 @@ from podembed.embedding.optimizers import ROW_OPTIMIZERS, CustomRowOptimizer, Op
 
 MOST_ROWS = 1 << 23
 MOST_BYTES = 4 << 30
-"""Of one table on each device, with its slots."""
+"""Most bytes of one table on each device, with its slots."""
 
 _RULES = tuple(rule for rule in ROW_OPTIMIZERS if rule is not CustomRowOptimizer)
 _HOST = "Leave place out, which keeps the table on the hosts"
