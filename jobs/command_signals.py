@@ -33,7 +33,7 @@ class CommandSignals:
     the process with that.
 
     Args:
-      arguments: of the command line.
+      arguments: arguments of the command line.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:

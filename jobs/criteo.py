@@ -100,7 +100,7 @@ def criteo(
         says the columns and the tables' sizes.
       model: a key of `MODELS`.
       vocabulary_size: rows of each table where values are hashed here; None stands for `DEFAULT_ROWS`.
-      order: of the samples, see `InputData`; the files of click logs are days, so `files` is the order of time.
+      order: order of the samples, see `InputData`; the files of click logs are days, so `files` is the order of time.
 
     Raises:
       JobError: unknown column names or model, or a vocabulary size beside a prepared set.

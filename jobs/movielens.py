@@ -42,7 +42,7 @@ def movielens(
     Args:
       data: folder of the ratings, see `write_movielens`.
       cache: folder where the samples are written, or found.
-      k: of recall@k.
+      k: k of recall@k.
       history_length: most movies of a history.
       train_negatives: samples of label 0 for each of label 1.
     """

@@ -62,7 +62,8 @@ class MovieLensSet:
 
     Attributes:
       folder: also has `users.txt`, `movies.txt` and `genres.txt`: line n, from 0, is what the id n stands for.
-      popularity_auc, popularity_recall: of ranking by the number of training likes, on the evaluation samples.
+      popularity_auc, popularity_recall: popularity auc and popularity recall of ranking by the number of training
+        likes, on the evaluation samples.
     """
 
     folder: Path

@@ -71,9 +71,10 @@ class SyntheticSet:
       folder: holds `train-*.parquet`, `eval-*.parquet` and `meta.json`.
       vocabulary_sizes: feature name (`f00` to `f25`) to its number of ids.
       list_features: the features whose columns are lists.
-      reachable_auc, reachable_log_loss: of the true probabilities on the evaluation rows.
+      reachable_auc, reachable_log_loss: reachable auc and reachable log loss of the true probabilities on the
+        evaluation rows.
       base_rate: share of label 1 in the evaluation rows.
-      base_log_loss: of always answering the base rate.
+      base_log_loss: base log loss of always answering the base rate.
     """
 
     folder: Path
@@ -102,7 +103,7 @@ class _Feature:
     """One categorical feature of the planted model.
 
     Attributes:
-      exponent: of the Zipf law.
+      exponent: exponent of the Zipf law.
       ids_by_rank: int64 `[vocabulary_size]`, which id is the k-th most frequent.
       weights: float32 `[vocabulary_size]`, what an id adds to the logit, by rank.
       factors: float32 `[vocabulary_size]`, what an id brings into products, by rank.
@@ -274,7 +275,7 @@ def main(folder: Path = DEFAULT_FOLDER, *, seed: int = SyntheticSpec().seed) -> 
 
     Args:
       folder: where the set is written, or found.
-      seed: of everything that is drawn.
+      seed: seed of everything that is drawn.
     """
     started_s = time.monotonic()
     written = write_synthetic(folder, SyntheticSpec(seed=seed))

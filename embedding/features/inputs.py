@@ -47,9 +47,9 @@ class FeatureInput:
     """One feature of a batch, checked by itself.
 
     Attributes:
-      path: of the feature, for messages.
-      kind: of the value it was read from.
-      shape: of that value; the last axis of a ragged one is None.
+      path: path of the feature, for messages.
+      kind: kind of the value it was read from.
+      shape: shape of that value; the last axis of a ragged one is None.
       ids: int64 `[n]`, row by row.
       row_splits: int64 `[num_rows + 1]`; rows are all axes but the last, flattened.
       columns: int64 `[n]`, the column of each id in its row; None where that is its position.

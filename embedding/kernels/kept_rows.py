@@ -172,7 +172,7 @@ def copy_back(arrays, log, first, start, stop, buffers):
     oldest wins.
 
     Args:
-      arrays, buffers: of a table, and the log's for each of them (float32 `[entries, width]`).
+      arrays, buffers: arrays and buffers of a table, and the log's for each of them (float32 `[entries, width]`).
     """
     entries = log.shape[0]
     for number in range(stop - 1, start - 1, -1):

@@ -23,7 +23,7 @@ def rows_of_ids(ids: np.ndarray, *, num_buckets: int, rows_per_bucket: int, out:
 
     Args:
       ids: int64 `[n]`.
-      num_buckets, rows_per_bucket: of the table's layout.
+      num_buckets, rows_per_bucket: number of buckets and rows per bucket of the table's layout.
       out: int32 or int64 `[n]`.
 
     Raises:
@@ -60,7 +60,7 @@ def route(
       unique: int64 `[U]`, ids of the table.
       bucket_owner: int32 `[num_buckets]`, the owner of each bucket; the number of buckets is a power of two.
       bucket_local: int32 `[num_buckets]`, the number of the bucket among its owner's buckets of the table.
-      rows_per_bucket: of the table's layout.
+      rows_per_bucket: rows per bucket of the table's layout.
       counts: int64 `[num_hosts]`; receives the number of ids of each owner.
       local_rows: int64 `[U or more]`; receives the rows at the owners, first those of owner 0, then those of owner 1,
         and so on.

@@ -214,7 +214,7 @@ class Optimizer:
           slots: in the order of `slots`, float32 `[R, dim or 1]` each.
           touched: which rows, and which gradients belong to them.
           gradients: float32 matrices with m rows of `dim` columns in all, or int64 `[m]`, the address of each row.
-          learning_rate: of this step.
+          learning_rate: learning rate of this step.
 
         Raises:
           ValueError: a matrix of another dtype or width.

@@ -129,7 +129,7 @@ def update_tables(
     Args:
       matrices: int64 `[n, 2 + 2 * slots]`, of rows and slots, as `kernels.arrays.matrix_of` gives them.
       touched: int64 `[n, LINE]`.
-      limits, constants: as of `RowStep` and `Optimizer.kernel`.
+      limits, constants: limits and constants of `RowStep` and `Optimizer.kernel`.
     """
     # Kernels are compiled for each order in memory that they meet.
     lines = np.ascontiguousarray(matrices), np.ascontiguousarray(touched)

@@ -33,11 +33,11 @@ def make_campaign(
     """A campaign for runs of this shape.
 
     Args:
-      job_name: as `train --job` has it; None for the tiny job.
-      job_settings: as `train --set` has them.
+      job_name: job name as `train --job` has it; None for the tiny job.
+      job_settings: job settings as `train --set` has them.
       in_process: rounds are forks of this process, which call `command_line`.
       timeout_s: longest time for a round.
-      environment: of the processes of a round.
+      environment: environment of the processes of a round.
 
     Raises:
       JobError: the job cannot be made.

@@ -115,7 +115,8 @@ def audited(*, function: str, arguments: dict[str, Any], num_rows: int | None) -
 
     Args:
       function: `package.module:function` of the job.
-      num_rows: of the audit table, above the largest sample id; the data must then name its column of sample ids.
+      num_rows: number of rows of the audit table, above the largest sample id; the data must then name its column of
+        sample ids.
 
     Raises:
       JobError: the job cannot be made.

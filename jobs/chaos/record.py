@@ -31,7 +31,7 @@ class Seen:
       injected: how many faults struck.
       detect_s, recover_s: longest of the round.
       why: what is not met.
-      day: of the run, in UTC.
+      day: day of the run, in UTC.
       code: what was run: the commit of a checkout, with `+` if it had changes, or else the version that is installed.
     """
 

@@ -46,7 +46,7 @@ class Campaign:
       function, settings: the job, as `JobReference` has them.
       audit_rows: rows of the audit table; None for a job whose samples have no ids.
       program: command line before the arguments of `podembed`.
-      environment: of the processes.
+      environment: environment of the processes.
       run_forked: runs one host in the driver's own process, without Ray, in a fork of this one. It takes the arguments
         of `podembed` and returns the exit code. None runs `program`. A fork has everything imported, so an attempt
         costs a second and not ten.
@@ -69,7 +69,7 @@ class Round:
 
     Attributes:
       url: the run's folder.
-      exit_code: of the supervised run, after its last attempt; None if it took too long and was ended.
+      exit_code: exit code of the supervised run, after its last attempt; None if it took too long and was ended.
       attempts: processes that were started, drivers of a planned change counted in.
       output: all that the run printed, the supervisor's words included.
     """

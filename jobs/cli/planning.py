@@ -78,7 +78,7 @@ def _show_step(
     """What a step asks of the tables, and what memory that takes.
 
     Args:
-      index: of the files for training, where they are at hand.
+      index: index of the files for training, where they are at hand.
       problem: what is wrong with the files for training, if there is no index for that reason.
     """
     profiles = profiles_at_hand(job, index)

@@ -15,7 +15,7 @@ def gathered(arguments: Sequence[str], command: type) -> list[str]:
     """The arguments with each flag at most once. Those that repeat none stay as they are.
 
     Args:
-      arguments: of one command, without its name.
+      arguments: arguments of one command, without its name.
       command: the class whose fields are its flags.
 
     Raises:

@@ -104,7 +104,7 @@ def summary(
     """The lines of `show_summary`.
 
     Args:
-      history: of the whole run.
+      history: history of the whole run.
       commits: names of those that are kept.
       config: has the metric by which evaluations are compared.
     """

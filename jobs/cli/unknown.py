@@ -24,7 +24,7 @@ def unknown_in(arguments: Sequence[str], kinds: Mapping[str, type]) -> str | Non
     """What is not known in a command line, as a sentence; None where the parser may have it.
 
     Args:
-      arguments: of the program.
+      arguments: arguments of the program.
       kinds: the class of each command, whose fields are its flags.
     """
     if not arguments:

@@ -36,7 +36,7 @@ class HSTU:
       positives, negatives: features as of `SASRec`. The loss is a softmax over the next item and its negatives.
       times: int32 list column beside the history, such as seconds, for the bias of time; None for that of places alone.
       segments: int32 list column beside the history. Positions of different segments do not see each other.
-      blocks, heads: of attention.
+      blocks, heads: blocks and heads of attention.
       temperature: scores are cosines divided by it. The authors have 0.05, on data that is larger.
       dropout: share of numbers left out in training, of what comes in and of what each block adds.
     """

@@ -21,7 +21,7 @@ class MMoE:
     """Returns one score a sample for each task.
 
     Attributes:
-      tasks: as in `JobConfig.tasks`.
+      tasks: tasks as in `JobConfig.tasks`.
       num_experts: shared by all tasks.
       expert: widths of the layers of each expert.
       tower: hidden widths of each task's tower; its last layer, of width 1, is added.

@@ -24,8 +24,8 @@ class PLE:
     """Returns one score a sample for each task.
 
     Attributes:
-      tasks: as in `JobConfig.tasks`; none is called `shared`.
-      levels: of experts, one on the other.
+      tasks: tasks as in `JobConfig.tasks`; none is called `shared`.
+      levels: levels of experts, one on the other.
       own_experts, shared_experts: of each task, and of all, in each level.
       expert: widths of the layers of each expert.
       tower: hidden widths of each task's tower; its last layer, of width 1, is added.

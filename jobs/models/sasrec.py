@@ -30,7 +30,7 @@ class SASRec:
       negatives: feature of as many items to tell each of them from, of `Negatives(k, only=True)`. So its
         `max_sequence_length` is k times that of the positives. Without these two features the loss is that of the
         scores: the label's, or of candidates one by one.
-      blocks, heads: of attention.
+      blocks, heads: blocks and heads of attention.
       dropout: share of numbers left out in training.
     """
 

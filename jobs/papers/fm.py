@@ -27,7 +27,7 @@ class RatingFM(FM):
     """FM with squared error and a penalty.
 
     Attributes:
-      penalty: of the squared numbers of all vectors that a sample looks up, half of it counted.
+      penalty: penalty of the squared numbers of all vectors that a sample looks up, half of it counted.
     """
 
     penalty: float = 0.0
@@ -58,7 +58,7 @@ def fm(
       data: folder of the ratings, see `write_ratings`.
       cache: folder where the samples are written, or found.
       dim: factors.
-      penalty: of squared vectors.
+      penalty: penalty of squared vectors.
       history_length: most other items of a user, the last ones.
       is_lazy: whether Adam leaves rows alone that a batch does not name.
     """

@@ -65,7 +65,7 @@ def write_histories(source: str | Path, cache: str | Path, spec: HistoriesSpec) 
     """Makes the rows from a folder of ratings below `cache`, or finds them made.
 
     Args:
-      source: as for `ratings.write_ratings`.
+      source: source as for `ratings.write_ratings`.
 
     Raises:
       InputError: the folder has no ratings, or too few items to draw candidates from.

@@ -38,8 +38,9 @@ def hstu(
       data: folder of the ratings, see `ratings.write_ratings`.
       cache: folder where the rows are written, or found.
       length: most items of a history, the last ones.
-      temperature, dropout: of the model. The authors have 0.05 and 0.2 for a million ratings and more, beside 128
-        negatives and histories of 200. With so few ratings as in `ml-latest-small` these learn the histories by heart.
+      temperature, dropout: temperature and dropout of the model. The authors have 0.05 and 0.2 for a million ratings
+        and more, beside 128 negatives and histories of 200. With so few ratings as in `ml-latest-small` these learn the
+        histories by heart.
       negatives: items that each next item is set against.
       has_times: whether the time between two ratings counts, besides the places between them.
       candidates: items among which the held-out one is ranked, besides itself.

@@ -46,7 +46,7 @@ class Factors:
 
     Attributes:
       mean: first value of the bias of all.
-      penalty: of the squared vectors and biases that a sample uses, half of it counted.
+      penalty: penalty of the squared vectors and biases that a sample uses, half of it counted.
       is_ranked: whether samples have candidates, which BPR orders. Otherwise the label is a rating.
     """
 
@@ -93,7 +93,7 @@ def mf(
     Args:
       data: folder of the ratings, see `write_ratings`.
       cache: folder where the samples are written, or found.
-      penalty: of squared vectors and biases. Its default was chosen by the held-out RMSE on `ml-latest-small`.
+      penalty: penalty of squared vectors and biases. Its default was chosen by the held-out RMSE on `ml-latest-small`.
       is_lazy: whether Adam leaves rows alone that a batch does not name.
     """
     samples = write_ratings(data, cache, RatingsSpec(held_out="random", held_out_share=held_out_share))

@@ -58,7 +58,7 @@ def mmoe(
     are by themselves, and stay there for many epochs.
 
     Args:
-      learning_rate: of the tables.
+      learning_rate: learning rate of the tables.
 
     Raises:
       JobError: an unknown model.

@@ -45,7 +45,7 @@ def next_item_job(
     """Each position of a history against items that the user did not rate; each user's last item is held out.
 
     Args:
-      model: of the features `history`, `item`, `positives` and `negatives`.
+      model: model of the features `history`, `item`, `positives` and `negatives`.
       data: folder of the ratings, see `ratings.write_ratings`.
       cache: folder where the rows are written, or found.
       length: most items of a history, the last ones.

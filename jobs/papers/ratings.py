@@ -44,11 +44,11 @@ class RatingsSpec:
     Attributes:
       held_out: `last`: of each user with at least two ratings the last one in time. Of those of one second it is that
         with the highest item number. `random`: a share of all ratings.
-      held_out_share: of `random`.
+      held_out_share: share of `random`.
       least_ratings: users and items with fewer ratings are left out, as long as there are any (the k-core).
       history_length: most items of `history`, the last ones of the user's training ratings; 0 for no such column.
       history_of: `others`: all but that of the row. `before`: those before it in time.
-      seed: of what is held out at random, and of the order of the rows.
+      seed: seed of what is held out at random, and of the order of the rows.
     """
 
     held_out: Literal["last", "random"] = "last"
@@ -64,7 +64,7 @@ class RatingsSet:
     """Samples on disk, `train-*.parquet` and `eval-*.parquet`.
 
     Attributes:
-      mean_rating: of the training ratings.
+      mean_rating: mean rating of the training ratings.
     """
 
     folder: Path

@@ -43,7 +43,7 @@ class Towers:
 
     Attributes:
       hidden: widths of each tower's layers; the last is that of its vector.
-      temperature: by which products are divided.
+      temperature: temperature by which products are divided.
       is_corrected: whether the logarithm of the item's share of the training samples is taken off in training.
     """
 

@@ -26,11 +26,11 @@ class PreparedField:
     """One categorical field, whose column holds rows of its table.
 
     Attributes:
-      rows: of the table, the reserved ones included.
-      salt: of the hash.
+      rows: rows of the table, the reserved ones included.
+      salt: salt of the hash.
       min_count: how often a value had to occur to be in the vocabulary.
       vocabulary: path of its file within the folder, None with a hash.
-      vocabulary_sha256: of that file.
+      vocabulary_sha256: vocabulary sha256 of that file.
     """
 
     name: str

@@ -25,7 +25,7 @@ def build_report(
     """Everything that `report.json` says and `report.html` shows. lines = kept + malformed.
 
     Args:
-      records: of the written pieces, in their order.
+      records: records of the written pieces, in their order.
     """
     sources = sorted({span.path: None for piece in pieces for span in piece.spans})
     return {

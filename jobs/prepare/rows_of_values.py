@@ -73,7 +73,7 @@ class ChosenValues:
     """What became of a field's values.
 
     Attributes:
-      values: those that are kept, the most frequent first, equally frequent ones in ascending order.
+      values: values that are kept, the most frequent first, equally frequent ones in ascending order.
       counts: int64, how often each of them occurs.
       num_seen: distinct values in the text.
     """

@@ -101,7 +101,7 @@ class FieldTally:
     """Ids of one field. Mutated by `add` and `merge`.
 
     Attributes:
-      num_rows: of the table.
+      num_rows: number of rows of the table.
       missing: samples without a value.
       unseen: samples whose value has no row of its own.
       examples: some of these values.

@@ -74,7 +74,7 @@ class PieceRecord:
     Attributes:
       is_complete: False if the piece was given up because of malformed lines; then it has no record on disk.
       part_bytes: size of the Parquet file, None where there is none.
-      bad_lines: as they stand in the dead-letter file.
+      bad_lines: bad lines as they stand in the dead-letter file.
     """
 
     number: int

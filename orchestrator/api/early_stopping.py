@@ -51,7 +51,7 @@ class Standing:
         """What it is after one more evaluation. A value that is not finite is no better.
 
         Args:
-          order: as for `is_better`.
+          order: order as for `is_better`.
         """
         is_lower_better = is_better(metric, 0.0, 1.0, order=order)
         bar = self.best - min_delta if is_lower_better else self.best + min_delta
@@ -65,7 +65,7 @@ class EarlyStop:
 
     Args:
       policy: None for a job that trains all its steps.
-      metric, order: by which evaluations are compared.
+      metric, order: metric and order by which evaluations are compared.
 
     Attributes:
       standing: of the evaluations up to the newest one.

@@ -57,7 +57,7 @@ def whole_steps(name: str, epochs: Fraction, steps_per_epoch: int, error: type[E
     """The steps of so many epochs.
 
     Args:
-      name: as the user knows it, for messages.
+      name: name as the user knows it, for messages.
 
     Raises:
       error: they are no whole number.

@@ -57,7 +57,7 @@ class MetricsConfig:
     Attributes:
       in_run: write them to `metrics/` in the run's folder, at most 64 MiB. `podembed top`, `health` and `report` read
         them there.
-      port: of the driver's machine, where Prometheus scrapes them; 0 takes a free one, None listens nowhere.
+      port: port of the driver's machine, where Prometheus scrapes them; 0 takes a free one, None listens nowhere.
       tensorboard: a folder of the driver's machine for TensorBoard's event files; None writes none.
       tensorboard_all: write every series there, of each host, table and input, and not only about 30 that sum them up.
       ray: make them metrics of Ray as well. None does so in a cluster that others started, where its metrics are

@@ -16,9 +16,9 @@ class Evaluation:
     """Quality on the evaluation data after `step` steps.
 
     Attributes:
-      auc: of the scores; NaN where it has no meaning: labels other than 0 and 1, or one of them alone.
-      log_loss: of scores that are logits of label 1; NaN with other labels, and with a loss that takes scores for
-        something else.
+      auc: AUC of the scores; NaN where it has no meaning: labels other than 0 and 1, or one of them alone.
+      log_loss: log loss of scores that are logits of label 1; NaN with other labels, and with a loss that takes scores
+        for something else.
       metrics: name to value of the job's own metrics.
       loss: mean of the job's loss, weighted by the samples' weights.
       missing: name of a figure that has no meaning on these samples, to a sentence that says why.
@@ -126,7 +126,7 @@ class HostsChange:
 
     Attributes:
       generation: the one that was started for it.
-      step: of the commit; nothing was discarded.
+      step: step of the commit; nothing was discarded.
       before, after: hosts.
       cause: one line.
       seconds: from the end of the last window before it to the next one.
@@ -148,7 +148,7 @@ class MeasuredTable:
       ids_per_sample: of all its features.
       distinct_share: distinct rows over ids, in a host's share of a batch.
       hot_share: of the ids, those that name one of the 256 most frequent rows.
-      sent_bytes: that a host sends for it in a step, in the mean; counted, not measured.
+      sent_bytes: bytes that a host sends for it in a step, in the mean; counted, not measured.
       step_s: seconds of a host in a step, in the mean: its share of the phases that go over tables, by the floats that
         it touches. Exchanges are left out.
       is_on_devices: devices look up in it, so hosts neither send nor spend anything for it.
@@ -175,7 +175,7 @@ class UndisturbedSteps:
         than a second of them.
       phase_s: of each phase in it.
       phase_cpu_s: of these, processor seconds of its working thread, and those between phases.
-      saving_step_s: of a step beside a save, in the mean of all of them; None where there was none.
+      saving_step_s: seconds of a step beside a save, in the mean of all of them; None where there was none.
       saving_share: of the steps of these windows, those beside a save.
     """
 
@@ -199,7 +199,7 @@ class Result:
       samples_per_s: `num_samples` over `trained_s`.
       median_samples_per_s: half of the steps that count went at least so fast, without the first window after each
         start: how fast it went while nothing was in the way.
-      num_windows: whose steps count.
+      num_windows: number of windows whose steps count.
       losses: global loss of each step since this call began or last recovered to, by step number.
       changes: planned changes of hosts.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
@@ -209,7 +209,7 @@ class Result:
         between a recovery and the next step. None only where the run has none: `step` is 0, and nothing is lost.
       stopped_by: None when all steps are done, and the evaluation at the end where one is requested; else the reason.
       stopped_early: why the job's early stopping ended it; None where it did not. Nothing is left to train then.
-      staleness: as in the job.
+      staleness: staleness as in the job.
       failed_saves: saves of this call that the storage failed; each was made up for by a later one.
       tables: what the first steps asked of each table, in the job's order; empty where nothing was trained.
     """

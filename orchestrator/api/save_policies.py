@@ -29,7 +29,7 @@ class Moment:
     Attributes:
       saved_step: the step of the last commit; 0 before the first.
       since_save_s: seconds since then, or since the generation began.
-      metrics: of an evaluation after exactly this step, by name; empty without one.
+      metrics: metrics of an evaluation after exactly this step, by name; empty without one.
       best: per metric the best value among the commits so far.
     """
 
@@ -107,7 +107,7 @@ def order_of(metric: str, declared: Mapping[str, Order] | None = None) -> Order 
     """Which way a metric gets better: as the job declares it, or else by its name. None where neither says it.
 
     Args:
-      metric: as evaluations have it, such as `auc`, `click/log_loss` or `ndcg@10`.
+      metric: metric as evaluations have it, such as `auc`, `click/log_loss` or `ndcg@10`.
       declared: see `declared_orders`.
     """
     if declared and metric in declared:

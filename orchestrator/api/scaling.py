@@ -27,8 +27,9 @@ class ScalingConfig:
       resources_per_host: Ray resources reserved for each host, such as `{"CPU": 8, "TPU": 4}`; None takes an even part
         of the cluster's CPUs, at most one. Models run on accelerators that are reserved here, and without any on CPUs.
         A host of a slice has one CPU unless this says otherwise, and all chips of its machine.
-      topology: of a TPU slice, such as `"4x4"`. The run then trains on whole slices, each host on a machine of its own.
-      accelerator_type: of the slices, as Ray Train has it, such as `"TPU-V6E"`.
+      topology: topology of a TPU slice, such as `"4x4"`. The run then trains on whole slices, each host on a machine of
+        its own.
+      accelerator_type: accelerator type of the slices, as Ray Train has it, such as `"TPU-V6E"`.
       num_slices: slices that train together: a number, or `(min, max)`, as `num_hosts`.
       platform: `"cpu"` runs models on CPUs although accelerators are reserved, as on machines that only pretend to have
         some. None takes the accelerators.

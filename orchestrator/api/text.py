@@ -68,7 +68,7 @@ def without_machinery(report: str) -> str:
     """A traceback with the frames of the user's code, and the frame that raised; as it is where none is the user's.
 
     Args:
-      report: as `traceback.format_exception` writes it, or Ray, which takes lines out of it.
+      report: report as `traceback.format_exception` writes it, or Ray, which takes lines out of it.
     """
     kept: list[str] = []
     frames: list[tuple[bool, list[str]]] = []

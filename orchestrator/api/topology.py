@@ -47,9 +47,9 @@ class Topology:
 
     Attributes:
       shape: chips in each direction, such as `4x4`.
-      generation: of the chips, as Ray names it, such as `v6e` or `v5litepod`.
-      chips: of a slice.
-      chips_per_host: of one of its machines; a machine has one host.
+      generation: generation of the chips, as Ray names it, such as `v6e` or `v5litepod`.
+      chips: chips of a slice.
+      chips_per_host: chips per host of one of its machines; a machine has one host.
       pod_type: what its machines are labelled with, such as `v6e-16`. The number counts cores.
     """
 

@@ -20,7 +20,7 @@ def free_agent_ports(address: str = "") -> dict[str, Any]:
     """A free port for each agent of a node, by the names of Ray's parameters.
 
     Args:
-      address: that the ports are free at; empty for all of this machine.
+      address: address that the ports are free at; empty for all of this machine.
     """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in _NAMES]

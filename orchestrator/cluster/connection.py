@@ -294,7 +294,7 @@ def connected(
     Args:
       before_joining: called with the address of a cluster that is about to be joined.
       on_wait: called often while a cluster of the program's own starts; what it raises ends the start.
-      emit: told when the head of a cluster of others falls silent.
+      emit: callback that is told when the head of a cluster of others falls silent.
 
     Raises:
       ClusterNotStarted: Ray did not start, or the cluster at the address could not be joined.

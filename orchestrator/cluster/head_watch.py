@@ -27,7 +27,7 @@ class HeadWatch:
 
     Args:
       address: host and port of the head.
-      emit: told once when it falls silent and once when it is back.
+      emit: callback that is told once when it falls silent and once when it is back.
       clock, takes: time, and whether somebody takes a connection there; replaced in tests.
     """
 

@@ -62,7 +62,7 @@ def joined(
       patience_s: says how long a cluster that does not answer is waited for.
       activity: told what is being done.
       run: name of the run, by which Ray shows its processes.
-      job: as hosts get it.
+      job: job as hosts get it.
 
     Raises:
       StoppedAtStart: a signal came before there was a cluster.

@@ -45,8 +45,8 @@ class OwnCluster:
     """One cluster, from its start to its end.
 
     Args:
-      num_cpus: that Ray counts with.
-      environment: of the cluster's processes.
+      num_cpus: number of CPUs that Ray counts with.
+      environment: environment of the cluster's processes.
       left: folders that go with the program, if it is killed.
 
     Raises:

@@ -100,7 +100,7 @@ class Search:
 
     Args:
       backend: knows what is to be avoided, and whether hosts have a machine each.
-      groups: that the run holds; they are searched first.
+      groups: groups that the run holds; they are searched first.
       bundle: Ray resources of a host.
       answering: nodes whose daemon answers; of those that join meanwhile Ray knows.
 
@@ -310,7 +310,7 @@ def spread(num_hosts: int, *, avoided: frozenset[str], has_own_machines: bool | 
     Args:
       avoided: nodes that do not count.
       has_own_machines: whether each host is to have a machine for itself; None finds out.
-      emit: told where there are fewer machines than hosts.
+      emit: callback that is told where there are fewer machines than hosts.
     """
     import ray
 

@@ -58,7 +58,7 @@ class RayBackend:
 
     Args:
       scaling: resources and threads of a host.
-      emit: told once about facts that a user should know, such as hosts that share a machine.
+      emit: callback that is told once about facts that a user should know, such as hosts that share a machine.
       actors: classes of a host's two actors; None for those of a run.
       lost: why the cluster is gone, so that calls of Ray are of no use and may not come back; None while all is well.
       answers: whether its head answers now; without one Ray lets what gives places back wait for a minute. By default,

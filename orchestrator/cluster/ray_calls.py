@@ -95,7 +95,7 @@ class SharedArguments:
     Mutated by the driver's thread: the newest arguments of each kind, with references to them.
 
     Args:
-      num_hosts: of the generation.
+      num_hosts: number of hosts of the generation.
       put: puts a value into the object store, and returns a reference to it.
     """
 
@@ -151,7 +151,7 @@ def handles_of(
       kind: class of the handles.
       machines: by host, id of the node.
       bind_address: where hosts listen; empty for the address by which the cluster knows their machine.
-      compile_cache: of the device processes; empty for none.
+      compile_cache: compile cache of the device processes; empty for none.
     """
     shared = SharedArguments(len(hosts))
     return [

@@ -36,7 +36,7 @@ class RayNodes:
       backend: which places the hosts.
       scaling: what the user requested.
       connection: one to a cluster of the program's own is renewed where that is lost; others have to mend theirs.
-      emit: told about that.
+      emit: callback that is told about that.
     """
 
     def __init__(self, backend: RayBackend, scaling: ScalingConfig, *, connection: Connection, emit: Emit) -> None:

@@ -51,7 +51,7 @@ def worker_environment(
     Args:
       kind: which of a host's two processes.
       resources: Ray resources of a host.
-      threads: of a host's kernels and its CPU device; None leaves the libraries' own choice.
+      threads: threads of a host's kernels and its CPU device; None leaves the libraries' own choice.
       environ: what the user set. The allocator's variables, and those of JAX for device processes, are left as they are
         there.
       platforms: what the run's device processes ask JAX for, whatever the user's environment says; None leaves it to

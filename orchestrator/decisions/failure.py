@@ -50,7 +50,7 @@ class StepSchedule:
         """The schedule of a run.
 
         Args:
-          all_steps: of all epochs.
+          all_steps: all steps of all epochs.
           has_evaluation: there are samples to evaluate with.
           stops_early: evaluations decide when the run ends. It may go on behind `max_steps`, so the one there counts.
         """
@@ -181,13 +181,13 @@ def after_failure(
     """What to do after workers failed.
 
     Args:
-      failures: of one attempt.
+      failures: failures of one attempt.
       budget: what went wrong before, since the last commit where that counts.
       max_failures: number of host faults in a row that are tolerated.
       max_user_errors: number of exceptions of the job that are tolerated in all.
-      step: that was worked on; None while the generation started, where an exception would come again for sure.
-      num_hosts: of the attempt.
-      is_proven: as of `fault_class`.
+      step: step that was worked on; None while the generation started, where an exception would come again for sure.
+      num_hosts: number of hosts of the attempt.
+      is_proven: flag of `fault_class`.
     """
     kind, what = fault_class(failures, is_proven=is_proven), cause(failures)
     if kind is not fault_class(failures):

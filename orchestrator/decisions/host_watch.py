@@ -69,14 +69,14 @@ class HostWatch:
 
     Args:
       cluster: None for hosts that are not on one.
-      emit: told about decisions.
+      emit: callback that is told about decisions.
       describe_plan: what the plan for so many hosts puts on each, in a sentence without its full stop.
       clock: time, replaced in tests.
 
     Attributes:
       changes: planned changes of hosts so far.
       budget: what went wrong so far.
-      num_hosts: of the generation that was chosen last.
+      num_hosts: number of hosts of the generation that was chosen last.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class HostWatch:
 
         Args:
           on_wait: called at least once a second meanwhile; what it raises is passed on.
-          step: of the commit that the generation begins from, for messages.
+          step: step of the commit that the generation begins from, for messages.
 
         Raises:
           TooFewHosts: there were too few for longer than the run waits.
@@ -311,7 +311,7 @@ class HostWatch:
         """What to do after a failure. Remembers it, and which machine it was on.
 
         Args:
-          group: that failed; None while it started.
+          group: group that failed; None while it started.
           has_committed: since the generation began.
 
         Raises:

@@ -25,7 +25,7 @@ class SliceMember:
     """Which part of a TPU slice a machine is.
 
     Attributes:
-      pod_type: of the slice, such as `v6e-16`.
+      pod_type: pod type of the slice, such as `v6e-16`.
       worker: the machine's number in it.
     """
 
@@ -46,14 +46,14 @@ class Node:
     """A live machine of the cluster, as one look saw it.
 
     Attributes:
-      id: of the machine's life in the cluster; one that comes back has another.
+      id: id of the machine's life in the cluster; one that comes back has another.
       domain: what it fails, leaves and rests with.
       total: its resources.
       free: those that are not reserved.
       own_hosts: places for hosts that this run has reserved there; not in `free`.
       is_draining: it was announced to go.
       drain_unix_s: when it goes at the latest; None if that was not said.
-      part: of a slice, which is then its domain; None for a machine without one.
+      part: part of a slice, which is then its domain; None for a machine without one.
     """
 
     id: str
@@ -72,10 +72,10 @@ class Rules:
 
     Attributes:
       least, most: hosts.
-      resources: of one host.
+      resources: resources of one host.
       is_one_a_machine: a machine has one host, however much it could carry.
       may_share: where there are fewer machines than `least`, hosts share them, however small their part becomes.
-      topology: of the slices that are used as wholes; None where hosts are counted one by one.
+      topology: topology of the slices that are used as wholes; None where hosts are counted one by one.
     """
 
     least: int
@@ -234,7 +234,7 @@ def when_to_change(
     """Whether the hosts of a generation should change, and when.
 
     Args:
-      nodes: of the last look.
+      nodes: nodes of the last look.
       hosts: by host, the domain that it is in.
       wanted: what `choose_hosts` says to these nodes.
     """

@@ -94,9 +94,9 @@ def plan(
     """Places a job's tables as the driver would.
 
     Args:
-      table_buckets: as recorded with a run, in the job's order; None chooses them as for a new run.
+      table_buckets: table buckets as recorded with a run, in the job's order; None chooses them as for a new run.
       previous: per table the owner of each bucket before, as in a manifest; None for a new run.
-      index: of the files for training, which may say how long lists are; None where they were not looked at.
+      index: index of the files for training, which may say how long lists are; None where they were not looked at.
       chosen: one a table, as it would lie if costs decided; None is what the driver does.
     """
     specs = table_specs(job, table_buckets or choose_buckets(job))

@@ -54,7 +54,7 @@ class WindowHealth:
     """See the module.
 
     Args:
-      deadlines: those that the group began with.
+      deadlines: deadlines that the group began with.
       is_fixed: whether the user set the deadline of a step.
       tables: names, for the events.
       invalid_ids: by table, what happens to ids outside its vocabulary.
@@ -62,7 +62,7 @@ class WindowHealth:
 
     Attributes:
       slowest: the largest ratio of a host's own work to the others' in the last window.
-      imbalance: of the last window.
+      imbalance: imbalance of the last window.
     """
 
     def __init__(

@@ -77,12 +77,12 @@ class BackgroundCommits:
 
     Args:
       group: the workers.
-      generation: of the lease.
+      generation: generation of the lease.
       head: the commit that the generation started from.
       full_every: every so many commits hold all rows, the others only those that changed since the commit before.
       acknowledge: told each published commit and the seconds since it began.
       failed: told each save that failed.
-      emit: told when it is unknown whether a commit stands.
+      emit: callback that is told when it is unknown whether a commit stands.
       patience: how many storage failures to tolerate, and how long.
       publisher: by default a thread of its own.
       is_stopping: whether somebody has asked the run to end and waits for it.

@@ -39,7 +39,7 @@ class Driver:
       backend: how worker processes are started.
       cluster: the machines that they run on; None where there is no cluster.
       reporter: shows people what happens.
-      emit: takes events; the reporter by default.
+      emit: callback that takes events; the reporter by default.
       stop: asked between windows whether to leave after a commit.
       clock, publisher: time, and what publishes beside this thread; replaced in tests.
     """

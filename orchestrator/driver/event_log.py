@@ -37,8 +37,8 @@ class LoggedEvent:
     """One line of the log.
 
     Attributes:
-      kind: of the event.
-      process: of the driver that wrote it.
+      kind: kind of the event.
+      process: process of the driver that wrote it.
       values: the event's fields.
       text: the event's sentence, for people.
     """

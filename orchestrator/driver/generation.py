@@ -55,7 +55,7 @@ class Generation:
     Args:
       base: the commit that it starts from; None before the first.
       before: who owned what in the generation before, for hosts that live on.
-      stopwatch: of the start, which began with the lease.
+      stopwatch: stopwatch of the start, which began with the lease.
 
     Attributes:
       group: its processes, from their launch on.
@@ -84,7 +84,7 @@ class Generation:
         """Starts the processes and trains, until the end, a stop, or a change of hosts.
 
         Args:
-          fault: that ended the generation before, if one did.
+          fault: fault that ended the generation before, if one did.
 
         Raises:
           StoppedAtStart: it was asked to stop before it trained.
@@ -133,7 +133,7 @@ class Generation:
         """Plans who owns what, makes a generation of the processes and brings them to the commit.
 
         Args:
-          compares_first: as in `HostSpec`.
+          compares_first: flag of `HostSpec`.
         """
         shared, base = self._shared, self._base
         before = base.placement if base else None

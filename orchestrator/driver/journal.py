@@ -51,7 +51,7 @@ class Journal:
     """See the module. Mutated: all of its parts, as the run goes on.
 
     Args:
-      emit: takes what happens.
+      emit: callback that takes what happens.
       traced: the steps of which a trace is requested.
 
     Attributes:
@@ -60,7 +60,7 @@ class Journal:
       early_stop: follows the evaluations, for a job with `EarlyStopping`.
       owed_step: None, or the step whose evaluation a signal cut off. A commit of that step says so, and whoever goes on
         from there makes it first.
-      tracing: of the steps of which a trace is requested.
+      tracing: tracing of the steps of which a trace is requested.
       keeper, upkeep: used by the publishing thread, too; what they have to say is said by `tell`.
     """
 
@@ -145,7 +145,7 @@ class Journal:
         """What this driver made of the run.
 
         Args:
-          step: that the run ended at.
+          step: step that the run ended at.
           commit: the newest one.
           stopped_by: who asked the run to end, if somebody did; it may have been done by then.
         """

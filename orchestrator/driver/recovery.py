@@ -57,10 +57,10 @@ def stop_lost(
 
     Args:
       decision: to recover.
-      failures: that ended it.
+      failures: failures that ended it.
       noticed_s: wall time at which the driver learned of the fault.
       base_step: to which the next generation goes back.
-      doubts_rows: as in `LostGeneration`.
+      doubts_rows: flag of `LostGeneration`.
     """
     shared.reporter.close()
     failed = {failure.worker for failure in roots(failures) or failures if failure.worker is not None}

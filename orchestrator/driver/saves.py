@@ -45,7 +45,7 @@ class Saves:
         """A generation starts from `step`.
 
         Args:
-          commits: of the lineage; their metrics are what a new best has to beat.
+          commits: commits of the lineage; their metrics are what a new best has to beat.
         """
         self._saved(step)
         self._taken = {commit.step: commit.metrics for commit in commits}
@@ -83,7 +83,7 @@ class Saves:
         """Whether a commit is due after `step` steps; if so, it counts as made.
 
         Args:
-          metrics: of an evaluation at this very step.
+          metrics: metrics of an evaluation at this very step.
         """
         now = Moment(
             step=step,

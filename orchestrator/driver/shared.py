@@ -28,7 +28,7 @@ class Shared:
     """See the module. Used by the driver's thread; of `journal` the publishing thread is handed two parts.
 
     Attributes:
-      reporter: told of activities; it hears of events through `emit`.
+      reporter: reporter that is told of activities; it hears of events through `emit`.
       resources: of each host, as the user requested them.
       platform: that its devices must be of, as JAX calls it; empty for any.
       publisher: makes what publishes commits beside the driver's thread, one for each generation.

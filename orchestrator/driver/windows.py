@@ -39,7 +39,7 @@ class DriverWindows:
     """See the module.
 
     Attributes:
-      deadlines: those that a group begins with.
+      deadlines: deadlines that a group begins with.
     """
 
     def __init__(self, shared: Shared) -> None:

@@ -30,8 +30,8 @@ class CallbackThread:
     """See the module. A context manager: it ends with the run.
 
     Args:
-      callbacks: of the job.
-      emit: takes what happens, in the driver's thread.
+      callbacks: callbacks of the job.
+      emit: callback that takes what happens, in the driver's thread.
     """
 
     def __init__(self, callbacks: Sequence[Callback], *, emit: Emit) -> None:

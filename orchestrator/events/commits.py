@@ -115,7 +115,7 @@ class FilesVanished(Event):
     Attributes:
       num_damaged, num_files: of the commit.
       first, found: the first such file, and what is there.
-      location: of the run.
+      location: location of the run.
     """
 
     level: ClassVar[Level] = Level.ERROR
@@ -132,8 +132,8 @@ class StepsGivenUp(Event):
     """The run was asked to stop while it recovered from a fault, so nothing is done again now.
 
     Attributes:
-      commit: that a resumed run goes on from; None for the first step.
-      base_step: of that commit.
+      commit: commit that a resumed run goes on from; None for the first step.
+      base_step: base step of that commit.
       reached_step: steps that had been done before the fault.
     """
 

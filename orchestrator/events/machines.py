@@ -18,7 +18,7 @@ class HostsAwaited(Event):
     Attributes:
       needed: hosts, at least.
       found: what there is, in words.
-      step: of the newest commit.
+      step: step of the newest commit.
       left_s: until the run ends for it.
     """
 

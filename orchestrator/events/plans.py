@@ -12,7 +12,7 @@ class TableReason:
     """How a table lies.
 
     Attributes:
-      num_hosts: that have some of it.
+      num_hosts: number of hosts that have some of it.
       is_pooled: its owners pool the bags of its features; otherwise rows travel.
       why: in words.
       is_on_devices: each device holds all of it, and hosts keep what was committed.

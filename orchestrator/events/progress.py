@@ -26,7 +26,7 @@ class WindowReport:
       loss: mean over the window's steps.
       phase_s: seconds a step of each phase, on host 0.
       committed_unix_s: time of the last commit, None before the first.
-      staleness: as in the job.
+      staleness: staleness as in the job.
       slowest: own work time of the slowest host over that of the others; see `orchestrator.decisions.stragglers`.
       imbalance: rows asked of the busiest owner over the mean of all.
       failed_saves: saves that failed since the last commit.
@@ -58,7 +58,7 @@ class HostMeasures:
       phase_s: seconds of each phase in the window.
       bytes_sent: to other hosts.
       rows_asked: per table, rows that all hosts asked of this one.
-      usage: of the host process and of its device process; one where both are the same.
+      usage: resource usage of the host process and of its device process; one where both are the same.
       data: histograms of some of its samples, where it looked. Only measurements are made of them.
     """
 
@@ -77,11 +77,11 @@ class WindowTrained(Event):
 
     Attributes:
       first_step: steps done before it.
-      num_samples: of all hosts, without padding.
+      num_samples: number of samples of all hosts, without padding.
       seconds: wall time.
       hosts: in their order.
       figures: of each label whose scores are log odds, before its samples were trained on.
-      norms: of the dense half; None where they are not known.
+      norms: norms of the dense half; None where they are not known.
       rates: learning rate of each trained table in the last step.
       tables: norms of samples of the largest tables' rows, where hosts looked.
     """
@@ -123,7 +123,7 @@ class EvaluationCut(Event):
 
     Attributes:
       step: after which it began.
-      seconds: that were spent on it.
+      seconds: seconds that were spent on it.
       reason: why the run ends.
     """
 
@@ -152,7 +152,7 @@ class ExchangesChosen(Event):
     Attributes:
       step: before which they chose.
       relayed: ids, rows or gradients, as far as their frames go by way of relays now.
-      num_hosts: that exchange.
+      num_hosts: number of hosts that exchange.
     """
 
     step: int
@@ -167,8 +167,8 @@ class ProgramsCompiled(Event):
 
     Attributes:
       step: at the end of the window.
-      num_programs: that every device compiled.
-      seconds: that the slowest device took. The others waited for it.
+      num_programs: number of programs that every device compiled.
+      seconds: seconds that the slowest device took. The others waited for it.
       total: programs of this generation so far.
     """
 
@@ -211,7 +211,7 @@ class OwnerBusy(Event):
     Attributes:
       ratio: its rows over the mean of all owners.
       rows: asked of it in a window.
-      table: that adds the most to it.
+      table: table that adds the most to it.
       held_buckets, num_buckets: of that table, those that it owns and all.
     """
 

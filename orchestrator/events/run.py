@@ -23,7 +23,7 @@ class DriverEnded(Event):
 
     Attributes:
       error: type of the exception that ended it; None where it ended well.
-      message: of that exception.
+      message: message of that exception.
     """
 
     kind: ClassVar[str] = "end"
@@ -44,8 +44,8 @@ class CallbackFailed(Event):
 
     Attributes:
       callback: its type.
-      method: that was called.
-      trace: of the exception, with its lines; empty for one that did not come back.
+      method: method that was called.
+      trace: recorder of the exception, with its lines; empty for one that did not come back.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -132,8 +132,8 @@ class RowGroupsShared(Event):
     """Lanes share large row groups, and each of them decodes a whole one for its part of the rows.
 
     Attributes:
-      num_rows: of the data.
-      num_columns: that are read of each row.
+      num_rows: number of rows of the data.
+      num_columns: number of columns that are read of each row.
     """
 
     level: ClassVar[Level] = Level.WARNING

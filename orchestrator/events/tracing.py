@@ -30,10 +30,10 @@ class TraceWritten(Event):
       location: its path or URL.
       first_step, last_step: the last one is not in it.
       num_spans: that it holds.
-      num_dropped: that found no room in a process.
-      clocks: of all processes in it but the driver.
+      num_dropped: number of dropped that found no room in a process.
+      clocks: clocks of all processes in it but the driver.
       missing: processes that did not answer when the trace was gathered.
-      fault: that ended the trace before the last step was done, in words; empty if none did.
+      fault: fault that ended the trace before the last step was done, in words; empty if none did.
       without_jax: device processes of which JAX's profile was requested and could not be had, each with the reason.
     """
 
@@ -55,7 +55,7 @@ class TraceCut(Event):
 
     Attributes:
       asked: the steps that were asked, such as `20:25`.
-      first_step, last_step: that will be traced; the last one will not.
+      first_step, last_step: first step and last step that will be traced; the last one will not.
     """
 
     level: ClassVar[Level] = Level.WARNING

@@ -222,8 +222,8 @@ class WorkerGroup(ProcessGroup):
         at once. Rows that hosts kept from before a fault are proven first.
 
         Args:
-          is_delta: of the tables only the rows that changed since the last save that became a commit, or since the
-            commit that was restored.
+          is_delta: whether to write of the tables only the rows that changed since the last save that became a commit,
+            or since the commit that was restored.
           before_failed: the save before this one did not become a commit.
 
         Returns:

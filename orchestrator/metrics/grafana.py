@@ -24,8 +24,8 @@ class Shown:
     """A panel.
 
     Attributes:
-      names: of series in the catalog, all of one unit. Counters are shown as what they grow by in a second, or in the
-        shown time where `is_sum` is set.
+      names: names of series in the catalog, all of one unit. Counters are shown as what they grow by in a second, or in
+        the shown time where `is_sum` is set.
     """
 
     title: str

@@ -52,7 +52,7 @@ class PointJudge(Protocol):
     """Judges points as they come, in the driver's thread. It should take no time that anybody would notice.
 
     Attributes:
-      severities: of the alarms that it may say, `warning` or `info`.
+      severities: severities of the alarms that it may say, `warning` or `info`.
     """
 
     @property

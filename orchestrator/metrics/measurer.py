@@ -32,7 +32,7 @@ class Measurer:
     Args:
       monotonic_s: measures the driver's wall time.
       wall_s: dates points.
-      severities: of the alarms that may begin, `warning` or `info`.
+      severities: severities of the alarms that may begin, `warning` or `info`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class Measurement:
     """One number.
 
     Attributes:
-      name: of a `MetricSeries` in the catalog.
+      name: name of a `MetricSeries` in the catalog.
       labels: all labels of that metric.
     """
 
@@ -38,7 +38,7 @@ class Point:
     """Measurements of one moment.
 
     Attributes:
-      generation: of the driver at that moment; with `step` the key of the point.
+      generation: generation of the driver at that moment; with `step` the key of the point.
       first_step, step: steps done before what was measured, and after it. A later generation that begins before `step`
         takes the point back.
       unix_s: when.
@@ -86,9 +86,9 @@ class StreamLine:
     Attributes:
       kind: `point`, or the kind of the event.
       unix_s: when.
-      values: of the event; of a point as `Point.to_json`.
+      values: values of the event, or of a point as `Point.to_json`.
       text: the event's sentence, for people.
-      level: of the event.
+      level: level of the event.
       point: where it is one.
     """
 

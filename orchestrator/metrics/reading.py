@@ -39,10 +39,10 @@ class RunStream:
     """A run's stream at one moment.
 
     Attributes:
-      points: that count, by (generation, step).
+      points: points that count, by (generation, step).
       lost: points of steps that a fault took back.
       events: all lines that are no points, in the order in which they were written.
-      num_drivers: that wrote it.
+      num_drivers: number of drivers that wrote it.
       num_unread: lines that are damaged or of an unknown kind; they are left out.
     """
 

@@ -71,9 +71,9 @@ class Segments:
     """A `Sink`. Mutated: lines that wait to be written, and what is known of the run's segments.
 
     Args:
-      driver: as in `SegmentName`.
+      driver: driver as in `SegmentName`.
       monotonic_s: a clock.
-      most_bytes: of all segments together, those of earlier drivers included.
+      most_bytes: most bytes of all segments together, those of earlier drivers included.
     """
 
     def __init__(

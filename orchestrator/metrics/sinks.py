@@ -28,8 +28,8 @@ def measuring(
     """Where a driver's events go from now on: to the sinks, and then to `emit`.
 
     Args:
-      store: of the run.
-      watch: as in `MetricsHub`.
+      store: store of the run.
+      watch: watch as in `MetricsHub`.
       is_in_cluster: whether the run joins a Ray cluster that others started.
     """
     clock = SYSTEM_CLOCK

@@ -62,7 +62,7 @@ class TensorBoardSink:
     that it goes on from, so that TensorBoard drops what a fault took back.
 
     Args:
-      folder: of the event files, on this machine; it is made when the first point comes.
+      folder: folder of the event files, on this machine; it is made when the first point comes.
       is_full: write every series with all its labels, not only `SUMMARY`.
     """
 

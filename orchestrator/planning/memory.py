@@ -32,7 +32,7 @@ class HostMemory:
       undo_bytes: the undo log when it is full.
       save_bytes: rows that a save keeps while they change, and its staging buffers.
       batch_bytes: activations and their gradients of the batches in flight, and rows that travel.
-      process_bytes: of the process without tables.
+      process_bytes: bytes of the process without tables.
     """
 
     table_bytes: int
@@ -55,7 +55,7 @@ def host_memory(
     """Memory of the host that holds most.
 
     Args:
-      traffic: of all tables, as the plan places them.
+      traffic: traffic of all tables, as the plan places them.
       undo_share: share of rows and slots that the undo log may have, as the run's settings say.
     """
     shard_bytes = max(host.shard_bytes for host in plan.hosts)

@@ -19,7 +19,7 @@ class RecordedPlans:
     """See the module. Mutated: the plan that is followed.
 
     Args:
-      emit: told which plan is followed, and why.
+      emit: callback that is told which plan is followed, and why.
     """
 
     def __init__(self, run: OpenRun, scaling: ScalingConfig, *, emit: Emit) -> None:

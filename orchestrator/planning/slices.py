@@ -31,10 +31,11 @@ class OnSlices:
 
     Attributes:
       held_bytes: rows and slots of the host that has most.
-      all_bytes, all_rows: of all hosts.
-      sent_bytes: that a host sends to others in a step over DCN, in the mean.
-      gradient_bytes: of the dense model, and of tables on the devices.
-      lost_bytes, lost_rows: of the slice that has most; rows in the mean, as if all had equally many bytes.
+      all_bytes, all_rows: bytes and rows of all hosts.
+      sent_bytes: bytes that a host sends to others in a step over DCN, in the mean.
+      gradient_bytes: bytes of the dense model, and of tables on the devices.
+      lost_bytes, lost_rows: bytes and rows of the slice that has most; rows in the mean, as if all had equally
+        many bytes.
     """
 
     topology: Topology
@@ -82,7 +83,7 @@ def on_slices(
     Args:
       plan: of its tables, on all hosts. Hosts of a slice have numbers in a row.
       profiles: one a table.
-      sent_bytes: that a host sends in a step for tables.
+      sent_bytes: bytes that a host sends in a step for tables.
     """
     held = [host.shard_bytes for host in plan.hosts]
     of_slices = [sum(held[first : first + topology.hosts]) for first in range(0, len(held), topology.hosts)]
@@ -127,7 +128,7 @@ def exchanged_bytes(job: JobConfig, lengths: Mapping[str, float]) -> float:
     gradients of all. That is half the way of a sum.
 
     Args:
-      lengths: by feature the mean length of its bags.
+      lengths: mean length of bags, by feature.
     """
     found, weighted = 0.0, weighted_features(job)
     for table in device_tables(job):

@@ -37,11 +37,11 @@ class TableTraffic:
     """One table in one step. Hosts do nothing for a table on the devices, so its counts are 0.
 
     Attributes:
-      bags, ids: of all its features, in one host's share of a batch.
+      bags, ids: bags and ids of all its features, in one host's share of a batch.
       host_rows: distinct rows in one host's share.
       all_rows: distinct rows in the whole batch.
-      num_hosts: of the run.
-      wire_bytes: of a float between hosts: 4, or 2 for bfloat16.
+      num_hosts: number of hosts of the run.
+      wire_bytes: bytes of a float between hosts: 4, or 2 for bfloat16.
     """
 
     table: PlannedTable

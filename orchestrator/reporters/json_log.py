@@ -27,7 +27,7 @@ class JsonReporter:
     """A `Reporter`. Mutated: what it has counted of the run, and whether its output is still read.
 
     Args:
-      out: takes the lines; by default what is standard output when a line is written.
+      out: stream that takes the lines; by default what is standard output when a line is written.
     """
 
     def __init__(self, out: TextIO | None = None, *, wall_s: Callable[[], float] = SYSTEM_CLOCK.wall_s) -> None:

@@ -53,10 +53,10 @@ def record_of(
     """What a run that is created records of its beginning.
 
     Args:
-      job: of the run.
+      job: job of the run.
       existing: the record of a run that is there already. "The newest commit" was decided when it was created.
       index: of its training files, which say what kinds of values the columns hold.
-      emit: told where the other run does not say what its rows mean.
+      emit: callback that is told where the other run does not say what its rows mean.
 
     Raises:
       ConfigurationError: there is no such run or commit, or some of its files are missing.

@@ -27,7 +27,7 @@ class Window:
     """Steps that were trained in one go.
 
     Attributes:
-      generation: of the driver that trained them.
+      generation: generation of the driver that trained them.
       first_step, step: steps done before it and after it.
       loss: mean over its steps.
       num_samples: without padding.
@@ -54,7 +54,7 @@ def median_samples_per_s(windows: Sequence[Window]) -> float:
     and the live view have.
 
     Args:
-      windows: whose steps count, in their order.
+      windows: windows whose steps count, in their order.
     """
     firsts = [at == 0 or windows[at - 1].generation != window.generation for at, window in enumerate(windows)]
     warm = [window for window, is_first in zip(windows, firsts, strict=True) if not is_first] or windows

@@ -37,7 +37,7 @@ class RecordedEvaluation:
     """One evaluation.
 
     Attributes:
-      generation: of the driver that made it.
+      generation: generation of the driver that made it.
       metrics: name to value, without those that are not finite.
     """
 
@@ -52,7 +52,7 @@ class HistoryRecord:
     """The history of a run up to some step. Windows and evaluations in the order of their steps.
 
     Attributes:
-      generation: of the driver that wrote it.
+      generation: generation of the driver that wrote it.
     """
 
     generation: int = 0

@@ -40,7 +40,7 @@ class FileRecord:
     Attributes:
       version: etag or time of change.
       row_groups: rows of its row groups in their order, such as `3x32768 1x100`; for a vocabulary its lines.
-      content, extra_content: as in `workers.data.input_files.InputFile`.
+      content, extra_content: content as in `workers.data.input_files.InputFile`.
     """
 
     path: str
@@ -91,7 +91,7 @@ def judge(
     Args:
       began: what they take the place of.
       ordered_as: the files whose order the steps of the epoch up to this one were read in.
-      train: of `now`, for reading vocabularies again.
+      train: part of `now` for training, for reading vocabularies again.
 
     Raises:
       InputChanged: steps would stand for other rows, or values for other rows of tables.

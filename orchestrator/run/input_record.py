@@ -267,9 +267,9 @@ def accepted_changes(
     """How the files, and what the job makes of them, differ from what the run knows, where that was accepted.
 
     Args:
-      record: of the run.
+      record: record of the run.
       now: what would be recorded of a run that was created now.
-      indexes: of the files for training and evaluation.
+      indexes: indexes of the files for training and evaluation.
       before_settings: the job with its old arguments where some change now, which is a way to accept what that does.
 
     Raises:

@@ -61,7 +61,7 @@ class SettingsRecord:
     """Arguments from a step on.
 
     Attributes:
-      generation: of the driver that began with them.
+      generation: generation of the driver that began with them.
       step: its first step.
       changed_unix_s: wall clock, for people.
       changes: since the arguments before.

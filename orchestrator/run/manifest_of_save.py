@@ -46,7 +46,7 @@ def manifest_of(
     Args:
       receipts: what they wrote: of the hosts, and of the device processes.
       counters: beside those of samples and failed saves.
-      metrics: of an evaluation of this very state.
+      metrics: metrics of an evaluation of this very state.
       failed_saves: saves that failed since the parent.
 
     Raises:

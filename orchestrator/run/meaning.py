@@ -57,7 +57,7 @@ class FeatureRecord:
     """How the values of one feature become rows of a table, and these a vector.
 
     Attributes:
-      name: of the feature.
+      name: name of the feature.
       table: its name.
       settings: JSON text of each. One that does nothing, such as the salt of a column that is not hashed, is left out.
       vocabulary: of its column; None without one.
@@ -148,7 +148,7 @@ def changes_of_run(before: MeaningRecord, now: MeaningRecord) -> list[str]:
 
     Args:
       before: as the run has recorded it.
-      now: of the job as it is.
+      now: meaning of the job as it is.
     """
     return [
         *_feature_order(before, now),
@@ -167,7 +167,7 @@ def changes_of_scoring(before: MeaningRecord, now: MeaningRecord, *, free: Colle
 
     Args:
       before: as the run has recorded it.
-      now: of the job that scores.
+      now: meaning of the job that scores.
       free: settings that may differ.
     """
     compared = ACTIVATION_SETTINGS - set(free)
@@ -192,7 +192,7 @@ def changes_of_table(
 
     Args:
       before: of the other run.
-      now: of the job.
+      now: meaning of the job.
       source, table: their names there and here.
       is_chosen: whether a rule names the table. Otherwise tables without names, which are found by their position,
         must share a feature or a column.
@@ -289,7 +289,7 @@ def kinds_held(record: MeaningRecord, columns: Mapping[str, IdColumn]) -> dict[s
     """By column, the kind of values that the features of these names had.
 
     Args:
-      columns: of the features, by their names; columns may have other names than in the record.
+      columns: columns of the features, by their names; columns may have other names than in the record.
     """
     kinds: dict[str, str] = {}
     for feature in record.features:

@@ -108,7 +108,7 @@ def open_run(
       only_reads: nothing will be written, so that the storage need not be tried out.
       job_folder: where the job's module may lie if it is not installed.
       settings: arguments of the job's function that are to change from now on; see `orchestrator.run.job_settings`.
-      emit: told of a damaged record of the data files; None prints that instead.
+      emit: callback that is told of a damaged record of the data files; None prints that instead.
 
     Raises:
       StoreCannotCreateExclusively: the storage cannot, and that was not accepted.
@@ -165,7 +165,7 @@ def _opened(
     """The run, once job and data are known to be those of its record.
 
     Args:
-      record: of the run.
+      record: record of the run.
       now: what would be recorded of a run that was created now.
       settings_before, before_settings: the job's arguments before some were changed, and the job that they give.
     """

@@ -175,12 +175,12 @@ def plan_warm_start(
     `meanings` do, but for the learning rate, which may differ.
 
     Args:
-      manifest: of the commit to start from.
+      manifest: manifest of the commit to start from.
       specs: the tables of the new run.
-      rules: by table of the new run; DROP by table of the commit. Tables without a rule are SAME.
+      rules: rules by table of the new run; DROP by table of the commit. Tables without a rule are SAME.
       dense: for the dense model. Whether its arrays fit is found by the device processes, which alone know its shapes.
-      meanings: of the commit's run and of the job; None where that is not to be compared.
-      accepted: as `parse_accepted` finds them.
+      meanings: meanings of the commit's run and of the job; None where that is not to be compared.
+      accepted: answers of `parse_accepted`.
 
     Raises:
       WarmStartRefused: with every table that was added, removed or changed without a rule, every one whose rows mean

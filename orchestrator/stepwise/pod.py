@@ -52,8 +52,8 @@ class Pod:
     Args:
       cluster: entered before the processes start, left after they end.
       lost: why the cluster is gone; None while it is there.
-      shares_memory: as of `PodStrategy`.
-      threads: of a host's kernels.
+      shares_memory: flag of `PodStrategy`.
+      threads: threads of a host's kernels.
       clock: time, replaced in tests.
     """
 

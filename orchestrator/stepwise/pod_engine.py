@@ -41,7 +41,7 @@ class PodEngine:
     """The engine over all hosts of a pod, as the driver sees it.
 
     Attributes:
-      pod: whose processes it asks.
+      pod: pod whose processes it asks.
       replica_spec: as much of `spec` as functions on the replicas need.
       num_enqueued: batches that were enqueued here, which is the number of the last one.
       has_room: whether all hosts have said that they would accept another batch.

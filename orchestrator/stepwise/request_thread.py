@@ -39,7 +39,7 @@ class RequestThread:
     """See the module. Thread-safe.
 
     Args:
-      name: of the thread.
+      name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:

@@ -44,7 +44,7 @@ class PodStrategy(CrossReplica):
 
     Args:
       num_hosts: hosts, and replicas.
-      seed: of the first values of the rows.
+      seed: seed of the first values of the rows.
       resources_per_host: Ray resources reserved for each host; None takes an even part of the cluster's CPUs, at most
         one.
       threads_per_host: threads of a host's kernels and of its CPU device. None is one for the kernels and the
@@ -54,7 +54,7 @@ class PodStrategy(CrossReplica):
       run_timeout_s: longest time that a function may run, and between two updates of one whose rates change.
       shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between
         machines.
-      notice: told about facts such as hosts that share a machine.
+      notice: callback that is told about facts such as hosts that share a machine.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ def until_ended(pod: Pod, answers: Sequence[Ran | UserQuestion], *, timeout_s: f
     A rate is called here, once for an update of all replicas, and then travels to each of them.
 
     Args:
-      answers: of the replicas so far, in order.
+      answers: answers of the replicas so far, in order.
       timeout_s: for each part of the functions between two questions.
 
     Raises:

@@ -32,11 +32,11 @@ class RayJobRunner:
     """Submits `python -m podembed ARGUMENTS` to a cluster.
 
     Args:
-      address: of the cluster's dashboard, `http://host:8265`.
+      address: address of the cluster's dashboard, `http://host:8265`.
       working_dir: folder that Ray copies to the cluster.
       name: submissions are called `NAME-a1`, `NAME-a2` and so on; numbers that the cluster knows from other supervisors
         are left out.
-      notice: told about a cluster that does not answer.
+      notice: callback that is told about a cluster that does not answer.
       patience_s: how long it may not answer before the attempt counts as lost.
 
     Attributes:

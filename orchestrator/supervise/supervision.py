@@ -95,7 +95,7 @@ def after_exit(
     """What follows an attempt.
 
     Args:
-      exit_code: of the attempt; negative for a signal.
+      exit_code: exit code of the attempt; negative for a signal.
       failures: faults in a row before this attempt.
       max_failures: number of failures in a row that are tolerated.
       is_stopping: whether the supervisor itself was asked to stop.

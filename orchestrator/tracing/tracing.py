@@ -46,8 +46,8 @@ class _Recording:
     """A trace under way. Mutated: `reached`, the step up to which was trained.
 
     Attributes:
-      calls: of the processes that record.
-      offsets: of their clocks, as found at its beginning.
+      calls: calls of the processes that record.
+      offsets: offsets of their clocks, as found at its beginning.
     """
 
     group: ProcessGroup
@@ -63,7 +63,7 @@ class Tracing:
 
     Args:
       asked: the steps; None traces nothing.
-      store: of the run.
+      store: store of the run.
 
     Attributes:
       driver: what the driver does, while a trace is under way.
@@ -244,8 +244,8 @@ class _Trace:
     """All that a file is made of.
 
     Attributes:
-      offsets: of the processes whose spans are in it.
-      fault: that ended it before its last step, in words; empty if none did.
+      offsets: offsets of the processes whose spans are in it.
+      fault: fault that ended it before its last step, in words; empty if none did.
     """
 
     first: int

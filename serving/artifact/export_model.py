@@ -46,8 +46,8 @@ class ExportedModel:
       path: its folder or URL.
       commit: that it was made of.
       columns: that it needs.
-      outputs: by name the shape of each for a sample.
-      size_bytes: of all files.
+      outputs: shape of each output for a sample, by name.
+      size_bytes: size of all files.
     """
 
     path: str
@@ -73,7 +73,7 @@ def export_model(
       out: a folder that is not there yet, or a URL.
       outputs: names of those that the model gives, by default all. It asks for no column that none depends on.
       commit: name of the commit, or its step.
-      job: of a run that was started with a job as a value.
+      job: job of a run that was started with a job as a value.
       folder: where the job's module may lie if it is not installed.
 
     Raises:

@@ -131,7 +131,8 @@ class LoadedModel:
         """The scores, float32 `[n]`; a dictionary of them where the model has several.
 
         Args:
-          columns: by name one value a sample: arrays or lists. Ids of a bag are a list. None is a missing value.
+          columns: one value a sample, by column: arrays or lists. Ids of a bag are a list. None is a missing
+            value.
 
         Raises:
           ModelError: a column is missing or holds what training refuses.

@@ -22,7 +22,7 @@ def input_schema(job: JobConfig, exported: Exported, files: ExportFiles, *, kind
 
     Args:
       exported: the program. Features and extra columns that it does not read are left out.
-      kinds: of values, as `trained_kinds` has them.
+      kinds: kinds of values, as `trained_kinds` has them.
     """
     read = read_columns(exported)
     return {

@@ -48,7 +48,7 @@ class ExportSource:
     """What is written.
 
     Attributes:
-      arrays: of the table, rows first.
+      arrays: arrays of the table, rows first.
       information: texts that the formats that can keep next to the values.
       batch_bytes: memory for rows of all arrays together.
       with_slots: slots were requested, whether the table has any or not.

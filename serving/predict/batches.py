@@ -55,7 +55,7 @@ def looked_up(batches: Iterable[Batch], rows: PooledRows, *, window_bytes: int =
     """Each batch with its activations.
 
     Args:
-      window_bytes: of rows that are fetched at once.
+      window_bytes: bytes of rows that are fetched at once.
 
     Raises:
       ChunkDamaged: a bucket is not what was committed.

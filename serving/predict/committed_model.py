@@ -67,7 +67,7 @@ def open_model(
     Args:
       run: `RUN`, for its newest commit, or `RUN@COMMIT`.
       commit: name of the commit, or its step, if it is given apart from the run.
-      job: of a run that was started with a job as a value; None asks the run's record.
+      job: job of a run that was started with a job as a value; None asks the run's record.
       folder: where the job's module may lie if it is not installed.
 
     Raises:
@@ -195,7 +195,7 @@ class CommittedRows:
     """Rows of a commit, read by need. Mutated: the buckets that are kept.
 
     Args:
-      kept_bytes: of buckets in memory.
+      kept_bytes: bytes of buckets in memory.
     """
 
     def __init__(self, model: CommittedModel, *, kept_bytes: int = KEPT_BYTES) -> None:

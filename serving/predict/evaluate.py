@@ -30,7 +30,7 @@ class CommitEvaluation:
 
     Attributes:
       commit: its name.
-      paths: of the data.
+      paths: paths of the data.
       bad_rows: malformed rows, which were left out.
     """
 
@@ -57,9 +57,9 @@ def evaluate(
       run: folder or URL of a run, for its newest commit, or `RUN@COMMIT`.
       data: paths or globs with the columns of the job; without any, its evaluation data.
       commit: name of the commit, or its step.
-      job: of a run that was started with a job as a value.
+      job: job of a run that was started with a job as a value.
       folder: where the job's module may lie if it is not installed.
-      kept_bytes: of tables, in memory.
+      kept_bytes: bytes of tables, in memory.
 
     Raises:
       ConfigurationError: no run, no commit, no job, or no evaluation data.

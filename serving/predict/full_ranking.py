@@ -47,7 +47,7 @@ class FullRanking:
     """Scores of samples with all items, or with those of some files.
 
     Attributes:
-      feature: of the items.
+      feature: feature of the items.
       ids: int64, rising, the rows that are ranked.
       users: the feature by which what a user has is left out, or would be by default; None where there is none.
     """

@@ -13,7 +13,7 @@ class ItemValues:
     """Turns rows of the items' table into what a user knows items by.
 
     Attributes:
-      kind: of one value: text of a vocabulary, int64 rows without one.
+      kind: kind of one value: text of a vocabulary, int64 rows without one.
     """
 
     def __init__(self, source: IdColumn) -> None:

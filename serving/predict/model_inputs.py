@@ -51,7 +51,7 @@ def context_of(job: JobConfig, batch: ModelBatch, *, step: int, params: Any, sta
     """The context of such a batch. Nothing is drawn where nothing is trained, so its key is an ordinary one.
 
     Args:
-      step: of the commit.
+      step: step of the commit.
     """
     num_samples = batch.weights.shape[0]
     return replace(

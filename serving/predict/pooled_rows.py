@@ -48,7 +48,7 @@ class LookedUp:
     Attributes:
       activations: per feature `[n, *inner, width]`; of a sequence `[capacity, width]`.
       lengths: by sequence feature, int32 `[n]`.
-      levels: of the room of the sequences, as a run on one host with one device has them.
+      levels: levels of the room of the sequences, as a run on one host with one device has them.
     """
 
     batch: Batch

@@ -49,7 +49,7 @@ def export_forward(job: JobConfig, *, step: int, wanted: Sequence[str] = ()) -> 
     reads.
 
     Args:
-      step: of the commit.
+      step: step of the commit.
       wanted: names of outputs, which alone are computed; without any, all.
 
     Raises:
@@ -140,7 +140,7 @@ def read_by_scores(job: JobConfig, *, step: int) -> tuple[frozenset[str], frozen
     """The features and the extra columns that the scores of a job depend on; all where its model cannot be exported.
 
     Args:
-      step: of the commit.
+      step: step of the commit.
     """
     try:
         exported = export_forward(job, step=step)
@@ -200,7 +200,7 @@ class PortableForward:
     """The program with the dense arrays of a commit, compiled once for each number of samples.
 
     Attributes:
-      features: that are looked up for it.
+      features: features that are looked up for it.
       columns: the extra columns that it reads, and the lengths of their lists.
     """
 
@@ -235,7 +235,7 @@ class PortableForward:
         """By name `[num_samples, ...]`, for the first samples of a batch.
 
         Args:
-          names: of the features, in the job's order.
+          names: names of the features, in the job's order.
         """
         size = padded_size(num_samples, self._batch_size)
         arrays: Arrays = {"dense": found.batch.dense}

@@ -29,10 +29,10 @@ class Predicted:
     """A file of scores.
 
     Attributes:
-      path: of the file.
-      commit: whose scores they are.
-      num_rows: of the data, and of the file.
-      columns: of the file.
+      path: path of the file.
+      commit: commit whose scores they are.
+      num_rows: number of rows of the data, and of the file.
+      columns: columns of the file.
       bad_rows: malformed rows, whose outputs are null.
     """
 
@@ -65,14 +65,14 @@ def predict(
       run: folder or URL of a run, for its newest commit, or `RUN@COMMIT`.
       data: paths or globs with the columns of the job.
       out: the Parquet file, a local path.
-      columns: of the data, to be kept beside the outputs.
+      columns: columns of the data, to be kept beside the outputs.
       outputs: names of those to write, by default all. Features that none of them depends on need no columns, so one
         tower of two is computed from its own data.
       commit: name of the commit, or its step.
-      job: of a run that was started with a job as a value.
+      job: job of a run that was started with a job as a value.
       folder: where the job's module may lie if it is not installed.
       force: replace a file that is there.
-      kept_bytes: of tables, in memory.
+      kept_bytes: bytes of tables, in memory.
 
     Raises:
       ConfigurationError: no run, no commit, no job, no such column, or nothing can be written there.

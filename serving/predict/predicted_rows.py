@@ -62,7 +62,7 @@ def unlabelled(
     beside their ids.
 
     Args:
-      features: that a score depends on.
+      features: features that a score depends on.
       columns: the extra columns that a score depends on; None stands for all.
     """
     read = {name: replace(source, negatives=None) for name, source in data.id_columns.items() if name in features}

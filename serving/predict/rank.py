@@ -51,7 +51,7 @@ def rank_all(
 
     Args:
       run: folder or URL of a run, for its newest commit, or `RUN@COMMIT`.
-      feature: of the items; None for the candidates of the job.
+      feature: feature of the items; None for the candidates of the job.
       data: paths or globs with the columns of the job; without any, its evaluation data.
       items: files with the column of the items, which alone are ranked then; without any, all rows of the table.
       without: items that are left out. Of a feature such as the user, those of training samples of the same user whose
@@ -60,9 +60,9 @@ def rank_all(
       users: the feature of the users over whom figures are averaged; None for the one by which items are left out.
       at: each k.
       commit: name of the commit, or its step.
-      job: of a run that was started with a job as a value.
+      job: job of a run that was started with a job as a value.
       folder: where the job's module may lie if it is not installed.
-      kept_bytes: of tables, in memory.
+      kept_bytes: bytes of tables, in memory.
 
     Raises:
       ConfigurationError: no run, no commit, no job, no evaluation data, or scores that are not those of single items.

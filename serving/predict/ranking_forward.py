@@ -62,9 +62,9 @@ class RankingForward:
 
     Attributes:
       job: with room for a block in the place of its candidates; nothing is drawn beside its ids.
-      features: those that a candidate stands in for.
+      features: features that a candidate stands in for.
       block_size: candidates that are scored at once.
-      dtype: of scores, float32, or float64 where the model gives that or integers.
+      dtype: dtype of scores, float32, or float64 where the model gives that or integers.
     """
 
     def __init__(self, job: JobConfig, dense: Mapping[str, np.ndarray], *, feature: str, step: int) -> None:

@@ -60,7 +60,7 @@ class TrainedForward:
 
         Args:
           found: of the job's whole batch size, with padding.
-          number: of the batch in its evaluation.
+          number: number of the batch in its evaluation.
         """
         batch = found.batch
         inputs = Inputs(

@@ -15,7 +15,7 @@ class Finding:
     """One thing that is not as it should be.
 
     Attributes:
-      commit: that needs the file; None for what belongs to the whole run.
+      commit: commit that needs the file; None for what belongs to the whole run.
       file: relative to the run.
       place: what the file holds, such as table, array, bucket and rows.
       remedy: what to do, and what depends on the file.

@@ -52,7 +52,7 @@ def check_saves(
     """Reads every byte of saves and compares it with their indexes.
 
     Args:
-      paths: of `workers.stepwise.checkpoint.saved_paths`.
+      paths: paths of `workers.stepwise.checkpoint.saved_paths`.
       on_save: told each one when it has been read.
 
     Raises:

@@ -355,7 +355,7 @@ def _error_of_auc(point: Point, share: float | None, auc: float) -> float:
     (Birnbaum and Klose, "Bounds for the variance of the Mann-Whitney statistic", 1957).
 
     Args:
-      share: of positives; None where it is not known.
+      share: share of positives; None where it is not known.
     """
     num_samples = point.value("evaluation_samples") or 0.0
     share = FEW_POSITIVES if share is None else share

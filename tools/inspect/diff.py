@@ -47,7 +47,7 @@ class TableDifference:
         other has.
       buckets: how each is cut, which says nothing about the state.
       num_changed: rows of which the row or a slot differs, among those that both have.
-      arrays: those that both have with equal width.
+      arrays: arrays that both have with equal width.
     """
 
     table: str

@@ -33,8 +33,8 @@ class RunDescription:
     Attributes:
       record: None if the folder is no run.
       generation: the highest claimed; 0 before the first driver.
-      heartbeat: of that generation, if its driver left one.
-      commits: those that count, newest first, then leftovers.
+      heartbeat: heartbeat of that generation, if its driver left one.
+      commits: commits that count, newest first, then leftovers.
       input_changes: of its data files, accepted since it began.
       settings: changed arguments of the job, oldest first.
       history: loss and evaluations up to the newest commit; None if its record is damaged.

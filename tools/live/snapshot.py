@@ -46,7 +46,7 @@ class LiveSnapshot:
       silent_s: since the driver's last heartbeat; None where no driver holds the run.
       window: the newest one that counts; None before the first.
       faults: the newest last.
-      alarms: that stand, as `podembed health` finds them, with the steps at which they began.
+      alarms: alarms that stand, as `podembed health` finds them, with the steps at which they began.
     """
 
     name: str

@@ -33,7 +33,7 @@ def screen(seen: LiveSnapshot, *, width: int, height: int, is_unicode: bool, end
     """The whole view.
 
     Args:
-      width, height: of the terminal.
+      width, height: width and height of the terminal.
       is_unicode: whether it shows small bars.
       ended: why it is the last one; empty while the run goes on.
     """

@@ -148,7 +148,7 @@ def bars_chart(rows: Sequence[tuple[str, str, float]], *, title: str, parts: Seq
 
     Args:
       rows: name of a bar, name of a part, its length.
-      title: of the lengths.
+      title: title of the lengths.
       parts: in the order of their colours.
     """
     order = {part: at for at, part in enumerate(parts)}

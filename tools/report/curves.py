@@ -47,7 +47,7 @@ class Curve:
 
     Attributes:
       key: unique in a report; letters, figures and hyphens.
-      lines: by name, each by growing steps.
+      lines: lines by name, each by growing steps.
       is_main: whether it is shown unfolded.
     """
 

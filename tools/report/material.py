@@ -24,11 +24,11 @@ class Material:
     """A run at one moment.
 
     Attributes:
-      name: that tells it from the other runs of the report.
+      name: text that tells it from the other runs of the report.
       files: of its data, as it began; None if that is not known.
       trouble: why some of its measurements could not be read; empty if none was.
       policies: what it keeps, which says which evaluation is the best; None if that is not known.
-      alarms: that stand, as `podembed health` finds them, with the steps at which they began; notes last.
+      alarms: alarms that stand, as `podembed health` finds them, with the steps at which they began; notes last.
     """
 
     name: str

@@ -76,7 +76,7 @@ def import_sparsecore(
     """Makes a run with one commit of the tables in a folder.
 
     Args:
-      folder: as `tools.sparsecore.folder` describes it.
+      folder: folder as `tools.sparsecore.folder` describes it.
       url: of the run, where there is none yet.
       single_writer: accept a storage that cannot create files exclusively.
       unix_s: the wall clock, for records.

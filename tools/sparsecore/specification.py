@@ -95,7 +95,7 @@ def from_bytes(data: bytes, name: str) -> tuple[Stack, ...]:
     """The stacks of a message.
 
     Args:
-      name: of the file, for messages.
+      name: name of the file, for messages.
 
     Raises:
       ConfigurationError: the bytes are no such message, or its tables do not fit into their stacks.

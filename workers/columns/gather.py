@@ -43,7 +43,7 @@ class Block:
       singles: int32 or int64 `[len(single_names), rows]`, the ids of these features. The values of `rows.features` are
         views of it, so that all of them can be copied at once.
       dense: `rows.dense` column after column, float32 `[columns, rows]`.
-      columns: those of `rows.columns`, row after row.
+      columns: columns of `rows.columns`, row after row.
       addresses: int64, of each array, see `_LABELS` and those beside it. Asking an array takes longer than copying a
         run of it, and a block is copied from in many windows.
     """
@@ -107,8 +107,8 @@ def interleave(parts: Sequence[LaneRows], *, shape: WindowShape, like: Batch) ->
     """The rows of a window, step after step; rows that no part gives are padding.
 
     Args:
-      parts: of blocks with the features, weights of ids and columns of `like`. Named columns have its order. No two
-        give the same row of a lane.
+      parts: parts of blocks with the features, weights of ids and columns of `like`. Named columns have its order. No
+        two give the same row of a lane.
       like: any batch of that declaration, also an empty one.
     """
     num_samples = shape.num_samples

@@ -132,13 +132,13 @@ class IdStage:
         """The rows of the table for the samples `order`, in that order; of lists the last ones, if that is declared.
 
         Args:
-          columns: those of `IdColumn.columns`, of all samples of a row group.
+          columns: columns of `IdColumn.columns`, of all samples of a row group.
           order: uint32 or int64, samples of the row group.
           singles: int32 or int64 `[len(order)]`, wide enough for rows of the table. Receives the ids if every sample
             has exactly one value, and is then the result's `values`, with `layouts.even(1)` as its `row_splits`. Other
             results have values of the same width. Ids with weights are never put there.
-          layouts: of bags in `len(order)` samples.
-          faults: of the row group.
+          layouts: layouts of bags in `len(order)` samples.
+          faults: faults of the row group.
 
         Raises:
           InputError: a value is refused, and malformed rows are not tolerated.

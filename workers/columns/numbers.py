@@ -113,7 +113,7 @@ def _refuse(wrong: np.ndarray, labels: np.ndarray, label: Label, faults: RowFaul
 
     Args:
       wrong: bool, the mask of those rows, of all rows of a row group.
-      labels: of all its rows.
+      labels: labels of all its rows.
 
     Raises:
       InputError: there are so many that the column is meant otherwise, whatever is tolerated; or malformed rows are not

@@ -202,7 +202,7 @@ def bad_rows_of(column: pa.Array, is_bad: np.ndarray) -> tuple[np.ndarray, dict[
     """A mask of the rows with a bad item, and the first bad item of each.
 
     Args:
-      column: of lists, or not.
+      column: column of lists, or not.
       is_bad: bool, by item.
     """
     items = np.flatnonzero(is_bad)

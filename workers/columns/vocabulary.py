@@ -32,7 +32,7 @@ class Vocabulary:
     """One vocabulary file in memory. Lookups change nothing.
 
     Attributes:
-      path: of the file.
+      path: path of the file.
       num_values: its lines.
     """
 

@@ -21,8 +21,8 @@ class EarlyStopping:
 
     Attributes:
       patience: evaluations in a row without a better one.
-      metric: by which evaluations are compared: `auc`, `log_loss`, `loss`, or the name of one of `JobConfig.metrics`.
-        None takes `CheckpointConfig.metric`, or its default.
+      metric: metric by which evaluations are compared: `auc`, `log_loss`, `loss`, or the name of one of
+        `JobConfig.metrics`. None takes `CheckpointConfig.metric`, or its default.
       min_delta: by how much the metric must be better to count, at least 0.
     """
 

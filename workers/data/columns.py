@@ -104,7 +104,7 @@ class Negatives:
       by: `uniform`: all rows of the table that stand for values are as likely. `popularity`: an id is drawn as often as
         its number of positive samples in the training files, to the power of `alpha`. Samples whose label is above 0
         are positive.
-      alpha: of `popularity`. 0 draws evenly from the ids that occur.
+      alpha: alpha of `popularity`. 0 draws evenly from the ids that occur.
       without_positives_of: a feature with one id a sample, such as the user. No id is drawn that occurs in a positive
         sample of the same user in the training files.
       evaluation: as many are drawn in an evaluation, always the same ones, all different. None stands for `count`.

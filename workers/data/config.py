@@ -60,9 +60,9 @@ class InputData:
       max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place, so the same
         ones are left out at every replay. It is counted and written with its reason to the run's folder. One more ends
         the run.
-      order: of the samples in training. `shuffled`: another one in each epoch, by the job's seed. `files`: from the
-        first row of the first file, in sorted order, to the last row of the last one, the same in each epoch. That is
-        for data in the order of time.
+      order: order of the samples in training. `shuffled`: another one in each epoch, by the job's seed. `files`: from
+        the first row of the first file, in sorted order, to the last row of the last one, the same in each epoch. That
+        is for data in the order of time.
     """
 
     paths: str | tuple[str, ...]

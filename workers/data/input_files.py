@@ -10,7 +10,7 @@ class InputFile:
     """One file as it was when the index was built.
 
     Attributes:
-      path: as fsspec opens it; local paths are absolute and carry no protocol.
+      path: path as fsspec opens it; local paths are absolute and carry no protocol.
       size_bytes: length of the file.
       version: what the filesystem tells of the last change: an etag or a time.
       row_group_rows: rows of each row group or block.

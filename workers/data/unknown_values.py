@@ -22,7 +22,7 @@ class UnknownColumn:
     Attributes:
       file: where its values were read last.
       vocabulary: path of the file of its values.
-      num_values: that this reader had met by then, all of them unknown.
+      num_values: number of values that this reader had met by then, all of them unknown.
       value, line: one of them, and the first line of the vocabulary.
       cause: what the two look like, and what to do.
     """

@@ -105,7 +105,7 @@ def specs_of(model: Any, state: Mapping[str, Any], axes: Mapping[str, int]) -> d
       model: declares it as `shardings`, in the structure of the parameters or of a part of it. Or that is a function of
         the name and shape of a parameter.
       state: its parts by their names in `DENSE_PARTS`; shapes are enough.
-      axes: of the mesh, but for that of the samples; without any all leaves are whole.
+      axes: axes of the mesh, but for that of the samples; without any all leaves are whole.
 
     Raises:
       DenseStateError: a spec names an axis that is not there, or does not fit its parameter.

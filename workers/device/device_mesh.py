@@ -24,7 +24,7 @@ class GangMesh:
     """The devices of a gang.
 
     Attributes:
-      mesh: of all of them.
+      mesh: mesh of all of them.
       local: those of this process: for each part of its samples the devices that work on it, in the order of the mesh.
     """
 

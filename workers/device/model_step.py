@@ -87,12 +87,12 @@ class DeviceWorker:
       num_samples: rows of this host's share of a batch, with padding; the same on every host.
       shares: rows of every host that are samples; left out, all of them.
       options: which devices, and how arrays get there.
-      tables: those that live on the devices.
+      tables: tables that live on the devices.
       faults: injected ones.
       crew: copies results to the host.
       compiling: entered while a step is compiled that was not at the start.
       build_s: seconds of the parts of `build`.
-      trace: takes steps while a trace is on.
+      trace: recorder that takes steps while a trace is on.
     """
 
     job: JobConfig

@@ -63,7 +63,7 @@ def device_options(
     """The options of settings without a problem.
 
     Args:
-      resources: of Ray, that a host reserves.
+      resources: resources of Ray, that a host reserves.
     """
     axes = dict(mesh or {})
     reserved = max((resources or {}).get(name, 0.0) for name in ("GPU", "TPU"))

@@ -56,8 +56,8 @@ class DeviceSpec:
       fault_plan: faults to be injected.
       compile_cache: folder of compiled programs on this machine, unless JAX is told of one; empty for none.
       is_restored_later: `restore` of a commit follows, which gives all dense arrays their values.
-      platform: of the devices, as JAX calls it; empty for any.
-      threads: that copy results to the host. Those of a CPU device are the environment's business.
+      platform: platform of the devices, as JAX calls it; empty for any.
+      threads: threads that copy results to the host. Those of a CPU device are the environment's business.
       devices: which ones, and how arrays get there.
     """
 

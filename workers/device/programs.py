@@ -41,9 +41,9 @@ class Inputs:
         hosts send has those of the features that they look up.
       labels, weights: float32 `[n]`.
       lengths: by sequence feature, int32 `[n]`.
-      columns: by name, `[n, ...]`; among them all labels but the first. A label that is missing is NaN.
+      columns: columns by name, `[n, ...]`; among them all labels but the first. A label that is missing is NaN.
       rows: by feature of a table on devices, int32 `[n, room]`, the rows of each bag, -1 where it has no more.
-      row_weights: of such features whose ids have weights, float32 of the same shape.
+      row_weights: row weights of such features whose ids have weights, float32 of the same shape.
     """
 
     dense: jax.Array

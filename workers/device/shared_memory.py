@@ -130,8 +130,8 @@ class ChannelLayout:
 
     Attributes:
       num_dense: dense inputs a sample.
-      activations: of the features' blocks within `activations` and within `gradients`; also says how many samples there
-        are.
+      activations: activations of the features' blocks within `activations` and within `gradients`; also says how many
+        samples there are.
       num_buffers: batches that may be in flight at once.
       sequences: features whose samples differ in length; each has an array `lengths/<feature>`.
       columns: named columns, as `InputData.column_shapes`; each has an array `column/<name>`.

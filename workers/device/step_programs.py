@@ -42,11 +42,11 @@ class StepPrograms:
     """The steps of one gang. Mutated: the compiled ones.
 
     Args:
-      mesh: of all devices.
-      way: of what goes to the devices and comes back.
+      mesh: mesh of all devices.
+      way: way of what goes to the devices and comes back.
       shares: rows of every host that are samples.
       values: parameters, optimizer state and state, or their shapes; each says how it lies on the devices.
-      tables: those on the devices, or their shapes.
+      tables: tables on the devices, or their shapes.
       compiling: entered while a step is compiled that was not at the start.
 
     Attributes:

@@ -111,7 +111,7 @@ class FaultPoints:
     """The faults of a plan that may strike one process. Made by `of`.
 
     Args:
-      rank: of the process, such as `host 0`, `device 1` or `driver`.
+      rank: rank of the process, such as `host 0`, `device 1` or `driver`.
     """
 
     def __init__(self, plan: FaultPlan, rank: str, acts: ProcessActs | None = None) -> None:

@@ -140,8 +140,8 @@ class Fault:
       for_s: after it struck it goes on striking for so many seconds, without being counted.
       match: regular expression that must be found in the point's detail.
       after: number of another fault of the plan, from 0, that must have struck before.
-      arguments: of the action. `type` and `message` of `raise`, `seconds` of `delay`, `wake_s` of `stop`, `name` of
-        `signal`. Also `byte` and `bit` of `flip`, `code` of `http_error`, `bytes_per_s` of `throttle`.
+      arguments: arguments of the action. `type` and `message` of `raise`, `seconds` of `delay`, `wake_s` of `stop`,
+        `name` of `signal`. Also `byte` and `bit` of `flip`, `code` of `http_error`, `bytes_per_s` of `throttle`.
     """
 
     point: str

@@ -51,7 +51,7 @@ class CsvParser:
     """Parses records without a header.
 
     Attributes:
-      names: of all columns, in order.
+      names: names of all columns, in order.
       kinds: the columns that are read and their types; a large list is cut up at its separator. An empty field is null.
         uint64 stands for integers from -2^63 to 2^64 - 1, which come out as int64 with the same 64 bits.
       quoting: whether fields may be quoted.
@@ -74,7 +74,7 @@ class CsvParser:
 
         Args:
           bounds: int64, where each record begins, and the end.
-          on_fault: takes malformed records, in their order; whatever it raises ends the parsing.
+          on_fault: callback that takes malformed records, in their order; whatever it raises ends the parsing.
         """
         tables = self._salvaged(text, bounds, 0, len(bounds) - 1, on_fault)
         return pa.concat_tables(tables) if tables else self._nulls(0)

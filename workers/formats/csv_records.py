@@ -28,7 +28,7 @@ class RecordScanner:
     broke off in.
 
     Attributes:
-      num_bytes, num_records: of the text so far.
+      num_bytes, num_records: numbers of bytes and records of the text so far.
       num_with_line_ends: records so far with a line end within quotes.
       first_with_line_ends: number of the first of them, counted from 0; -1 without one.
     """

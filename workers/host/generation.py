@@ -41,7 +41,7 @@ class HostGeneration:
 
     Attributes:
       shard: its rows; they are of this generation until `leave`.
-      store: of the run.
+      store: store of the run.
       mesh: its connections to the other hosts.
       on_same_machine: hosts that share memory with this one.
       take_rows: brings the rows of tables on devices to this host, as `DeviceRows.take`; nothing until `connect`.
@@ -59,7 +59,7 @@ class HostGeneration:
 
         Args:
           check: called in every wait; raises to end it.
-          survivor: of the generation before, cut for this one; None allocates new tables.
+          survivor: survivor of the generation before, cut for this one; None allocates new tables.
 
         Raises:
           As `HostWorker.start`.

@@ -21,12 +21,12 @@ class HostInput:
     """Reads ahead for training from the first window on; each evaluation has a reader of its own.
 
     Args:
-      trace: takes what is read while a trace is on.
+      trace: recorder that takes what is read while a trace is on.
 
     Attributes:
       num_samples: rows of every array that goes to the device. It is the same on all hosts: the largest share of a
         batch, up to a multiple of the devices that share it. Smaller ones are padded with weight 0.
-      sampler: takes samples of batches of training; None where other hosts do.
+      sampler: sampler that takes samples of batches of training; None where other hosts do.
     """
 
     def __init__(self, spec: HostSpec, job: JobConfig, *, trace: Recorder) -> None:

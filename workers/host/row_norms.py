@@ -115,7 +115,7 @@ class RowNorms:
     """The samples of one host. Mutated: how many windows were counted, and first values once they were computed.
 
     Args:
-      tables: of this host; those that are not trained are left out.
+      tables: tables of this host; those that are not trained are left out.
       on_devices: by position, a function for each table whose rows are on devices. It returns rows and slots of some
         ids as they are now, float32 `[n, width]` by name.
     """

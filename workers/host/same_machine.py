@@ -71,8 +71,8 @@ def meet(mesh: Mesh, descriptor: int, layout: MemoryLayout, *, timeout_s: float)
     """Finds the hosts on this machine and maps their memory; all hosts of the mesh call it together.
 
     Args:
-      descriptor: of the memory that this host shares with its device process; may be closed afterwards.
-      layout: of every host's memory; the same on all, since it follows from the plan.
+      descriptor: descriptor of the memory that this host shares with its device process; may be closed afterwards.
+      layout: layout of every host's memory; the same on all, since it follows from the plan.
 
     Returns:
       By rank, those that mapped this host's memory, too.

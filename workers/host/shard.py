@@ -50,7 +50,7 @@ class Shard:
     Attributes:
       tables: all tables of the job, as this host holds them.
       undo: None where the driver wants none.
-      save: of the whole shard; one at a time.
+      save: save of the whole shard; one at a time.
       surviving: which buckets hold the rows of a commit, as far as a survivor knows.
     """
 
@@ -213,7 +213,7 @@ def restore_shard(
 
     Args:
       surviving: what is here of the commit. Mutated, as the tables are.
-      files: of the commit; None for first values.
+      files: files of the commit; None for first values.
       check: called between buckets; what it raises ends the work.
       on_same_machine: ranks whose memory this host maps. They are sent nothing if the store is a local folder, whose
         files the machine has in memory: that is faster than a socket (`benchmarks/moves.py`).

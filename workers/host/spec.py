@@ -49,7 +49,7 @@ class HostSpec:
       undo_share: of the tables' bytes, what the undo log may take; 0 for none.
       compares_first: whether rows that this host kept are compared with the commit before training goes on, and not
         while it does.
-      threads: of the host's kernels.
+      threads: threads of the host's kernels.
       exchange: how the frames of each step travel; the same on all hosts.
       sample_multiple: the rows of a share, with padding, are a multiple of it.
       pools_cut: per table, whether its owners pool where it is cut; None leaves that to the lengths of bags.
@@ -118,7 +118,7 @@ class HostWindow:
       altered_ids: per table, ids outside its vocabulary that were dropped, clipped or hashed, as the table says.
       profiles: per table, what the last step's batch asked of it; empty where the driver does not want to know, and of
         hosts above `MOST_PROFILED`.
-      usage: of the process, at its end.
+      usage: resource usage of the process, at its end.
       data: histograms of some of the samples, where the driver wants them.
       rates: per table, its learning rate in the last step.
       row_norms: of samples of the largest tables' rows, where the driver wants them.

@@ -27,7 +27,8 @@ class TableStart:
     Attributes:
       source: the commit's table to load; None for initial values.
       with_slots: whether slots are loaded too; otherwise they begin with their initial values.
-      num_rows: of the table; may be more than the source has, and those then keep their initial values. None: as many.
+      num_rows: number of rows of the table; may be more than the source has, and those then keep their initial values.
+        None: as many.
     """
 
     table: str
@@ -43,7 +44,7 @@ def begin_tables(
     """Fills this host's part of every table. Padding gets the values that it has in a table that begins anew.
 
     Args:
-      store: of the run that is started from.
+      store: store of the run that is started from.
       starts: one a table, in the same order.
       on_chunk: called after each bucket that begins anew, and after each file that was read.
 
@@ -83,9 +84,10 @@ def read_buckets(
     Each file of the commit is read once, verified, and kept only while it is copied. Padding positions are not touched.
 
     Args:
-      source: of the commit; with slots, the same arrays as the table that begins.
-      num_buckets: of the table that begins; a power of two.
-      num_rows: of that table, at least as many as the source has, which stands for None. The others are not touched.
+      source: source of the commit; with slots, the same arrays as the table that begins.
+      num_buckets: number of buckets of the table that begins; a power of two.
+      num_rows: number of rows of that table, at least as many as the source has, which stands for None. The others are
+        not touched.
       out: bucket → its arrays in the order of `source.arrays`, each `[rows per bucket, width]`; the rows alone without
         slots.
       on_chunk: called after each bucket of the commit.

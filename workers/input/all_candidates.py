@@ -26,7 +26,7 @@ def ranked_ids(source: IdColumn, known: Interactions | None) -> np.ndarray:
 
     Args:
       source: resolved, with negatives.
-      known: of the training files, where the declaration needs them.
+      known: known ids of the training files, where the declaration needs them.
     """
     if source.negatives is not None and source.negatives.by == "popularity" and known is not None:
         return np.flatnonzero(known.counts)
@@ -60,7 +60,7 @@ class Exclusions:
         known: Interactions | None = None,
     ) -> Exclusions:
         """Args:
-          table: of the feature, which says what becomes of ids outside it. One that is dropped has no row.
+          table: table of the feature, which says what becomes of ids outside it. One that is dropped has no row.
           owner: a feature with one id a sample. What it has in `known` is left out.
 
         Raises:

@@ -38,7 +38,7 @@ class NegativeSampler:
     same.
 
     Attributes:
-      negatives: as declared.
+      negatives: negatives as declared.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class NegativeSampler:
         """The named columns that models get of the ids, float32 `[n, *room]`.
 
         Args:
-          rows: as read.
-          ids: of the feature, as `extend` returned them.
+          rows: rows as read.
+          ids: ids of the feature, as `extend` returned them.
 
         Raises:
           InputError: as `extend`.

@@ -56,7 +56,7 @@ class Chances:
 
         Args:
           own: the ids of the column.
-          ids: those of the feature.
+          ids: ids of the feature.
           owners: int64 `[n]`, the row of each sample's owner, whose positives are not drawn; -1 without one.
         """
         free = np.empty(own.num_samples)

@@ -88,7 +88,7 @@ class DataSample:
     """Histograms of a host's samples in a window.
 
     Attributes:
-      names: of the columns: features, then the label, then columns of numbers.
+      names: names of the columns: features, then the label, then columns of numbers.
       num_features: how many of them are features with ids.
       counts: uint16 `[2, len(names), NUM_BINS + 1]`. Samples of a batch are halved: halves come from different places
         in the data. The last bin is `NOTHING`.

@@ -151,7 +151,7 @@ def check_alike(files: Sequence[InputFile], *, lists_apart: Collection[str] = ()
     lists and no lists.
 
     Args:
-      files: of one data set, or of training and evaluation together.
+      files: files of one data set, or of training and evaluation together.
       lists_apart: columns that may have lists in some files and single ids in others.
 
     Raises:

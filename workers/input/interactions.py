@@ -46,7 +46,7 @@ class Interactions:
         """Where in `ids` those of each owner begin and end, int64.
 
         Args:
-          owners: as `owner_rows` returns them.
+          owners: owners as `owner_rows` returns them.
         """
         is_known, rows = owners >= 0, np.maximum(owners, 0)
         return np.where(is_known, self.splits[rows], 0), np.where(is_known, self.splits[rows + 1], 0)
@@ -61,7 +61,7 @@ def read_interactions(data: InputData, index: InputIndex, *, feature: str, owner
 
     Args:
       data: resolved, as the index was built from.
-      feature: whose ids are counted.
+      feature: feature whose ids are counted.
       owner: a feature with one id a sample.
 
     Raises:

@@ -92,7 +92,7 @@ class LanePlan:
       row_group_rows: rows of every row group, all above 0, in file order.
       num_lanes: S, fixed when the run is created; the most hosts that can ever read.
       batch_size: B, rows of a global batch; a multiple of S.
-      seed: of the shuffle.
+      seed: seed of the shuffle.
       shuffle: False reads everything in file order in every epoch, as evaluation does.
       is_striped: whether steps, and not lanes, are consecutive parts of the epoch.
 

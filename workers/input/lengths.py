@@ -17,7 +17,7 @@ def bag_lengths(job: JobConfig, index: InputIndex | None) -> tuple[float | None,
     A function of the job and its files, so all hosts find the same, after every restart.
 
     Args:
-      index: of the files for training; None where they were not looked at.
+      index: index of the files for training; None where they were not looked at.
     """
     data = job.resolved_data
     return tuple(_length(data, data.id_columns[name], index) for name in job.features)

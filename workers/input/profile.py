@@ -47,7 +47,7 @@ def measure_profile(job: JobConfig, index: InputIndex) -> list[TableProfile]:
     those of a shuffled epoch.
 
     Args:
-      index: of the files for training.
+      index: index of the files for training.
 
     Raises:
       InputError, OSError: the data cannot be read.

@@ -116,10 +116,10 @@ class InputReader:
 
         Args:
           data: resolved (`ParquetData.resolved`), as the index was built from.
-          index: of all files, the same on every host.
+          index: index of all files, the same on every host.
           plan: made from that index.
           lanes: the lanes to read, in the order in which their rows stand in a batch.
-          bad_rows: takes malformed rows; by default a log of its own.
+          bad_rows: log that takes malformed rows; by default a log of its own.
 
         Raises:
           InputError: the plan was made from other data, or a vocabulary changed or does not fit its table.

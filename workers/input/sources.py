@@ -56,7 +56,7 @@ def open_reader(
     """The reader of some lanes of data for training, which tells `bad_rows` of malformed rows.
 
     Args:
-      known, rooms: as those of `samplers_of`.
+      known, rooms: known ids and rooms as those of `samplers_of`.
 
     Raises:
       InputError, OSError: the data cannot be read.
@@ -81,7 +81,7 @@ def open_evaluation(
     Args:
       training: index of the training files, by which negatives are drawn; None looks at them if that is needed.
       data: resolved, what is evaluated in the place of the job's evaluation data.
-      known: as that of `samplers_of`.
+      known: known ids as that of `samplers_of`.
 
     Raises:
       InputError, OSError: the data cannot be read.

@@ -23,7 +23,7 @@ def candidates_problem(feature: str, shapes: Mapping[str, tuple[int, ...]]) -> s
     """What is wrong with a feature of candidates, in sentences for the user; None if nothing is.
 
     Args:
-      shapes: of all features, as `JobConfig.activation_shapes`.
+      shapes: shapes of all features, as `JobConfig.activation_shapes`.
     """
     if feature not in shapes:
         return f"Found candidates={feature!r}. Expected a feature of the job. Name one of {list(shapes)}."
@@ -62,7 +62,7 @@ def alignment_problem(columns: Mapping[str, IdColumn]) -> str | None:
     nothing is.
 
     Args:
-      columns: of all features, resolved.
+      columns: columns of all features, resolved.
     """
     seen: dict[tuple[str, Negatives], tuple[str, IdColumn]] = {}
     for name, source in columns.items():

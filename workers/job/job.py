@@ -75,7 +75,7 @@ class JobConfig:
         weighted sum over the labels that a sample has.
       num_epochs: passes over the training data.
       num_lanes: fixed parts of an epoch, at least the largest number of hosts; divides `batch_size`.
-      seed: of the order of the samples, of the rows' first values and of the model's.
+      seed: seed of the order of the samples, of the rows' first values and of the model's.
       staleness: steps between a lookup and the newest update that it sees. 0 is synchronous. With 1 the lookup of step
         t + 1 is made while the device works on step t. It sees the updates up to step t - 1, and all of them in the
         first step after a commit.

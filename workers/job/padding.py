@@ -93,7 +93,7 @@ class SequencePadding:
 
         Args:
           bags: one for each position of the host's samples.
-          lengths: of the samples of all devices of the host.
+          lengths: lengths of the samples of all devices of the host.
         """
         room = self.vectors(feature, levels)
         ends = np.cumsum(lengths.reshape(-1, self.num_samples).sum(axis=1))

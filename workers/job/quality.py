@@ -37,7 +37,7 @@ class Scores:
       labels: float `[n]`, 0 or 1, or what the job's loss takes.
       weights: float `[n]`, 0 or more.
       groups: by feature, int64 `[n]`, the id that it has in each row; for metrics that look at rows of one id together.
-      ranks: of full rankings, where a row is the positive candidate of a sample; else None.
+      ranks: ranks of full rankings, where a row is the positive candidate of a sample; else None.
     """
 
     logits: np.ndarray

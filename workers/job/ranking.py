@@ -52,7 +52,7 @@ class Baseline:
     """What a rule without learning reaches on the same evaluation samples, to be printed beside the model's figures.
 
     Attributes:
-      name: of the rule.
+      name: name of the rule.
       figures: `AUC` and names of metrics to their values.
 
     Raises:

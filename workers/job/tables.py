@@ -192,7 +192,7 @@ def learning_rates(
     """The learning rate of each table in a step; 0 where it has no optimizer.
 
     Args:
-      schedule: as `JobConfig.schedule`.
+      schedule: schedule as `JobConfig.schedule`.
     """
     factor = 1.0 if schedule is None else learning_rate_at(schedule, step)
     return [0.0 if s.optimizer is None else factor * learning_rate_at(s.optimizer.learning_rate, step) for s in specs]

@@ -37,7 +37,7 @@ class Task:
     Attributes:
       label: name of its column, and of the task.
       kind: what its labels are.
-      num_classes: of the kinds with classes.
+      num_classes: number of classes of the kinds with classes.
       weight: of its loss among the others.
       loss: `(scores, labels [n]) -> [n]`, with scores as above, in the place of the loss of the kind. Labels of a
         binary task then are any numbers.

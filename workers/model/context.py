@@ -52,8 +52,8 @@ class StepContext:
     Attributes:
       training: whether parameters will be updated; False in evaluations and predictions.
       step: uint32, counted from 0; the step of the last update in an evaluation.
-      key: of this step, a function of the job's seed and the step. Arrays that are drawn with it and have the samples
-        as their first axis do not depend on the number of hosts (`workers.model.sample_keys`).
+      key: key of this step, a function of the job's seed and the step. Arrays that are drawn with it and have the
+        samples as their first axis do not depend on the number of hosts (`workers.model.sample_keys`).
       positions: int32 `[n]`, of each sample in the global batch; `batch_size` or more on padding.
       batch_size: samples of the global batch.
       params: the model's parameters, for losses that look at them.
@@ -79,7 +79,7 @@ class StepContext:
         """The context of a process that has the whole batch: to try a model out, and to debug it.
 
         Args:
-          num_samples: of the batch.
+          num_samples: number of samples of the batch.
         """
         positions, key = jnp.arange(num_samples, dtype=jnp.int32), jax.random.key(seed)
         return StepContext(

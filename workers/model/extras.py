@@ -30,7 +30,7 @@ def check_create(create: Any, *, adapter: str, arguments: str) -> None:
 
     Args:
       adapter: the class that is to call it.
-      arguments: of the function, by name.
+      arguments: arguments of the function, by name.
     """
     remedy = f"Write {adapter}(lambda {arguments}: MyModule(...))."
     made = type(create)

@@ -23,8 +23,8 @@ class HaikuModel:
     ```
 
     Args:
-      function: of a batch and the context of the step; returns scores, `[n]`, or other outputs. `hk.next_rng_key` gives
-        keys of the step, and `hk.get_state` what the model keeps.
+      function: function of a batch and the context of the step; returns scores, `[n]`, or other outputs.
+        `hk.next_rng_key` gives keys of the step, and `hk.get_state` what the model keeps.
       loss: `loss(outputs, batch, context)`, as `podembed.Model` says; left out, that of the job.
     """
 

@@ -28,7 +28,7 @@ def pointwise(
     Args:
       scores: `[n, c]`.
       label: `[n]`, of the first candidate; 1 if left out. That of the others is 0.
-      loss: of scores and labels of one shape.
+      loss: loss of scores and labels of one shape.
     """
     labels = jnp.zeros_like(scores).at[:, 0].set(1.0 if label is None else label)
     losses = loss(scores.reshape(-1), labels.reshape(-1))
@@ -80,7 +80,7 @@ def in_batch_softmax(
       log_q: `[n]`, the logarithm of how likely the item of a sample is in a batch, such as
         `batch.log_frequency["item"][:, 0]`. It is taken off the scores of that item.
       ids: integers `[n]`, of the items. The item of a sample then is no negative where another sample has it too.
-      temperature: by which scores are divided.
+      temperature: temperature by which scores are divided.
     """
     counts = context.all_gather(batch.weights) > 0
     logits = user @ context.all_gather(item).T / temperature

@@ -38,7 +38,7 @@ class AskingFunction:
     """One call of a function. Mutable.
 
     Args:
-      call: gets `ask`, which it may call with a question, on its own thread alone. That returns the answer.
+      call: call that gets `ask`, which it may call with a question, on its own thread alone. That returns the answer.
     """
 
     def __init__(self, call: Callable[[Callable[[Any], Any]], Any]) -> None:

@@ -58,7 +58,7 @@ class HostLinkCalls:
     """Typed calls to the host. During a call, the status of this process says that it waits for its host. Mutable.
 
     Attributes:
-      has_room: as of `Ran`.
+      has_room: flag of `Ran`.
     """
 
     def __init__(self, link: HostLink, tracker: Tracker, after: int) -> None:
@@ -217,7 +217,7 @@ class StepwiseDevice:
     JAX is imported when the gang is joined, so that an actor's environment is complete before JAX reads it.
 
     Args:
-      packing: of the calls to its host process.
+      packing: packing of the calls to its host process.
     """
 
     def __init__(self, packing: Packing) -> None:

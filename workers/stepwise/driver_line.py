@@ -35,7 +35,7 @@ class DriverLineSpec:
     """What both ends of a line must know.
 
     Attributes:
-      name: of the pod and of the process in it.
+      name: name of the pod and of the process in it.
       token: secret of the pod.
       bind_address: where the process listens; an actor replaces an empty one by its machine's address.
     """

@@ -43,7 +43,7 @@ class StepwiseSpec:
       step_timeout_s: longest wait for a peer within a call.
       shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between
         machines.
-      threads: of the host's kernels.
+      threads: threads of the host's kernels.
     """
 
     run_id: str
@@ -62,7 +62,7 @@ class StepwiseHost:
     `status` may be called from a third.
 
     Args:
-      packing: of the calls of its device process.
+      packing: packing of the calls of its device process.
 
     Attributes:
       turns: to be taken around every call of the driver by Ray but `status`.
@@ -200,7 +200,7 @@ class StepwiseHost:
         """As `Engine.enqueue`, for this host's share.
 
         Args:
-          number: of the driver's enqueues, from 1, for `answer`; 0 for those of the device process.
+          number: number of the driver's enqueues, from 1, for `answer`; 0 for those of the device process.
         """
         try:
             self._running.enqueue(share)

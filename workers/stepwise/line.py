@@ -69,7 +69,7 @@ class MessageConnection:
     """A connection that carries messages. Mutated by its seals only.
 
     Args:
-      seals: of both directions; None on a connection that no other program can write into.
+      seals: seals of both directions; None on a connection that no other program can write into.
     """
 
     def __init__(self, connection: socket.socket, seals: Seals | None = None) -> None:
@@ -163,7 +163,7 @@ class LineServer:
     Args:
       answer: called with what `LineEnd` or the driver packed.
       door: lets callers in, one after another.
-      name: of the thread.
+      name: name of the thread.
     """
 
     def __init__(self, answer: Callable[..., Any], packing: Packing, door: Door, *, name: str) -> None:

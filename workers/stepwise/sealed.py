@@ -22,7 +22,7 @@ class Seal:
     """One direction of a line. Mutated: it counts, so that no message can be repeated, left out or swapped.
 
     Args:
-      key: of this connection alone.
+      key: key of this connection alone.
       side: who writes; at most 16 bytes.
     """
 

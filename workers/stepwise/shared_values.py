@@ -28,7 +28,7 @@ class ValueMemory:
 
     Attributes:
       process, descriptor, name: of the host process, of the file in it, and of the file alone.
-      layout: of the largest batch that fits a slot.
+      layout: layout of the largest batch that fits a slot.
       num_slots: batches that may be in flight at once.
     """
 
@@ -60,7 +60,7 @@ class EnginePlace:
 
     Attributes:
       memory: where the two leave values for each other.
-      door: of the line for calls.
+      door: door of the line for calls.
     """
 
     memory: ValueMemory

@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
     Attributes:
       track: the line of the process on which it is drawn, such as `work` or `input`.
-      began_s, ended_s: by the clock of the process.
+      began_s, ended_s: seconds by the clock of the process.
       values: more about it, as numbers and short texts.
     """
 

@@ -43,8 +43,8 @@ class EngineSpec:
       is_pipelined: one step of staleness.
       positions: per feature, places that one sample has in TensorFlow 2.3's tensor of its table: the length of a
         sequence, otherwise 1.
-      paths: of the features, in flat order.
-      output_shapes: of a whole batch, per feature; empty if they are not known.
+      paths: paths of the features, in flat order.
+      output_shapes: output shapes of a whole batch, per feature; empty if they are not known.
       learning_rates: per table the rate, None for a callable; only to be compared.
       invalid_ids: per table what is done with ids outside the vocabulary.
       configs: serialized configurations of this engine, by which `send_tpu_embedding_gradients` finds it; none if it

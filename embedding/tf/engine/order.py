@@ -33,7 +33,7 @@ class _Flight(Generic[Prepared]):
 
     Attributes:
       activations: one array per feature, None once dequeued.
-      shapes: of the activations, and so of the gradients.
+      shapes: shapes of the activations, and so of the gradients.
     """
 
     name: str | None

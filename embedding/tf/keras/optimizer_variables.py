@@ -158,7 +158,7 @@ class OptimizerVariables(ModuleMembers):
         Args:
           shape: None for a scalar.
           dtype: None for float32.
-          initializer: as of `initial_value_of`. Random ones begin from `name`, the same in every
+          initializer: initializer of `initial_value_of`. Random ones begin from `name`, the same in every
             process.
           name: prefixed with the optimizer's name when called during `apply_gradients`.
 
@@ -185,7 +185,7 @@ class OptimizerVariables(ModuleMembers):
         It is called "<variable_name>/<model variable's name>", during `apply_gradients` "<optimizer name>/" before it.
 
         Args:
-          initializer: as of `add_variable`.
+          initializer: initializer of `add_variable`.
 
         Raises:
           ValueError: as `add_variable`.
@@ -249,7 +249,7 @@ def initial_value_of(initializer: str | Callable[..., Any], shape: tuple[int, ..
     Args:
       initializer: a name of Keras such as "glorot_uniform" or "GlorotUniform", one of `embedding.initializers`, or a
         function of (key, shape, dtype) as JAX's, or of (shape, dtype) as Keras'.
-      name: of the variable, which decides random values.
+      name: name of the variable, which decides random values.
 
     Raises:
       ValueError: an unknown name, or parameters of no such function.

@@ -27,8 +27,8 @@ def split_over(value: Any, num_replicas: int, *, num_samples: int | None = None)
     Args:
       value: arrays with a first axis, `Ragged`, `Sparse`, `scipy.sparse` matrices and list arrays of `pyarrow`, in any
         nesting. None stays None, and a `PerReplica` stays as it is. Weights are cut by their own indices or splits.
-      num_samples: of the batch, where a value has several rows a sample: rows of one sample then stay together. None
-        takes each row for one.
+      num_samples: number of samples of the batch, where a value has several rows a sample: rows of one sample then stay
+        together. None takes each row for one.
 
     Raises:
       ValueError: a leaf has no first axis or does not fit, its rows are no multiple of `num_samples`, or a `PerReplica`

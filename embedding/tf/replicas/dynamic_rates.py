@@ -27,7 +27,7 @@ class RatesQuestion:
     """What a replica asks before it applies gradients. All replicas must ask the same.
 
     Attributes:
-      key: of the `DynamicRates` whose callables the driver shall call; empty where the rates are given.
+      key: key of the `DynamicRates` whose callables the driver shall call; empty where the rates are given.
       step: number of the step, from 0.
       given: one rate a tag, to be compared with those of the other replicas.
     """

@@ -61,7 +61,7 @@ def learning_rate_tags(tables: Iterable[TableConfig], *, optimizer: Optimizer | 
 
     Args:
       tables: in the order of the configuration.
-      optimizer: of the tables that have none of their own.
+      optimizer: optimizer of the tables that have none of their own.
 
     Raises:
       ValueError: an optimizer is none of ours.

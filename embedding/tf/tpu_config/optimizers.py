@@ -38,7 +38,7 @@ def write_optimizer(parameters: Any, optimizer: Optimizer, *, table: str, tag: i
     multiplies it.
 
     Args:
-      tag: of a callable learning rate, None for a constant one.
+      tag: tag of a callable learning rate, None for a constant one.
 
     Raises:
       UnsupportedConfigField: the message has no place for what the optimizer does.

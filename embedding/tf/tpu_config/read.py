@@ -42,10 +42,10 @@ def from_config(
     are left to the caller.
 
     Args:
-      message: as `parse_config` returns it.
+      message: message as `parse_config` returns it.
       learning_rates: a callable for each tag, at the position of the tag. None makes a `TaggedLearningRate` for each,
         shared by the tables of the tag.
-      combiners: of the tables, in their order; None is "mean" for all.
+      combiners: combiners of the tables, in their order; None is "mean" for all.
 
     Raises:
       UnsupportedConfigField: the message asks for something that is not supported here, or contradicts itself.

@@ -77,9 +77,9 @@ def to_config(
         tuples.
       num_hosts: hosts that share the tables. A table with fewer rows is announced with this many.
       num_tensor_cores: cores of all hosts, which is replicas times cores per replica.
-      batch_size: of all replicas together. Each gets an equal share; generation "2.3" rounds it down.
-      optimizer: of the tables that have none. A table that has none at all is written without optimizer.
-      pipeline_execution_with_tensor_core: as in `TPUEmbedding`.
+      batch_size: batch size of all replicas together. Each gets an equal share; generation "2.3" rounds it down.
+      optimizer: optimizer of the tables that have none. A table that has none at all is written without optimizer.
+      pipeline_execution_with_tensor_core: pipeline execution with tensor core as in `TPUEmbedding`.
       output_shapes: one for each flattened feature; None takes `FeatureConfig.output_shape` or, without one, `(share,)`
         or `(share, max_sequence_length)`.
       num_cores_per_replica: given, model parallelism over this many cores is announced.

@@ -127,7 +127,7 @@ class StepValues:
         """One share of the batch for each host.
 
         Args:
-          shapes: of the activations, known on every axis.
+          shapes: shapes of the activations, known on every axis.
 
         Raises:
           ValueError: an id outside the vocabulary, or rows that do not fit the shape.
@@ -183,7 +183,7 @@ class StepValues:
         """Per share and feature float32 `[num_bags, dim]`, zeros for None.
 
         Args:
-          shapes: of the activations.
+          shapes: shapes of the activations.
           sizes: as of `Engine.sizes_to_update`.
 
         Raises:

@@ -93,7 +93,8 @@ class BuiltEmbedding(ModuleMembers):
         """Makes the tables with their first values, or those of an earlier `restore`. A second call does nothing.
 
         Args:
-          per_replica_input_shapes: of the inputs on one replica, structured like the features, or a batch size as int.
+          per_replica_input_shapes: per replica input shapes of the inputs on one replica, structured like the features,
+            or a batch size as int.
           per_replica_batch_size: the same as a batch size.
 
         Raises:

@@ -22,7 +22,7 @@ class DeclaredTables:
 
     Attributes:
       structure: the configuration as it was given.
-      paths: of the features, in flat order.
+      paths: paths of the features, in flat order.
       features: in flat order.
       tables: each once, by identity, in the order in which the features first use them.
       table_numbers: per feature, the position of its table.
@@ -85,7 +85,7 @@ class DeclaredTables:
         callables of learning rates, of which a copy would be another rate.
 
         Args:
-          rate_tags: of the tables; those of one tag go on sharing a rate.
+          rate_tags: learning-rate tags of the tables; those of one tag go on sharing a rate.
         """
         rates = {tag: TaggedLearningRate(tag) for tag in rate_tags if tag is not None}
         tables: dict[int, TableConfig] = {}

@@ -38,7 +38,7 @@ class TPUEmbedding(EmbeddingState):
     Args:
       feature_config: `FeatureConfig`s in any nesting of dicts, lists, tuples and namedtuples.
       batch_size: samples of a step over all replicas; None takes the shapes from `build` or from the first `enqueue`.
-      optimizer: of the tables that have none; outside a scope None makes no slots.
+      optimizer: optimizer of the tables that have none; outside a scope None makes no slots.
       pipeline_execution_with_tensor_core: activations miss exactly the newest update, so that the lookup of a step can
         overlap the one before.
       initialize_tpu_embedding: False does not start the engine, and uses the one that another object of the strategy

@@ -26,9 +26,9 @@ def engine_spec(
     """All that the strategy's engine must know.
 
     Args:
-      output_shapes: of the activations of a whole batch; empty where they are not known yet, which is enough to compare
-        specs.
-      batch_size: of all replicas, if it was declared.
+      output_shapes: output shapes of the activations of a whole batch; empty where they are not known yet, which is
+        enough to compare specs.
+      batch_size: batch size of all replicas, if it was declared.
     """
     rates = [None if table.optimizer is None else table.optimizer.learning_rate for table in declared.tables]
     numbers = declared.table_numbers

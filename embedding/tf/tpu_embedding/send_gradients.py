@@ -34,9 +34,9 @@ def send_tpu_embedding_gradients(
         configuration with `num_features`, per table `[batch * num_features, dim]`, sample after sample.
       learning_rates: one float32 scalar for each dynamic tag, in the order of the tags; empty if every rate is
         constant.
-      config: as `TPUEmbedding.serialized_config`.
-      name: of the operation in TensorFlow's graphs, and without effect as there: gradients are those of the batch in
-        turn, under whatever name it was enqueued.
+      config: config as `TPUEmbedding.serialized_config`.
+      name: name of the operation in TensorFlow's graphs, and without effect as there: gradients are those of the batch
+        in turn, under whatever name it was enqueued.
 
     Raises:
       RuntimeError: no engine runs, no training batch waits for gradients, or called inside a function that JAX traces.

@@ -49,7 +49,7 @@ def serving_embedding_lookup(inputs: Any, weights: Any, tables: Mapping[TableCon
       inputs: features in a structure like `feature_config`, which may leave features out.
       weights: None, or structured like `inputs`, with None where there are none.
       tables: by `TableConfig`, variables or arrays `[vocabulary_size, dim]`, such as `TPUEmbedding.embedding_tables`.
-      feature_config: as given to `TPUEmbedding`.
+      feature_config: feature config as given to `TPUEmbedding`.
 
     Returns:
       float32 JAX arrays structured like `inputs`: `[*ids.shape, dim]` for dense ids, otherwise one vector a row, or one
@@ -84,7 +84,7 @@ class TPUEmbeddingForServing(ModuleMembers):
     Made outside any strategy. `embedding(features, weights)` looks up; `embedding_tables` are trainable variables.
 
     Args:
-      feature_config: as for `TPUEmbedding`.
+      feature_config: feature config as for `TPUEmbedding`.
       optimizer: None makes no slots.
 
     Raises:

@@ -30,7 +30,7 @@ class SliceBackend(RayBackend):
     """See the module.
 
     Args:
-      topology: of the slices.
+      topology: topology of the slices.
       The others are those of `RayBackend`.
 
     Attributes:

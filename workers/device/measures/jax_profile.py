@@ -31,7 +31,7 @@ class JaxProfile:
     """See the module. One trace at a time; mutated: the folder of the one under way.
 
     Args:
-      recorder: whose clock the spans get.
+      recorder: recorder whose clock the spans get.
     """
 
     def __init__(self, recorder: Recorder) -> None:

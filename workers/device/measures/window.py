@@ -27,9 +27,9 @@ class DeviceWindow:
       seconds: inside the jitted step and its transfers.
       num_compiled: programs that were compiled since the worker's start, for sequences of other lengths.
       compiled_s: seconds that this took.
-      usage: of the process, at the window's end.
+      usage: resource usage of the process, at the window's end.
       quality: of each label whose scores are log odds, this host's samples.
-      norms: of the dense half; None without steps.
+      norms: norms of the dense half; None without steps.
     """
 
     losses: tuple[float, ...]
@@ -47,7 +47,7 @@ class WindowMeasures:
 
     Args:
       job: the declared job.
-      mesh: of the devices.
+      mesh: mesh of the devices.
     """
 
     def __init__(self, job: JobConfig, mesh: GangMesh) -> None:

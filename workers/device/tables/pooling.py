@@ -22,7 +22,7 @@ class BagIds(NamedTuple):
     Attributes:
       rows: int32 `[num_bags, room]`; -1 where a bag has no more.
       weights: float32 of the same shape, or None for all ones.
-      combiner: of the feature.
+      combiner: combiner of the feature.
     """
 
     rows: jax.Array

@@ -29,7 +29,7 @@ class TableStep:
     """The tables on devices within the programs of a job.
 
     Args:
-      platform: of the devices, as JAX calls it.
+      platform: platform of the devices, as JAX calls it.
 
     Attributes:
       tables: in the job's order.
@@ -47,7 +47,7 @@ class TableStep:
         """The activations of all features in the job's order.
 
         Args:
-          activations: of the features that hosts look up.
+          activations: activations of the features that hosts look up.
         """
         found = dict(zip(self._job.host_features, activations, strict=True))
         for table in self.tables:
@@ -70,7 +70,7 @@ class TableStep:
         """The gradients that hosts get, and the tables after the step.
 
         Args:
-          gradients: of all features whose tables are trained, in the job's order, not scaled.
+          gradients: gradients of all features whose tables are trained, in the job's order, not scaled.
           scale: what they are multiplied with.
           rates: float32, the learning rate of each table on devices.
         """
@@ -103,7 +103,7 @@ class _Part(NamedTuple):
     """What a step has for the rows of one feature.
 
     Attributes:
-      rows, weights: as of `BagIds`.
+      rows, weights: rows and weights of `BagIds`.
       each: float32 `[num_bags, dim]`, of `gradients_of_bags`.
     """
 

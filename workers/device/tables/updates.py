@@ -45,7 +45,7 @@ def update_all(table: Arrays, sums: jax.Array, optimizer: Optimizer, rate: jax.A
     """The table after an update of the rows that have entries, or of all rows if the rule says so.
 
     Args:
-      sums: as `sums_by_row`, over all devices.
+      sums: sums as `sums_by_row`, over all devices.
     """
     new = _updated(table, sums[:, :-1], optimizer, rate)
     if optimizer.touches_all_rows:

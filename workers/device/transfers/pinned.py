@@ -48,7 +48,7 @@ class PinnedStaging:
     to the devices anew.
 
     Args:
-      devices: of this process, part after part.
+      devices: devices of this process, part after part.
       num_words: for each device.
     """
 

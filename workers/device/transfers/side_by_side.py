@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
     Attributes:
       first_column: where the first of them begins.
-      positions: of the gradients, in the order in which they lie.
+      positions: positions of the gradients, in the order in which they lie.
     """
 
     first_column: int

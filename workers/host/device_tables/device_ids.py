@@ -20,8 +20,8 @@ def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) 
     """The arrays for the tables on devices.
 
     Args:
-      specs: of all tables.
-      num_samples: of this host's share of a batch, with padding.
+      specs: specs of all tables.
+      num_samples: number of samples of this host's share of a batch, with padding.
     """
     held = device_tables(job)
     if not held:
@@ -90,7 +90,7 @@ class DeviceIds:
         """The learning rates of a step.
 
         Args:
-          rates: of all tables of the job.
+          rates: rates of all tables of the job.
         """
         self._layout.rates_in(self._device.buffers[buffer])[:] = [rates[at] for at in self._tables]
 

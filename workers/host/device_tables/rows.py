@@ -79,7 +79,7 @@ class DeviceRows:
         """Some rows and their slots as the devices have them now, between two steps: float32 `[n, width]` by name.
 
         Args:
-          number: of the table.
+          number: number of the table.
           ids: int64 `[n]`, of any rows.
 
         Raises:

@@ -49,7 +49,7 @@ class Moved:
       places: buckets that came and had the commit's digest.
       size_bytes: of them.
       num_refused: buckets that were offered, and did not come or had another digest.
-      seconds: of the whole exchange.
+      seconds: seconds of the whole exchange.
     """
 
     places: frozenset[Place] = frozenset()
@@ -76,12 +76,12 @@ class BucketExchange:
     """One exchange of buckets between all hosts of a mesh, which call `run` together.
 
     Attributes:
-      files: of the commit, one a table, in the order of `tables`.
+      files: files of the commit, one a table, in the order of `tables`.
       known: per table, bool `[buckets held here]`, which of them hold the rows of the commit. Mutated, as the tables
         are.
       leaving: buckets of the commit that are here and belong to other hosts: rows and slots. Mutated: they go as they
         are sent.
-      store: as for `FileThreads`; nothing is written.
+      store: store as for `FileThreads`; nothing is written.
       on_round: called before each round; what it raises ends the exchange.
       beside: ranks to which nothing is offered, since they read the files of the commit as fast as this host could send
         them.

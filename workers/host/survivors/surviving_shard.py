@@ -102,7 +102,7 @@ class SurvivingShard:
 
         Args:
           tables: emptied on the way, so that no table stays in memory longer than it takes to copy it.
-          specs: of the same tables.
+          specs: specs of the same tables.
           placement: per table, int32 `[num_buckets]`, the owner of each bucket.
           host: this host's number in it.
           undo_share: as in `Undo`, whose logs are empty meanwhile: what leaves may take their room beside what becomes
@@ -157,7 +157,7 @@ class SurvivingShard:
         together, before `restore`.
 
         Args:
-          files: of the commit.
+          files: files of the commit.
           timeout_s: for each round.
           on_round: called before each round.
           beside: ranks to which nothing is sent, since they read the files as fast.
@@ -202,11 +202,11 @@ class SurvivingShard:
         """Reads what is not here.
 
         Args:
-          files: of the commit; what is known must be known of that one.
+          files: files of the commit; what is known must be known of that one.
           on_chunk: called after each file that was read, and each bucket that was compared.
           compares_first: whether what was kept is compared now, and read where it is wrong. After a wrong bucket it is
             in any case.
-          threads: that compare.
+          threads: threads that compare.
 
         Returns:
           What was done, and per table, bool `[buckets held here]`, which buckets are still to be compared

@@ -69,12 +69,12 @@ class RowVerification:
     Args:
       rows: in which the moment of the commit is frozen.
       tables: all tables of the job as this host holds them.
-      files: of the commit.
+      files: files of the commit.
       kept: per table, bool `[buckets held here]`, which of them to compare.
-      tracker: of the working thread.
+      tracker: tracker of the working thread.
       check: called often, by all threads; raises to end the work.
-      threads: that compare.
-      processors: that they may keep busy beside training; None leaves it to `SavePace`.
+      threads: threads that compare.
+      processors: processors that they may keep busy beside training; None leaves it to `SavePace`.
 
     Attributes:
       wrong: per table, bool `[buckets held here]`, which of them have another digest; as far as is known.

@@ -50,7 +50,7 @@ class LabelFigures:
 
     Attributes:
       label: its column.
-      weight: of all samples.
+      weight: weight of all samples.
       positives: weight of label 1.
       predicted: expected weight of label 1 by the scores.
       auc: NaN without samples of both labels. Ties within a bin count half.
@@ -78,7 +78,7 @@ class DenseNorms:
       gradient: mean of the window's steps.
       update: mean of every 32nd step of the run; None where the window has none of these.
       params: before the last of them.
-      largest_gradient: of one step.
+      largest_gradient: largest gradient of one step.
     """
 
     gradient: float

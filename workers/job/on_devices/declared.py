@@ -17,9 +17,9 @@ class DeviceTable:
 
     Attributes:
       at: its position among all tables of the job.
-      spec: of the table; how it is cut into buckets is the business of hosts.
+      spec: description of the table; how it is cut into buckets is the business of hosts.
       config: as it was declared.
-      features: those that look up in it, in the job's order.
+      features: features that look up in it, in the job's order.
     """
 
     at: int

@@ -19,7 +19,7 @@ def placement_problem(features: Mapping[str, FeatureConfig], optimizer: Optimize
     """What is wrong with the tables that a job wants on its devices, in sentences for the user; None if nothing is.
 
     Args:
-      optimizer: of tables that have none of their own.
+      optimizer: optimizer of tables that have none of their own.
     """
     tables = {id(feature.table): feature.table for feature in features.values() if feature.table.is_on_devices}
     if tables and staleness:
