@@ -19,9 +19,9 @@ from numba.np import arrayobj
 
 from podembed.embedding.kernels import grouped
 from podembed.embedding.kernels.arrays import plain
+from podembed.embedding.kernels.bag_frames import DIVISORS, NUM_BAGS, NUM_IDS, ROWS, SPLITS, WEIGHTS
 from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.kernels.pool import MEAN, pool_bags
-from podembed.embedding.kernels.requests import DIVISORS, NUM_BAGS, NUM_IDS, ROWS, SPLITS, WEIGHTS
 from podembed.embedding.kernels.row_vectors import columns_of, inlined, intrinsic, jit, load, splat, store, width_of
 
 SPLIT_BYTES = 8

@@ -10,16 +10,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from podembed.embedding.kernels.bag_frames import BAGS, find_pieces
 from podembed.embedding.kernels.crew import ONE_THREAD, column_parts
 from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
 from podembed.embedding.kernels.many_tables import BagLists, divide_gradients, group_bags, pool_tables
 from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradients
 from podembed.embedding.kernels.requests import (
-    BAGS,
     find_marked_bags,
     find_marked_rows,
-    find_pieces,
     mark_rows,
     rows_by_host,
     rows_by_stream,

@@ -20,8 +20,8 @@ from dataclasses import replace
 import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.kernels.bag_frames import NUM_BAGS
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
-from podembed.embedding.kernels.requests import NUM_BAGS
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
 from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients

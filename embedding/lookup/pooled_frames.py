@@ -12,16 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from podembed.embedding.kernels.bag_frames import BAD_ROW, BAD_SPLITS, BAGS, DIVIDED, NO_FRAME, WEIGHTED, find_pieces
 from podembed.embedding.kernels.ids import bad_local_row
-from podembed.embedding.kernels.requests import (
-    BAD_ROW,
-    BAD_SPLITS,
-    BAGS,
-    DIVIDED,
-    NO_FRAME,
-    WEIGHTED,
-    find_pieces,
-)
 from podembed.embedding.lookup.activation_layout import ActivationLayout
 from podembed.embedding.lookup.prefetch import Split
 from podembed.embedding.ragged import Ragged
@@ -163,7 +155,7 @@ class AskedBags(Mapping[int, BagRows]):
     """What one host asks, by feature.
 
     Attributes:
-      lines: int64 `[num_features, BAGS]`, the same for kernels, see `kernels.requests`. They hold while this lives.
+      lines: int64 `[num_features, BAGS]`, the same for kernels, see `kernels.bag_frames`. They hold while this lives.
     """
 
     def __init__(self, frame: np.ndarray, numbers: Mapping[int, int], lines: np.ndarray) -> None:

@@ -14,10 +14,10 @@ from functools import partial
 import numpy as np
 
 from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES, STREAMING_FLOATS, aligned_empty, matrix_of
+from podembed.embedding.kernels.bag_frames import NUM_BAGS, NUM_IDS, SPLITS, WEIGHTS
 from podembed.embedding.kernels.crew import Crew, cut_into_runs
 from podembed.embedding.kernels.many_tables import SPLIT_BYTES, divide_gradients, pool_tables
 from podembed.embedding.kernels.pool import COMBINER_CODES
-from podembed.embedding.kernels.requests import NUM_BAGS, NUM_IDS, SPLITS, WEIGHTS
 from podembed.embedding.table.table import Table
 from podembed.embedding.table.together import GroupedTables, TableUpdates, group_together
 
@@ -144,7 +144,7 @@ class FeatureTables:
         """Combines the rows of all bags of several hosts.
 
         Args:
-          asked: per host int64 `[num_features, BAGS]`, see `kernels.requests`.
+          asked: per host int64 `[num_features, BAGS]`, see `kernels.bag_frames`.
           out: per host, where the vectors go, as `BlockLines` gives it.
 
         Raises:

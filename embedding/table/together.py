@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 
 from podembed.embedding.kernels.arrays import can_stream, matrix_of
+from podembed.embedding.kernels.bag_frames import NUM_IDS
 from podembed.embedding.kernels.crew import Crew, cut, cut_into_runs, is_worth_sharing
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
 from podembed.embedding.kernels.many_tables import BagLists, GroupedEntries, group_tables
-from podembed.embedding.kernels.requests import NUM_IDS
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.row_optimizers.table_rules import (
