@@ -119,6 +119,7 @@ def commit(store: Store, manifest: Manifest, lease: Lease, *, read_back: bool = 
     found = problems(manifest)
     if found:
         raise CommitRefused(name, found[0], "a manifest that names every bucket of every array once")
+    # Files before the manifest: a manifest that exists is a commit, and all that it names must be there.
     damages = [*size_damages(store, manifest)]
     if not damages and read_back:
         damages = [*content_damages(store, manifest)]
@@ -135,6 +136,7 @@ def commit(store: Store, manifest: Manifest, lease: Lease, *, read_back: bool = 
     if beyond is not None:
         found, expected = beyond
         raise CommitRefused(name, f"a manifest of {found}", f"{expected}; declare fewer tables or slots")
+    # As late as possible: the files were verified meanwhile. `publish` looks once more, after the manifest exists.
     lease.check()
     lease.publish(name, document)
     return name

@@ -78,6 +78,7 @@ def acquire(
                 )
                 file, content = lease_file(generation, "claim"), encode(claim)
                 answer = patiently(_Creation(store, file, content))
+                # If the claim is ours, it is what later looks must find.
                 own = {file: content}
                 held, held_files = (generation, own) if answer else (held, held_files)
             case LeasePhase.READ_BASE:

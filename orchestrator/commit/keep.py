@@ -100,6 +100,7 @@ def keep_latest(
     if lineage and (removable or attempts):
         _check_newest(store, lineage[0])
     needed = {name for commit in kept for name in load(store, commit).file_sizes()} if attempts else set()
+    # Before the first deletion: a reader that misses a commit then finds that it was meant.
     record_deletion(store, _from_between(removable, kept, lineage), generation=lease.generation)
     for name in removable:
         # The manifest goes first: from then on its files are those of an attempt that was never published.
@@ -155,6 +156,7 @@ def _delete_unneeded(store: Store, lease: Lease, attempts: Iterable[str], needed
         for name, size_bytes in store.sizes(f"data/{attempt}").items():
             if name in needed:
                 continue
+            # A newer driver may have gone back to an older commit that needs these files.
             if len(deleted) % _BATCH_FILES == 0:
                 lease.check()
             store.delete(name)

@@ -34,10 +34,10 @@ class StorageWait:
     """Repeats a request to the storage until it succeeds or the time is over.
 
     Args:
-      timeout_s: for each question; 0 never asks twice.
-      stop: a run that was asked to end does not wait.
+      timeout_s: seconds for each request; 0 never repeats one.
+      stop: signals of the user. A run that was asked to end does not wait.
       emit: listener for the event that a wait begins.
-      meanwhile: called several times a second while it waits.
+      meanwhile: function that is called several times a second during a wait.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class StorageWait:
                 if self._stop.reason is not None:
                     self._emit(StorageNotAwaited(reason=f"{type(error).__name__}: {error}"))
                     raise StoppedAtStart(self._stop.reason) from error
+                # A wait that would end after the time is not begun.
                 if self._clock.monotonic_s() + wait_s > over_s:
                     if isinstance(error, StorageError):
                         raise
@@ -84,6 +85,7 @@ class StorageWait:
                     raise StoreUnavailable(
                         "asking the storage", attempts=attempts, elapsed_s=elapsed_s, last=error
                     ) from error
+                # Once per outage, not per attempt.
                 if wait_s == FIRST_WAIT_S:
                     reason = f"{type(error).__name__}: {error}"
                     self._emit(StorageAwaited(timeout_s=self._timeout_s, reason=reason))

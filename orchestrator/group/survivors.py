@@ -149,6 +149,7 @@ class Groups:
 
     def stop(self) -> None:
         """Ends what no generation has taken over. Safe to call twice."""
+        # Taken first, so that a second call stops nothing twice.
         remnant, self._remnant = self._remnant, None
         if remnant is not None:
             remnant.backend.stop(remnant.handles)

@@ -117,6 +117,7 @@ class WorkerGroup(ProcessGroup):
         ]
         ready = self.ready = self.gather(starts, deadlines.start_s)
         stopwatch.end("host processes")
+        # The coordinator's port lies on the first host's machine, whose address is known only now.
         reserve = self._devices[0].reserve_coordinator(ready[0].mesh_address[0])
         (coordinator,) = self.gather([reserve], deadlines.start_s)
         stopwatch.end("coordinator")
@@ -126,6 +127,7 @@ class WorkerGroup(ProcessGroup):
         calls += [
             device.start(device_spec(rank, ready[rank], coordinator)) for rank, device in enumerate(self._devices)
         ]
+        # Behind the calls above in each worker's queue. So rows are read while devices compile.
         if base is not None:
             self._restoring = [host.restore(base.tables) for host in self._hosts]
             self._restoring += [device.restore(base.dense) for device in self._devices]
@@ -296,6 +298,7 @@ class WorkerGroup(ProcessGroup):
             return frozenset()
         aborting = {rank: host.abort(reason) for rank, host in enumerate(self._hosts)}
         settling = {rank: host.settle() for rank, host in enumerate(self._hosts)}
+        # The end of its device also frees a host that waits for it in the middle of a step.
         self.backend.end([h.device for h in self.handles])
         # A frozen process answers nothing. One that answers may still have a read or a write to end.
         awake = self._answered({rank: [call] for rank, call in aborting.items()}, SALVAGE_S)

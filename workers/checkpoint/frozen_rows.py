@@ -132,6 +132,7 @@ class FrozenRows:
           joins_before: flag of `Snapshot.freeze`.
         """
         self._given_up = None
+        # All tables under one lock: the saving thread must not see the moment of some of them only.
         with self.turn:
             for table, keeper in zip(self._tables, self._keepers, strict=True):
                 name = table.spec.name
@@ -168,8 +169,11 @@ class FrozenRows:
                 self._kept.keep(numbers, touched, freezes=False)
             return
         at = (0, 0)
+        # Under the lock the saving thread neither reads nor releases rows while they are kept. The rows themselves
+        # change after this returns.
         with self.turn:
             while at[0] < len(numbers):
+                # Looked at again after each wait, in which the save may have ended.
                 freezes = self.is_running or self._tracks_changes
                 at = self._kept.keep(numbers, touched, at, logs=logs, freezes=freezes)
                 if at[0] < len(numbers):
@@ -199,6 +203,7 @@ class FrozenRows:
                 if self._num_pieces == seen and self._is_for_save and waited_s > self._stalled_after_s:
                     self._give_up()
                     return
+                # With a timeout, since an abort is not notified.
                 self.turn.wait(_LOOK_S)
 
     def _give_up(self) -> None:
@@ -233,6 +238,7 @@ class FrozenRows:
         with self.turn:
             self.is_running = self._is_for_save = False
             self._release_all()
+            # Only when all rows are released may free entries be sorted.
             for room in self._rooms.values():
                 room.put_in_order()
             for table in self._tables:
@@ -254,6 +260,7 @@ class FrozenRows:
         for start in range(0, length, step):
             stop = min(start + step, length)
             self._raise_if_aborted()
+            # A piece at a time, so that training gets the lock in between.
             with self.turn:
                 self.raise_if_given_up()
                 snapshot.read(first + start, first + stop, [values[start:stop] for values in out])

@@ -115,12 +115,14 @@ class LeaseSigns:
             self._quiet_s = self._unchanged_s = 0.0
             self._heartbeat = None
             return None
+        # A worker that was stopped itself has not waited for its driver.
         passed_s = min(passed_s, _LATE_PAUSES * self.pause_s)
         self._quiet_s += passed_s
         try:
             newer = self._newer_driver()
             beat = self._files.heartbeat(self._generation)
         except (StorageError, OSError):
+            # A storage that is away says nothing about the driver, so the other sign alone never ends a worker.
             return None
         if newer is not None:
             return newer
@@ -180,6 +182,7 @@ class LeaseWatch:
         """Watches from now on; called again, over another generation."""
         self._signs = LeaseSigns(files, generation=generation, timeout_s=timeout_s, follows=follows)
         if self._thread is None:
+            # A daemon: it sleeps for most of its life and must not keep a process that is done.
             self._thread = threading.Thread(target=self._watch, name="lease-watch", daemon=True)
             self._thread.start()
 

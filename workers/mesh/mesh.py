@@ -157,6 +157,7 @@ class Mesh:
         except BaseException as error:
             self._break(error)
             raise
+        # Everybody is here. Whoever calls now does not belong to this generation.
         self._listener.close()
         rules = LinkRules(
             own_rank=self.identity.rank,
@@ -269,6 +270,7 @@ class Mesh:
                 if now_s >= deadline_s:
                     raise exchange.timeout(timeout_s)
                 self._move(exchange, deadline_s - now_s)
+            # Also where nothing was waited for, as on a single host.
             self._abort_signal.raise_if_requested()
         except BaseException as error:
             self._break(error)
@@ -293,6 +295,7 @@ class Mesh:
         """
         if self._is_closed:
             return
+        # First of all: a goodbye that fails must not be said twice.
         self._is_closed = True
         self._leave(Farewell.ORDERLY if self._exchange is None else Farewell.FAILED)
         # The frames of a traceback, and the exchange that failed, lead to the caller's arrays, which are large.
@@ -383,6 +386,7 @@ class Mesh:
 
     def _break(self, error: BaseException) -> None:
         """Ends the mesh because of `error`: the other hosts learn it now, not when somebody calls `close`."""
+        # Before the goodbye, so that every later call raises, whatever becomes of that.
         self._error = error
         self._leave(farewell_for(error))
 

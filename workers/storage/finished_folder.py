@@ -114,6 +114,7 @@ def finish(unfinished: Path, folder: Path, report: dict[str, Any]) -> dict[str, 
     report_path = unfinished / REPORT_NAME
     files = sorted(path for path in unfinished.rglob("*") if path.is_file() and path != report_path)
     sizes = {path.relative_to(unfinished).as_posix(): path.stat().st_size for path in files}
+    # The report comes last: a folder with a report is complete.
     write_durably(report_path, json.dumps(report | {"file_bytes": sizes}, indent=1))
     _put_in_place(unfinished, folder)
     written = read_report(folder)
@@ -141,6 +142,7 @@ def write_durably(path: Path, text: str) -> None:
         with open(temporary, "w", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
+            # Before the rename: else a crash could leave the new name on an empty file.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:

@@ -117,6 +117,7 @@ class LocalFiles:
         *folders, leaf = name.split("/")
         later = self._later
         with self._folder(name, folders, create=True) as folder:
+            # Relative to the open folder: a path looked up again might lead elsewhere by now.
             try:
                 handle = os.open(leaf, _NEW_FLAGS, 0o666, dir_fd=folder)
             except FileExistsError:
@@ -134,6 +135,7 @@ class LocalFiles:
                 raise
             finally:
                 os.close(handle)
+            # First the file, then the folder that names it: after a crash a name must not stand for missing bytes.
             if later is None:
                 self._sync(folder)
             else:
@@ -178,6 +180,7 @@ class LocalFiles:
                     if error.errno not in NO_HARD_LINKS:
                         raise
                     self.creates_exclusively = False
+            # Looking and renaming are two calls, so writers of this object take turns.
             with self._moving:
                 try:
                     os.stat(leaf, dir_fd=folder, follow_symlinks=False)
@@ -265,6 +268,7 @@ class LocalFiles:
         with self._folder(name, folders, create=True) as folder:
             handle = os.open(temporary, _NEW_FLAGS, 0o666, dir_fd=folder)
             try:
+                # Durable before it gets its name: whoever finds the name may rely on the whole content.
                 try:
                     write_all(handle, [data])
                     if is_durable:
@@ -274,6 +278,7 @@ class LocalFiles:
                 answer = move(temporary, leaf, folder)
             finally:
                 _unlink_if_there(temporary, folder)
+            # Only now does the name itself survive a crash.
             if is_durable:
                 self._sync(folder)
         return answer
@@ -306,6 +311,7 @@ class LocalFiles:
                 os.makedirs(self.root, exist_ok=True)
             except (FileExistsError, NotADirectoryError):
                 raise NotAFolder.at(self.root, _first_file(self.root)) from None
+            # A new folder is durable when the folder above it is synced.
             above = os.open(os.path.dirname(self.root), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 self._sync(above)

@@ -105,6 +105,7 @@ def call_with_retries(
         except Exception as error:
             if not is_transient(error):
                 raise
+            # Random, so that hosts which failed together do not come back together.
             pause_s = wait_s * (0.5 + 0.5 * waiting.random())
             elapsed_s = waiting.monotonic() - started_s
             if attempt + 1 == policy.max_attempts or elapsed_s + pause_s > policy.deadline_s:

@@ -245,14 +245,14 @@ class Store:
         return self._files.sync_later(unsynced)
 
     def sync(self, unsynced: Unsynced) -> None:
-        """Makes what was written inside `sync_later` durable. A failure is final: what the disk lost cannot be synced
-        again.
+        """Makes what was written inside `sync_later` durable. A failure is final.
 
         Raises:
           StorageError: the storage lost some of it.
         """
         if not unsynced.files:
             return
+        # No second attempt: after a failed fsync the kernel may have dropped the bytes, and the next one succeeds.
         once = dataclasses.replace(self._retry, max_attempts=1)
         what = f"sync '{unsynced.files[0]}' and {len(unsynced.files) - 1} more"
         self._insist(what, lambda _: self._files.sync(unsynced), policy=once)
@@ -267,6 +267,7 @@ class Store:
         def attempt(earlier_attempts: int) -> bool:
             if self._files.create_exclusive(name, data):
                 return True
+            # An earlier request may have created the file although its answer was lost.
             return self._may_be_ours(earlier_attempts) and self._holds(name, data)
 
         return self._run("create", name, attempt)
@@ -307,6 +308,7 @@ class Store:
 
     def delete_folder(self, folder: str) -> None:
         """Removes all files below a folder, and the folder."""
+        # Files first: a folder can be removed only when it is empty.
         for name in self.sizes(folder):
             self.delete(name)
         self.remove_empty_folders(folder)

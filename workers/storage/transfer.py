@@ -17,6 +17,7 @@ def sync_file(handle: int, name: str) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
+        # The call knows a descriptor alone, and the user needs the name.
         error.filename = name or None
         raise
 
@@ -30,6 +31,7 @@ def read_all(handle: int, buffers: Sequence[memoryview], start: int) -> int:
         filled = 0
         while filled < len(buffer):
             count = os.preadv(handle, [buffer[filled : filled + _MAX_TRANSFER_BYTES]], at)
+            # The end of the file: a writer may have been killed, or the file is shorter than its manifest says.
             if count == 0:
                 return at - start
             filled += count
