@@ -29,7 +29,7 @@ from podembed.orchestrator.planning.traffic import measured_tables
 from podembed.workers.device.process import DeviceWindow
 from podembed.workers.host.row_norms import table_norms
 from podembed.workers.host.spec import HostWindow, ScoredSamples
-from podembed.workers.job.learning.window_figures import figures_of
+from podembed.workers.job.window_figures import figures_of
 
 LOOK_EVERY_S, LOOK_SHARE, LOOK_AT_LEAST_EVERY_S = 1.0, 0.04, 30.0
 """How often hosts look at samples: often at first, later each time that a generation has grown older by a 25th."""

@@ -12,8 +12,8 @@ from podembed.orchestrator.events.event import Event, Level
 from podembed.workers.data.unknown_values import UnknownColumn
 from podembed.workers.host.row_norms import TableNorms
 from podembed.workers.input.data_sample import DataSample
-from podembed.workers.job.learning.window_figures import DenseNorms, LabelFigures
 from podembed.workers.job.ranking import Baseline
+from podembed.workers.job.window_figures import DenseNorms, LabelFigures
 from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
 

@@ -19,8 +19,8 @@ from podembed.orchestrator.decisions.table_plan import PlacementPlan
 from podembed.workers.device.dense_half import initial
 from podembed.workers.input.table_profile import TableProfile
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.on_devices.declared import device_tables, weighted_features
 from podembed.workers.job.padding import padded_ids, padding_level
+from podembed.workers.job.tables import device_tables, weighted_features
 
 _WORD_BYTES = 4  # of a float, and of an id on a device
 

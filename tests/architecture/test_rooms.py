@@ -22,7 +22,6 @@ LONELY = {
     "workers/checkpoint/spoilt_rows.py": LARGE,
     "workers/device/waiting_threads.py": "what it knows of the threads of XLA is nobody else's business",
     "workers/faults/updates.py": "faults stay apart from what they strike",
-    "workers/job/on_devices/problems.py": LARGE,
     "workers/model/haiku_model.py": "one framework a file, imported with that framework alone",
 }
 

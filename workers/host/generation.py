@@ -26,7 +26,7 @@ from podembed.workers.host.shard import Shard, Survivor
 from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.host.step import Steps
 from podembed.workers.host.windows import Windows
-from podembed.workers.job.on_devices.declared import device_tables
+from podembed.workers.job.tables import device_tables
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.mesh import Mesh, MeshIdentity

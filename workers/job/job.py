@@ -28,11 +28,10 @@ from podembed.workers.job.candidates import (
 )
 from podembed.workers.job.feature_shapes import inner_shape, tell_order
 from podembed.workers.job.job_errors import JobError
-from podembed.workers.job.on_devices.problems import placement_problem
 from podembed.workers.job.quality import has_logits
 from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt
 from podembed.workers.job.tasks import Task, tasks_problem, with_classes
-from podembed.workers.job.types import type_problem
+from podembed.workers.job.types import placement_problem, type_problem
 from podembed.workers.model.contract import Model, ShortModel, has_short_form
 
 if TYPE_CHECKING:

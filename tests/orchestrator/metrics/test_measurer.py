@@ -13,7 +13,7 @@ from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, 
 from podembed.orchestrator.metrics.measurer import MOST_RATES, Measurer
 from podembed.orchestrator.metrics.point import Point
 from podembed.workers.host.row_norms import TableNorms
-from podembed.workers.job.learning.window_figures import DenseNorms, figures_of
+from podembed.workers.job.window_figures import DenseNorms, figures_of
 from tests.clock import FakeClock
 from tests.orchestrator.metrics.windows import recovery, window
 from tests.workers.job.counts import counts

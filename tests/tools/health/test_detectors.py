@@ -12,7 +12,7 @@ from podembed.orchestrator.events.commits import CommitDelayed, Committed
 from podembed.orchestrator.events.health import AlarmBegan
 from podembed.orchestrator.metrics.reading import without_lost
 from podembed.tools.health.check import replayed
-from podembed.workers.job.learning.window_figures import DenseNorms, LabelFigures
+from podembed.workers.job.window_figures import DenseNorms, LabelFigures
 from podembed.workers.liveness.progress import Phase
 from tests.orchestrator.metrics.windows import recovery
 from tests.tools.health.points import Driver

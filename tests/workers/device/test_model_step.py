@@ -23,8 +23,8 @@ from podembed.workers.device.process import DeviceProcess, _not_finite
 from podembed.workers.device.shared_memory import ChannelEnd, ChannelServer, ChannelTimeout, Record, RecordKind
 from podembed.workers.device.transfers import ways
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.learning.window_figures import LabelCounts, figures_of
 from podembed.workers.job.padding import LARGEST_LEVELS
+from podembed.workers.job.window_figures import LabelCounts, figures_of
 from tests.small_job import small_job
 from tests.workers.device.shared_memory_process import PATIENCE_S, channel_layout
 from tests.workers.job.counts import counts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from podembed.workers.job.learning.window_figures import (
+from podembed.workers.job.quality import cross_entropies
+from podembed.workers.job.window_figures import (
     LARGEST_LOGIT,
     NOT_BINARY,
     NOT_COUNTED,
@@ -12,7 +13,6 @@ from podembed.workers.job.learning.window_figures import (
     NUM_CODES,
     LabelCounts,
 )
-from podembed.workers.job.quality import cross_entropies
 
 
 def counts(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> LabelCounts:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from podembed.workers.job.learning.window_figures import LARGEST_LOGIT, figures_of
 from podembed.workers.job.quality import area_under_curve, mean_log_loss
+from podembed.workers.job.window_figures import LARGEST_LOGIT, figures_of
 from tests.workers.job.counts import counts
 
 

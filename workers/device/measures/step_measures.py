@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from podembed.workers.device.dense_half import scores_of, task_scores
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.learning.window_figures import LARGEST_LOGIT, NOT_BINARY, NOT_COUNTED, NUM_BINS
 from podembed.workers.job.quality import has_logits
+from podembed.workers.job.window_figures import LARGEST_LOGIT, NOT_BINARY, NOT_COUNTED, NUM_BINS
 from podembed.workers.model.batch import ModelBatch
 
 NUM_SUMS = 2

@@ -12,7 +12,7 @@ from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.measures.step_measures import NOT_MEASURED, NUM_NORMS, NUM_SUMS, Measured, measured_labels
 from podembed.workers.device.transfers.ways import own_parts
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.learning.window_figures import NOT_BINARY, NOT_COUNTED, NUM_CODES, DenseNorms, LabelCounts
+from podembed.workers.job.window_figures import NOT_BINARY, NOT_COUNTED, NUM_CODES, DenseNorms, LabelCounts
 from podembed.workers.liveness.process_statistics import ProcessUsage, own_usage
 
 _MOST_KEPT = 64

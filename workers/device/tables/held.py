@@ -17,7 +17,7 @@ import numpy as np
 from podembed.workers.device.device_mesh import GangMesh, whole
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.on_devices.declared import device_tables
+from podembed.workers.job.tables import device_tables
 
 ABOUT_ROWS = (RecordKind.GIVE_BUCKET, RecordKind.TAKE_BUCKET, RecordKind.JOIN_BUCKETS, RecordKind.TAKE_ROWS)
 

@@ -19,7 +19,7 @@ from podembed.workers.device.options import AXIS
 from podembed.workers.device.tables.pooling import BagIds, gradients_of_bags, gradients_of_ids, pooled
 from podembed.workers.device.tables.updates import ROWS, Arrays, Entries, sums_by_row, update_all, update_named
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.on_devices.declared import DeviceTable, device_tables, weighted_features
+from podembed.workers.job.tables import DeviceTable, device_tables, weighted_features
 
 Tables = Mapping[str, Arrays]
 """By name of the table."""

@@ -12,8 +12,8 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.workers.data.input_errors import InputError
 from podembed.workers.device.shared_memory import BagArrays, ChannelEnd, IdsLayout
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.on_devices.declared import device_tables, weighted_features
 from podembed.workers.job.padding import LARGEST_LEVELS, MOST_IDS, PaddingLevels, padding_level, smallest_levels
+from podembed.workers.job.tables import device_tables, weighted_features
 
 
 def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) -> IdsLayout:
