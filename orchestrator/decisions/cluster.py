@@ -30,11 +30,13 @@ class Cluster(Protocol):
         ...
 
     def rules(self) -> Rules:
-        """What is asked of it."""
+        """The requirements of the run."""
         ...
 
     def place(self, avoid: frozenset[str], *, has_own_machines: bool, slices: Sequence[Slice] = ()) -> None:
-        """How the next hosts are placed: off these machines, whether each has one for itself, and on which slices."""
+        """Sets how the next hosts are placed: off these machines, whether each has one for itself, and on which
+        slices.
+        """
         ...
 
     def domain_of(self, handle: Handle) -> FailureDomain | None:
@@ -46,7 +48,7 @@ class Cluster(Protocol):
         ...
 
     def killed_for_memory(self, workers: Collection[Worker]) -> set[Worker]:
-        """Those of these dead processes that the kernel may have killed for want of memory."""
+        """The processes among these dead ones that the kernel may have killed for want of memory."""
         ...
 
     def machine_of(self, host: int) -> str:
@@ -54,11 +56,11 @@ class Cluster(Protocol):
         ...
 
     def placed(self) -> Mapping[int, FailureDomain]:
-        """By host, the domain of the machine on which it was put last."""
+        """The domain of the machine on which each host was put last."""
         ...
 
     def ask(self, num_hosts: int, avoid: frozenset[str]) -> None:
-        """Says that so many hosts are wanted, off these machines, so that a cluster that grows by demand grows."""
+        """Requests so many hosts, off these machines, so that a cluster that grows by demand grows."""
         ...
 
     def unask(self) -> None:

@@ -82,7 +82,7 @@ class StepSchedule:
 
 
 def window_target_s(num_hosts: int) -> float:
-    """How long a window should take, so that its calls cost the driver a hundredth of its time.
+    """Seconds that a window should take, so that its calls cost the driver a hundredth of its time.
 
     Never under 2 s. Never over 30 s either, since a request to stop is answered between windows; above 750 hosts the
     driver's share grows.
@@ -105,7 +105,7 @@ def window_end(*, step: int, boundary: int, step_s: float | None, target_s: floa
 
 
 class FaultClass(Enum):
-    """What a failure is charged to."""
+    """The class that a failure is charged to."""
 
     HOST = "a host failed"
     PREEMPTION = "an announced machine left"
@@ -117,7 +117,7 @@ class FaultClass(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What went wrong so far in this call of the driver, each kind counted for itself.
+    """The failures so far in this call of the driver, each kind counted for itself.
 
     Attributes:
       host_faults: in a row without a new commit.
@@ -152,7 +152,7 @@ class GiveUp:
 
 
 def fault_class(failures: Sequence[Failure], *, is_proven: bool = True) -> FaultClass:
-    """What a group of failures is charged to: its root decides, not the echoes of it in other processes.
+    """The class that a group of failures is charged to. Its root decides, not the echoes in other processes.
 
     Args:
       is_proven: the rows that hosts kept from before a fault are known to be right. Otherwise they may be why a job
@@ -178,7 +178,7 @@ def after_failure(
     num_hosts: int = 1,
     is_proven: bool = True,
 ) -> Recover | GiveUp:
-    """What to do after workers failed.
+    """The decision after workers failed.
 
     Args:
       failures: failures of one attempt.
@@ -213,7 +213,9 @@ def after_failure(
 def _after_error(
     failures: Sequence[Failure], budget: Budget, max_user_errors: int, step: int | None
 ) -> Recover | GiveUp:
-    """After an exception of the job. The step is known to one: hosts work ahead of their devices."""
+    """The decision after an exception of the job. Its step is known to within one: hosts work ahead of their
+    devices.
+    """
     what, messages = cause(failures), frozenset(failure.message for failure in failures)
     if step is None:
         return GiveUp(cause=what, kind=FaultClass.USER)

@@ -116,8 +116,8 @@ class HostWatch:
     # ------------------------------------------------------------------ before a generation
 
     def choose(self, on_wait: Callable[[], None], *, step: int) -> int:
-        """How many hosts the next generation has; tells the cluster which machines to avoid. Waits while there are too
-        few.
+        """Chooses the number of hosts of the next generation, and tells the cluster which machines to avoid. Waits
+        while there are too few.
 
         Args:
           on_wait: called at least once a second meanwhile; what it raises is passed on.
@@ -251,7 +251,7 @@ class HostWatch:
         return isinstance(wanted, Use) and wanted.num_hosts > len(self._hosts)
 
     def paced(self, *, to_commit_s: float | None) -> None:
-        """How far the next commit of the schedule is, reported at each window's end; None if that is not known."""
+        """Notes how far the next commit of the schedule is, at each window's end; None if that is not known."""
         self._pace = replace(self._pace, to_commit_s=to_commit_s)
 
     def committed(self, seconds: float) -> None:
@@ -308,7 +308,7 @@ class HostWatch:
     # ------------------------------------------------------------------ after a fault
 
     def failed(self, failure: WorkerFailure, *, group: WorkerGroup | None, has_committed: bool) -> Recover:
-        """What to do after a failure. Remembers it, and which machine it was on.
+        """The decision after a failure. Remembers it, and its machine.
 
         Args:
           group: group that failed; None while it started.
@@ -378,7 +378,7 @@ class HostWatch:
             self._emit(MachineRests(machine=domain.label, seconds=left_s, reason=reason))
 
     def _domains(self) -> Mapping[int, FailureDomain]:
-        """By host, the domain that it is in; while a generation starts, that in which it was put."""
+        """The domain of each host; while a generation starts, that in which it was put."""
         if self._hosts:
             return {host: domain for host, domain in enumerate(self._hosts) if domain is not None}
         return self._cluster.placed() if self._cluster is not None else {}

@@ -22,7 +22,7 @@ COMMIT_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceMember:
-    """Which part of a TPU slice a machine is.
+    """The place of a machine in a TPU slice.
 
     Attributes:
       pod_type: pod type of the slice, such as `v6e-16`.
@@ -68,7 +68,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a run asks of the cluster.
+    """A run's requirements of the cluster.
 
     Attributes:
       least, most: hosts.
@@ -131,7 +131,7 @@ def fits(amounts: Mapping[str, float], resources: Mapping[str, float]) -> int:
 def choose_hosts(
     nodes: Sequence[Node], rules: Rules, *, quarantined: Mapping[FailureDomain, float], as_if_free: bool = False
 ) -> Use | Wait:
-    """As many hosts as there is room for, within the rules.
+    """Chooses as many hosts as there is room for, within the rules.
 
     Args:
       quarantined: domains not to be used, and for how many seconds yet. Not heeded for the only one of a cluster.
@@ -207,7 +207,7 @@ Change = Stay | LeaveAtCommit | LeaveAfterWindow | LeaveNow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How soon a commit can be had.
+    """The pace at which commits can be made.
 
     Attributes:
       to_commit_s: until the step of the next commit of the schedule; None if that is not known.
@@ -219,7 +219,7 @@ class Pace:
 
     @property
     def needed_s(self) -> float:
-        """For a commit that begins now."""
+        """Seconds until a commit that begins now stands."""
         return COMMIT_FACTOR * self.commit_s + COMMIT_MARGIN_S
 
 

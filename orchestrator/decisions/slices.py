@@ -35,7 +35,7 @@ def choose_slices(
     quarantined: Mapping[FailureDomain, float],
     as_if_free: bool = False,
 ) -> Use | Wait:
-    """As many slices as there are, within the rules. Those that the run has already go before others.
+    """Chooses as many slices as there are, within the rules. Those that the run has already come first.
 
     Args:
       quarantined: slices not to be used, and for how many seconds yet. Not heeded for the only one of a cluster.
@@ -58,7 +58,7 @@ def choose_slices(
 
 
 def _members(nodes: Sequence[Node], topology: Topology) -> dict[FailureDomain, list[Node]]:
-    """By slice of the kind that is requested, its machines that live, in the order of their numbers."""
+    """The living machines of each slice of the requested kind, in the order of their numbers."""
     members: dict[FailureDomain, list[Node]] = {}
     for node in nodes:
         if node.part is not None and node.part.pod_type == topology.pod_type:

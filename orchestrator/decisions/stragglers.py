@@ -72,7 +72,7 @@ def slow_hosts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imbalance:
-    """How unevenly rows were asked of their owners in a window.
+    """The unevenness of row requests among owners in a window.
 
     Attributes:
       ratio: rows asked of the busiest owner over the mean; 1 is even, the number of hosts the worst.

@@ -162,7 +162,7 @@ def _hosts(
     *,
     num_hosts: int,
 ) -> tuple[PlannedHost, ...]:
-    """What each host holds, pools and reads. Goes over the tables once, however many hosts there are."""
+    """The rows that each host holds, pools and reads. Goes over the tables once, however many hosts there are."""
     held, incoming = np.zeros(num_hosts, np.int64), np.zeros(num_hosts, np.int64)
     num_pooled = np.zeros(num_hosts, np.int64)
     for at, (table, owned) in enumerate(zip(tables, owners, strict=True)):

@@ -85,12 +85,12 @@ class WindowHealth:
 
     @property
     def deadlines(self) -> Deadlines:
-        """For the next window."""
+        """Deadlines of the next window."""
         return self._deadlines.for_steps(self._step_s, is_fixed=self._is_fixed)
 
     @staticmethod
     def of(config: FailureConfig, tables: Sequence[str], *, invalid_ids: Sequence[str], emit: Emit) -> WindowHealth:
-        """For a group that begins."""
+        """The health of a group that begins."""
         step_s = config.worker_step_timeout_s
         deadlines = Deadlines(start_s=config.start_timeout_s, step_s=step_s, storage_s=step_s)
         return WindowHealth(

@@ -139,7 +139,7 @@ class Driver:
             placement = generation.placement
 
     def _tell_given_up(self, fault: LostGeneration | None) -> None:
-        """Says what a stop in the middle of a recovery costs: the steps that would have been done again."""
+        """Reports what a stop in the middle of a recovery costs: the steps that would have been done again."""
         lease = self.shared.claims.lease
         if fault is not None and lease is not None and fault.reached_step > lease.head_step:
             self.shared.emit(

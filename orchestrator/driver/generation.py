@@ -324,7 +324,7 @@ HEARTBEAT_S = 5.0
 
 
 class DriverHeartbeat:
-    """How a driver says, while it waits for workers, that it lives; and how it learns that it was replaced.
+    """Writes, while the driver waits for workers, that it lives, and notices that it was replaced.
 
     Mutated: the time of the last one, and whether the run was gone then.
     """

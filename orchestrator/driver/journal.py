@@ -95,22 +95,22 @@ class Journal:
         self.keeper.begin(step)
 
     def metrics_at(self, step: int) -> dict[str, float]:
-        """What an evaluation of exactly this state found; empty without one."""
+        """Metrics of an evaluation of exactly this state; empty without one."""
         last = self.history.evaluations[-1:]
         return last[0].comparable if last and last[0].step == step else {}
 
     def counters_at(self, step: int) -> dict[str, int]:
-        """What a commit of this step keeps among its counters."""
+        """Further counters of a commit of this step."""
         return self.early_stop.counters | ({OWES_EVALUATION: 1} if self.owed_step == step else {})
 
     def tell(self) -> None:
-        """Says what the publishing thread had to say."""
+        """Reports what the publishing thread noted."""
         self.keeper.tell()
         for event in self.upkeep.take():
             self._emit(event)
 
     def tell_unknown(self, hosts: Sequence[Sequence[UnknownColumn]]) -> None:
-        """Says of a column, once, that no host found a value of it in its vocabulary.
+        """Reports, once per column, that no host found a value of it in its vocabulary.
 
         Args:
           hosts: of each, the columns of which it found none for the first time.
@@ -142,7 +142,7 @@ class Journal:
         stopped_by: str | None,
         changes: Sequence[HostsChange],
     ) -> Result:
-        """What this driver made of the run.
+        """The result of the run, as far as this driver knows it.
 
         Args:
           step: step that the run ended at.

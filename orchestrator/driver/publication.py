@@ -169,7 +169,7 @@ class RunPublication:
 
 
 class Publisher(Protocol):
-    """Where publications are done beside the driver's thread, one at a time."""
+    """Does publications beside the driver's thread, one at a time."""
 
     def submit(self, work: Callable[[], Answer]) -> Future[Answer]: ...
 

@@ -101,7 +101,7 @@ def announce(
     survivors: int,
     before_s: Mapping[str, float],
 ) -> None:
-    """Says that a generation runs, and after a fault what that took.
+    """Reports that a generation runs, and after a fault what the recovery took.
 
     Args:
       before_s: seconds of the parts of the start before the group was formed.

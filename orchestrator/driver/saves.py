@@ -37,7 +37,7 @@ class Saves:
     def of(
         config: RunConfig, *, all_steps: int, has_evaluation: bool, clock: Clock, stops_early: bool = False
     ) -> Saves:
-        """For a run of so many steps, see `StepSchedule.of`."""
+        """The saves of a run of so many steps, see `StepSchedule.of`."""
         schedule = StepSchedule.of(config, all_steps=all_steps, has_evaluation=has_evaluation, stops_early=stops_early)
         return Saves(schedule, monotonic=clock.monotonic_s)
 

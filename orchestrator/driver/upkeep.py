@@ -41,12 +41,12 @@ class Upkeep:
         self._untold: list[Event] = []
 
     def take(self) -> list[Event]:
-        """What is to be reported since the last call."""
+        """Events to report since the last call."""
         told, self._untold = self._untold, []
         return told
 
     def look(self, lease: Lease, parent: Manifest | None) -> None:
-        """Before a commit: whether the run is still there, and the commits before it.
+        """Looks, before a commit, whether the run and the commits before it are still there.
 
         Raises:
           Fenced, RunVanished: as `Lease.check`.
@@ -64,7 +64,7 @@ class Upkeep:
         self._known -= gone
 
     def clean(self, lease: Lease) -> None:
-        """After a commit: carries out the keep policies. The commit stands already; a storage that does not delete is
+        """Carries out the keep policies after a commit. The commit stands already; a storage that does not delete is
         no reason to stop.
         """
         config = self._config
@@ -84,8 +84,8 @@ class Upkeep:
             self._untold.append(OldCommitsKept(reason=str(error)))
 
     def require(self, lease: Lease, head: Manifest | None) -> None:
-        """At the end of a run: whether its last commit is still there. A storage that does not answer now is not asked
-        again.
+        """Looks, at the end of a run, whether its last commit is still there. A storage that does not answer now is not
+        asked again.
 
         Raises:
           Fenced, RunVanished: it is not.

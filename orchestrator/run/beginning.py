@@ -50,7 +50,7 @@ def record_of(
     index: InputIndex | None = None,
     emit: Emit | None = None,
 ) -> WarmStartRecord:
-    """What a run that is created records of its beginning.
+    """The record of a new run's beginning.
 
     Args:
       job: job of the run.
@@ -110,7 +110,7 @@ def _plan(
 def _meanings(
     state: CommittedState, job: JobConfig, index: InputIndex | None, emit: Emit | None
 ) -> tuple[MeaningRecord, MeaningRecord] | None:
-    """What rows mean in the commit and in the job; None where the former is not recorded."""
+    """The meanings of rows in the commit and in the job; None where the former is not recorded."""
     known = read_input(state.store).at(state.manifest.step)
     if known is not None and known.meaning is not None:
         return known.meaning, meaning_of(job, index)

@@ -110,7 +110,7 @@ class Claims:
         return lease
 
     def _tell_lost(self, acknowledged: str, found: str | None) -> None:
-        """Says that the newest commit is older than the one that this driver made last, or began from, since the
+        """Reports that the newest commit is older than the one that this driver made last, or began from, since the
         manifest of that is gone. A newer one is its own, whose answer was lost.
         """
         if found is None or (parse_commit_name(found) or (0, 0)) < (parse_commit_name(acknowledged) or (0, 0)):

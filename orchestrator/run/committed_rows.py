@@ -77,7 +77,7 @@ def row_batches(
 
 
 class _ChangedRows:
-    """Where the rows of a table's deltas lie, for one array. All files are verified when this is made.
+    """The places of the rows of a table's deltas, for one array. All files are verified when this is made.
 
     Raises:
       ChunkDamaged: one of them is missing or differs from the manifest.

@@ -20,7 +20,7 @@ OWES_EVALUATION = "owes_evaluation"
 
 
 def finished(run: OpenRun, config: RunConfig, head: Manifest | None) -> Result | None:
-    """What `fit` would return for a run whose steps are all committed, and whose end is evaluated where that is
+    """The result of `fit` for a run whose steps are all committed, and whose end is evaluated where that is
     requested. None for any other.
 
     A run whose driver was lost between its last commit and its last evaluation is not finished: the evaluation is still
@@ -45,7 +45,7 @@ def finished(run: OpenRun, config: RunConfig, head: Manifest | None) -> Result |
 
 
 def untrained(run: OpenRun, config: RunConfig, head: Manifest | None, *, stopped_by: str | None = None) -> Result:
-    """What `fit` returns for a call that trained nothing.
+    """The result of `fit` for a call that trained nothing.
 
     Args:
       head: the newest commit; None where there is none.

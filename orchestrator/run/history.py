@@ -68,8 +68,8 @@ def median_samples_per_s(windows: Sequence[Window]) -> float:
 
 @dataclass(slots=True)
 class History:
-    """What this call of the driver has seen. Mutated as the run goes on; cut back to the base when a generation is
-    lost.
+    """The history that this call of the driver has seen. Mutated as the run goes on; cut back to the base when a
+    generation is lost.
 
     Attributes:
       losses: of each step.
@@ -197,7 +197,7 @@ class History:
 
     @property
     def undisturbed(self) -> UndisturbedSteps:
-        """What steps took without a save, and what they took beside one."""
+        """Seconds of steps without a save, and of those beside one."""
         windows = [steps for _, steps in self._compared]
         saving_steps = sum(steps.saving_steps for steps in windows)
         all_steps = saving_steps + sum(steps.num_steps for steps in windows)
@@ -218,7 +218,7 @@ class History:
 
 
 def _middle_half(windows: Sequence[StepTimes]) -> list[StepTimes]:
-    """Those in which the middle half of the steps lies, by the time that a step took. As made-up runs are measured: a
+    """Windows with the middle half of the steps, by the time that a step took. As made-up runs are measured: a
     run has good and bad moments, and this is what most of them are like.
     """
     in_order = sorted(windows, key=lambda steps: steps.seconds / steps.num_steps)

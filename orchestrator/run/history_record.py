@@ -60,7 +60,7 @@ class HistoryRecord:
     evaluations: tuple[RecordedEvaluation, ...] = ()
 
     def cut(self, step: int) -> HistoryRecord:
-        """Without what was done after `step` steps."""
+        """The record without what was done after `step` steps."""
         return replace(
             self,
             windows=tuple(window for window in self.windows if window.step <= step),
@@ -99,7 +99,7 @@ def read_history(store: Store) -> HistoryRecord:
 
 
 class HistoryKeeper:
-    """What a driver keeps of the history of its run.
+    """Keeps the history of a run on storage.
 
     Writing may happen in another thread, one at a time. Mutated: `_before`, by the driver's thread; `trouble`, by the
     one that writes.
@@ -152,7 +152,7 @@ class HistoryKeeper:
             self.trouble = error
 
     def tell(self) -> None:
-        """Says what went wrong with the last record, once."""
+        """Reports what went wrong with the last record, once."""
         trouble, self.trouble = self.trouble, None
         if trouble is not None:
             self._emit(HistoryUnwritten(reason=str(trouble)))

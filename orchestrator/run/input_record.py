@@ -90,7 +90,7 @@ def _filled(document: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInput:
-    """What a run has recorded of its files.
+    """A run's record of its files.
 
     Attributes:
       began: the files that it began with; None if that is not known.
@@ -112,7 +112,7 @@ class RunInput:
 
     @property
     def meaning(self) -> MeaningRecord | None:
-        """What a start is compared with; None if that was not recorded, or cannot be read."""
+        """The meaning that a start is compared with; None if it was not recorded, or cannot be read."""
         return self.newest.meaning if self.newest else None
 
     def at(self, step: int) -> InputRecord | None:
@@ -232,7 +232,7 @@ def shortened(changed: Sequence[str]) -> str:
 
 
 def record_of(train: InputIndex, evaluation: InputIndex | None, meaning: MeaningRecord | None = None) -> InputRecord:
-    """What is recorded of the files of a run."""
+    """The record of the files of a run."""
     return InputRecord(
         training=tuple(map(FileRecord.of, train.files)),
         evaluation=tuple(map(FileRecord.of, evaluation.files)) if evaluation else (),
@@ -264,7 +264,7 @@ def accepted_changes(
     allow_ancestor: bool,
     emit: Callable[[InputRecordDamaged], None] | None,
 ) -> tuple[str, ...]:
-    """How the files, and what the job makes of them, differ from what the run knows, where that was accepted.
+    """Accepted differences of the files, and of what the job makes of them, from the run's record.
 
     Args:
       record: record of the run.
@@ -315,7 +315,7 @@ def _meaning_changed(store: Store, changes: Sequence[str]) -> InputChanged:
 
 
 def _has_commit(store: Store, *, allow_ancestor: bool) -> bool:
-    """Also where that cannot be read: what may be there must not be given up."""
+    """Whether the run has a commit, or may have one that cannot be read, which must not be given up."""
     try:
         return bool(read_lineage(store, rebuild=allow_ancestor))
     except (NameNotFound, DocumentRefused):

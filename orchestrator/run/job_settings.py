@@ -139,7 +139,7 @@ def record_settings(
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[SettingChange]:
-    """What differs; equal values, also given ones, are no change."""
+    """The arguments that differ. Equal values are no change, also if they are given."""
     return [
         SettingChange(name=name, before=json.dumps(before[name]) if name in before else "", after=json.dumps(value))
         for name, value in sorted(after.items())

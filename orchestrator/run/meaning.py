@@ -54,7 +54,7 @@ class VocabularyRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureRecord:
-    """How the values of one feature become rows of a table, and these a vector.
+    """The way from the values of one feature to rows of a table, and to a vector.
 
     Attributes:
       name: name of the feature.
@@ -71,7 +71,7 @@ class FeatureRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnRecord:
-    """How another column becomes a label or a number of the model: `kind` is one of those above."""
+    """The way from another column to a label or a number of the model. `kind` is one of those above."""
 
     kind: str
     name: str
@@ -96,7 +96,7 @@ class MeaningRecord:
 
 
 def meaning_of(job: JobConfig, index: InputIndex | None = None) -> MeaningRecord:
-    """What is recorded of a job.
+    """The record of a job.
 
     Args:
       index: of its training files, whose vocabularies are known; None reads those.
@@ -144,7 +144,7 @@ def meaning_of(job: JobConfig, index: InputIndex | None = None) -> MeaningRecord
 
 
 def changes_of_run(before: MeaningRecord, now: MeaningRecord) -> list[str]:
-    """What differs where a run goes on, a phrase each.
+    """Differences where a run goes on, a phrase each.
 
     Args:
       before: as the run has recorded it.
@@ -163,7 +163,7 @@ def changes_of_run(before: MeaningRecord, now: MeaningRecord) -> list[str]:
 
 
 def changes_of_scoring(before: MeaningRecord, now: MeaningRecord, *, free: Collection[str] = ()) -> list[str]:
-    """What differs of all that scores depend on, a phrase each.
+    """Differences in all that scores depend on, a phrase each.
 
     Args:
       before: as the run has recorded it.
@@ -266,7 +266,9 @@ def _id_settings(column: IdColumn) -> dict[str, Any]:
 
 
 def _kinds(data: InputData, index: InputIndex | None) -> dict[str, str]:
-    """By id column whether it has integers, text, times or durations, as files or their declaration say it."""
+    """The kind of each id column: whether it has integers, text, times or durations, as files or their declaration say
+    it.
+    """
     contents = [file.content for file in index.files if file.content] if index is not None else []
     kinds: dict[str, str] = {}
     for content in contents or [declared_content(data)]:
@@ -286,7 +288,7 @@ def _holds(column: IdColumn, kinds: Mapping[str, str]) -> dict[str, Any]:
 
 
 def kinds_held(record: MeaningRecord, columns: Mapping[str, IdColumn]) -> dict[str, str]:
-    """By column, the kind of values that the features of these names had.
+    """The kind of values of each column that the features of these names had.
 
     Args:
       columns: columns of the features, by their names; columns may have other names than in the record.
@@ -367,7 +369,7 @@ def _feature_changes(
     is_same_table: bool = False,
     is_way: bool = True,
 ) -> list[str]:
-    """Where one feature differs.
+    """The differences of one feature.
 
     Args:
       before: None where there was none, which `_feature_order` tells.
@@ -442,7 +444,7 @@ def _column_changes(
 
 
 def _rule_changes(before: MeaningRecord, source: str, now: UpdateRuleRecord) -> list[str]:
-    """Where the optimizer of a table differs; constants of another one say nothing more."""
+    """The differences of a table's optimizer. Constants of another optimizer say nothing more."""
     was = next((one for one in before.optimizers if one.table == source), None)
     if was is None:
         return []

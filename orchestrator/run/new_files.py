@@ -48,7 +48,7 @@ def new_folder(out: str) -> Iterator[str]:
 
 
 def taken(out: str) -> ConfigurationError:
-    """What is raised where a name is not free."""
+    """The error for a name that is not free."""
     return ConfigurationError(f"Found something at {out}. Expected a name that is free. Choose another --out.")
 
 

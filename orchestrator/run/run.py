@@ -77,7 +77,7 @@ class OpenRun:
 
     @property
     def meaning(self) -> MeaningRecord:
-        """What is recorded of how the job's values become rows."""
+        """The record of how the job's values become rows."""
         return meaning_of(self.job, self.train_index)
 
     @property
@@ -114,7 +114,7 @@ class OpenRun:
         return found
 
     def beginning(self) -> Beginning | None:
-        """What a generation without a commit starts from; None for initial values.
+        """The state that a generation without a commit starts from; None for initial values.
 
         Raises:
           ConfigurationError: the commit that this run began from is gone.

@@ -44,7 +44,7 @@ class WarmStartRefused(ConfigurationError):
 
 
 class RuleKind(Enum):
-    """What becomes of a table."""
+    """The use of a table of the commit."""
 
     SAME = "same"  # loaded from the table of the same name
     REINIT = "reinit"  # begins with initial values, whatever the commit has
@@ -56,7 +56,7 @@ class RuleKind(Enum):
 
 
 class DenseRule(Enum):
-    """What becomes of the dense model."""
+    """The use of the commit's dense model."""
 
     SAME = "same"  # parameters and the state of the dense optimizer are loaded
     PARAMS = "params"  # parameters and the state of the model are loaded; the optimizer begins anew
@@ -64,7 +64,7 @@ class DenseRule(Enum):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Which parts of the dense state are loaded."""
+        """The parts of the dense state that are loaded."""
         return {DenseRule.SAME: DENSE_PARTS, DenseRule.PARAMS: DENSE_PARTS[:2], DenseRule.REINIT: ()}[self]
 
 

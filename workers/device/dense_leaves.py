@@ -85,7 +85,7 @@ def replaced(
 
 
 def _remedy_of_bits(found: np.dtype, expected: np.dtype) -> str:
-    """What to do where two types differ as JAX_ENABLE_X64 makes them differ; else empty."""
+    """The remedy where two types differ as JAX_ENABLE_X64 makes them differ; else empty."""
     if found.kind != expected.kind or found.kind not in "fiu" or {found.itemsize, expected.itemsize} != {4, 8}:
         return ""
     is_wide = jnp.result_type(float) == np.float64
@@ -97,7 +97,7 @@ def _remedy_of_bits(found: np.dtype, expected: np.dtype) -> str:
 
 
 def specs_of(model: Any, state: Mapping[str, Any], axes: Mapping[str, int]) -> dict[str, P]:
-    """How leaves of a dense state are cut over the devices, by key; those that are whole are left out.
+    """The cut of a dense state's leaves over the devices, by key; whole leaves are left out.
 
     What an optimizer keeps of a parameter, in its shape, lies as that does.
 

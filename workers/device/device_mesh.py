@@ -85,7 +85,7 @@ class GangMesh:
 
     @property
     def platform(self) -> str:
-        """What JAX calls the kind of the devices."""
+        """JAX's name of the kind of devices."""
         return self.local[0][0].platform
 
     @property

@@ -115,7 +115,7 @@ class Doorway:
         return generation == self.key.generation and hmac.compare_digest(secret, self.key.secret)
 
     def close(self) -> None:
-        """Lets no process in any more; a thread in `admit` wakes. Safe to call twice."""
+        """Closes the door. A thread in `admit` wakes. Safe to call twice."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

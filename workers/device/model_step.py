@@ -341,7 +341,7 @@ class DeviceWorker:
 
 
 def _shapes_text(job: JobConfig, *, num_samples: int) -> str:
-    """What a model is called with, for the note of an error that it raises."""
+    """The shapes of a model's arguments, for the note of an error that it raises."""
     shapes = {"dense": (job.data.num_dense,)}
     shapes |= {f"activations[{name!r}]": shape for name, shape in job.activation_shapes.items()}
     return ", ".join(f"{name} of shape {(num_samples, *shape)}" for name, shape in shapes.items())

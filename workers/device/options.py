@@ -18,7 +18,7 @@ AXIS = "data"
 
 
 class Transfers(StrEnum):
-    """How the arrays of a step travel between a host's memory and its devices. The text is what users write."""
+    """Ways of a step's arrays between a host's memory and its devices. Users write the text."""
 
     AUTO = "auto"
     PACKED = "packed"
@@ -76,7 +76,7 @@ def device_options(
 
 
 def options_problem(per_host: Any, mesh: Any, transfers: Any) -> str | None:
-    """What is wrong with the settings of a host's devices, in three parts; None if nothing is."""
+    """The mistake in the settings of a host's devices, in three parts; None if there is none."""
     if per_host is not None and per_host < 1:
         return f"Found devices_per_host={per_host}. Expected at least 1, or None."
     if transfers not in tuple(Transfers):

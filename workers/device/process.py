@@ -321,7 +321,7 @@ class DeviceProcess:
         return with_faults(Store(self._spec.storage_url), self._tracker.faults)
 
     def status(self) -> Progress:
-        """Where the working thread is, and whether it waits for its host. From any thread."""
+        """The phase of the working thread, and whether it waits for its host. From any thread."""
         progress, end = self._tracker.progress(), self._end
         if end is None or not end.is_waiting:
             return progress
@@ -338,7 +338,7 @@ class DeviceProcess:
         self._tracker.trace.begin()
 
     def end_trace(self) -> Recorded:
-        """What was recorded. From any thread."""
+        """The recorded spans. From any thread."""
         recorded = self._tracker.trace.end()
         spans, num_dropped, reason = self._profile.end()
         return replace(

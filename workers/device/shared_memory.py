@@ -34,7 +34,7 @@ _NO_RATES = np.zeros(0, np.float32)
 
 
 class RecordKind(IntEnum):
-    """What a record announces."""
+    """Kinds of announcements."""
 
     TRAIN = 1  # host → device: a batch with activations; run a training step
     EVALUATE = 2  # host → device: a batch with activations; run the forward pass only
@@ -71,7 +71,7 @@ class BagArrays(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsLayout:
-    """What a host tells its devices of the tables that they hold: the arrays of one batch, and the room for one bucket.
+    """Arrays by which a host feeds the tables on its devices: those of one batch, and room for one bucket.
     Empty without tables on devices.
 
     Attributes:
@@ -87,7 +87,7 @@ class IdsLayout:
     bucket_floats: int = 0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """By name of an array. What no step writes takes no memory."""
+        """Shapes by name of an array. Pages that no step writes take no memory."""
         if not self.num_bags:
             return {}
         found: dict[str, tuple[int, ...]] = {_LEVELS: (len(self.num_bags),), _RATES: (self.num_tables,)}
@@ -99,7 +99,7 @@ class IdsLayout:
         return {_LEVELS: "int32"} | {f"{_ROWS}{name}": "int32" for name in self.num_bags}
 
     def bags_in(self, arrays: Mapping[str, np.ndarray], levels: Sequence[int]) -> dict[str, BagArrays]:
-        """By feature the ids of a batch, with the room of these levels."""
+        """The ids of a batch by feature, with the room of these levels."""
         found = {}
         for (name, count), level in zip(self.num_bags.items(), levels, strict=True):
             room = padded_ids(level)
@@ -111,7 +111,7 @@ class IdsLayout:
         return found
 
     def levels_in(self, arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:
-        """By feature the level of its room in a batch."""
+        """The padding level of each feature in a batch."""
         return tuple(arrays[_LEVELS].tolist()) if self.num_bags else ()
 
     def say_levels(self, arrays: Mapping[str, np.ndarray], levels: Sequence[int]) -> None:
@@ -126,7 +126,7 @@ class IdsLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLayout:
-    """Where each array of a batch lies in the shared memory.
+    """The place of each array of a batch in the shared memory.
 
     Attributes:
       num_dense: dense inputs a sample.
@@ -149,7 +149,7 @@ class ChannelLayout:
 
     @property
     def kind(self) -> str:
-        """How the names of such memory begin."""
+        """The prefix of names of such memory."""
         return "podembed-channel"
 
     @property
@@ -203,11 +203,11 @@ class ChannelLayout:
         return np.frombuffer(memory, np.float32, self.on_devices.bucket_floats, self.num_buffers * self.buffer_bytes)
 
     def lengths_in(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """By feature with sequences, the lengths in the arrays of a buffer: int32 `[num_samples]`."""
+        """The lengths of each feature with sequences in the arrays of a buffer: int32 `[num_samples]`."""
         return {name: arrays[f"{_LENGTHS}{name}"] for name in self.sequences}
 
     def columns_in(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """By name, the columns in the arrays of a buffer: `[num_samples, ...]`."""
+        """The columns in the arrays of a buffer, by name: `[num_samples, ...]`."""
         return {name: arrays[f"{_COLUMN}{name}"] for name in self.columns}
 
 

@@ -251,7 +251,7 @@ class StepPrograms:
         )
 
     def _bags_at(self, levels: PaddingLevels) -> dict[str, _Bags]:
-        """By feature of a table on devices, its bags over all devices."""
+        """The bags of each feature of a table on devices, over all devices."""
         found = {}
         own = levels[2:] or smallest_levels(len(self._job.device_features))
         for name, level in zip(self._job.device_features, own, strict=True):

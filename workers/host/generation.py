@@ -205,4 +205,4 @@ class HostGeneration:
 
 
 def _nothing() -> None:
-    """Without a device process there are no rows to take."""
+    """Does nothing: without a device process there are no rows to take."""

@@ -208,7 +208,7 @@ class HostWorker:
         return generation.shard.save.write(generation.store, attempt, is_first=is_first, is_delta=is_delta)
 
     def status(self) -> Progress:
-        """Where the working thread is, and for whom it waits. From any thread."""
+        """The phase of the working thread, and the hosts that it waits for. From any thread."""
         progress, generation = self._tracker.progress(), self._generation
         if generation is None:
             return progress
@@ -228,7 +228,7 @@ class HostWorker:
         self._tracker.trace.begin()
 
     def end_trace(self) -> Recorded:
-        """What was recorded. From any thread."""
+        """The recorded spans. From any thread."""
         return self._tracker.trace.end()
 
     def acknowledge(self, commit: str) -> None:

@@ -72,18 +72,18 @@ class PrefetchChoice:
             self._steps_s[is_prefetching].append(seconds)
 
     def saw_wait(self, seconds: float) -> None:
-        """A host that had prefetched nothing waited so long for its device."""
+        """Notes the seconds that a host without prefetched vectors waited for its device."""
         self._waits_s.append(seconds)
 
     def saw_split(self, seconds: float) -> None:
-        """It took so long to find what could be prefetched."""
+        """Notes the seconds that the split took."""
         if self._waits_s:
             # The shortest one: the first step compiles, and a busy machine makes any step longer.
             wait_s = min(self._waits_s)
             self._pays = wait_s > (_KEPT_FROM * seconds if self._pays else seconds)
 
     def _judge(self, steps_s: dict[bool, list[float]]) -> None:
-        """Without enough steps of both kinds, as in short windows, nothing changes."""
+        """Compares the steps of a trial. Nothing changes without enough steps of both kinds, as in short windows."""
         if min(map(len, steps_s.values())) < _FEWEST:
             return
         with_it_s, without_s = statistics.median(steps_s[True]), statistics.median(steps_s[False])

@@ -144,7 +144,7 @@ class RowNorms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sample:
-    """How a sample's rows are read, and their first values; None where these cannot be had."""
+    """Reads a sample's rows, and their first values; None where these cannot be had."""
 
     spec: TableSpec
     read: Callable[[], Mapping[str, np.ndarray]]

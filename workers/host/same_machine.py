@@ -31,18 +31,18 @@ _MAX_ASK_BYTES = 4096
 
 
 class MemoryLayout(Protocol):
-    """What lies where in the memory of a host and its device process."""
+    """The layout of the memory of a host and its device process."""
 
     @property
     def kind(self) -> str:
-        """How the names of such memory begin."""
+        """The prefix of names of such memory."""
         ...
 
     @property
     def size_bytes(self) -> int: ...
 
     def views(self, memory: mmap.mmap) -> tuple[Mapping[str, np.ndarray], ...]:
-        """For each batch that may be in flight, its arrays; among them "activations" and "gradients", both flat."""
+        """The arrays of each batch that may be in flight; among them "activations" and "gradients", both flat."""
         ...
 
 
@@ -59,7 +59,7 @@ class SharedMemory:
 def share_pooled(
     pooled: PooledLookup, mesh: Mesh, descriptor: int, layout: MemoryLayout, *, timeout_s: float
 ) -> frozenset[int]:
-    """Lets the lookups of hosts on this machine work in each other's memory. As `meet`; returns the hosts."""
+    """Shares memory among the lookups of hosts on this machine. As `meet`; returns the hosts."""
     met = meet(mesh, descriptor, layout, timeout_s=timeout_s)
     for host, memory in met.items():
         activations, gradients = (memory.of_every_buffer(name) for name in ("activations", "gradients"))

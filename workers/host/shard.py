@@ -30,7 +30,7 @@ from podembed.workers.storage.store import Store
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survivor:
-    """What outlives a generation: its tables, and which of their buckets hold the rows of the last commit."""
+    """The part of a host that outlives a generation: its tables, and which buckets hold rows of the last commit."""
 
     tables: list[Table]
     surviving: SurvivingShard
@@ -173,7 +173,7 @@ class Shard:
             self._populating.close()
 
     def go_back_to(self, commit: str) -> None:
-        """Gives the rows the values of a commit, as far as the undo log reaches; `surviving` says how far."""
+        """Resets rows to their values at a commit, as far as the undo log reaches; `surviving` says how far."""
         if self._verification is not None:
             # Its threads look at rows that change now.
             self._verification.stop()
@@ -187,7 +187,7 @@ class Shard:
             self.surviving = SurvivingShard.none_of(self.tables)
 
     def release(self) -> Survivor:
-        """What outlives the generation, and leads to nothing else of it."""
+        """Returns the part that outlives the generation. It leads to nothing else of it."""
         for table in self.tables:
             # It leads to all tables, so that none could go before the last one is cut anew.
             table.before_change = None

@@ -103,7 +103,7 @@ class HostReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWindow:
-    """What a host did in one window of steps.
+    """A host's report of one window of steps.
 
     Attributes:
       num_samples: samples trained, without padding.

@@ -22,7 +22,7 @@ from podembed.workers.storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStart:
-    """How one table of a new run begins.
+    """The beginning of one table of a new run.
 
     Attributes:
       source: the commit's table to load; None for initial values.

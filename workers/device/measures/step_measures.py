@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
     @staticmethod
     def lying(by_sample: Any, replicated: Any) -> Any:
-        """How its arrays lie on the devices, of the same structure."""
+        """The shardings of its arrays, in the same structure."""
         where: Any = Measured
         return where(by_sample, replicated)
 
@@ -62,7 +62,7 @@ def measured_labels(job: JobConfig) -> tuple[str, ...]:
 
 
 def scored(job: JobConfig, outputs: Any, batch: ModelBatch) -> DeviceScores:
-    """What a model's outputs say of the samples before they are trained on."""
+    """Scores of the samples by a model's outputs, before they are trained on."""
     names, num_samples = measured_labels(job), batch.weights.shape[0]
     if not names:
         return DeviceScores((), ())

@@ -21,7 +21,7 @@ _MOST_KEPT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWindow:
-    """What a device worker did in one window of steps.
+    """A device worker's report of one window of steps.
 
     Attributes:
       seconds: inside the jitted step and its transfers.
@@ -75,7 +75,7 @@ class WindowMeasures:
     def window(
         self, *, losses: tuple[float, ...], num_steps: int, seconds: float, num_compiled: int, compiled_s: float
     ) -> DeviceWindow:
-        """What was counted since the last call, beside what is given."""
+        """The report of a window: the given values, and the counts since the last call."""
         self._count()
         counts, norms = tuple(self._counts_of(at) for at in range(len(self._labels))), _means(self._norms)
         self._clear()

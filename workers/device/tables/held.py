@@ -89,7 +89,7 @@ class HeldTables:
         return self._coming[spec.name]
 
     def _parts(self, end: ChannelEnd, record: Record, values: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        """By name the rows of a bucket in the memory that is shared with the host."""
+        """The rows of a bucket, by name, in the memory that is shared with the host."""
         found, at = [], 0
         # As the host has them: compiled programs give a table's arrays back in alphabetical order.
         for name in self._specs[record.step].widths:

@@ -47,7 +47,7 @@ def pooled(table: jax.Array, ids: BagIds, quantization: QuantizationConfig | Non
 
 
 def gradients_of_bags(gradients: jax.Array, ids: BagIds) -> jax.Array:
-    """What each id of a bag gets, before its weight: `[num_bags, dim]` to the same."""
+    """The gradient of each id of a bag, before its weight: `[num_bags, dim]` to the same."""
     return _divided(gradients, ids)
 
 

@@ -100,7 +100,7 @@ class TableStep:
 
 
 class _Part(NamedTuple):
-    """What a step has for the rows of one feature.
+    """A step's arrays for the rows of one feature.
 
     Attributes:
       rows, weights: rows and weights of `BagIds`.

@@ -50,7 +50,7 @@ class SideBySide:
 
 
 def side_by_side(step: ClosedJaxpr, outputs: range) -> SideBySide:
-    """What a step has side by side.
+    """The runs that a step has side by side.
 
     Args:
       step: a map over all devices.
@@ -110,7 +110,9 @@ def _inlined(step: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _worth_a_look(equation: Any) -> Any:
-    """What an equation compiles by itself, if it cuts arrays or hands them through, as `jnp.hstack` does."""
+    """The program that an equation compiles by itself, if it cuts arrays or hands them through, as `jnp.hstack`
+    does.
+    """
     if equation.primitive.name != "jit" or equation.params["jaxpr"].consts:
         return None
     inner = equation.params["jaxpr"].jaxpr

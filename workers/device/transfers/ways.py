@@ -84,7 +84,7 @@ class HostBatches:
         return self._found[buffer, levels]
 
     def _tensors(self, end: ChannelEnd, memory: np.ndarray, levels: PaddingLevels) -> tuple[np.ndarray, ...]:
-        """By feature `[n, *inner, width]`; of a sequence the rows that the step has room for."""
+        """Tensors by feature, `[n, *inner, width]`; of a sequence the rows that the step has room for."""
         layout, sequences = end.layout.activations, self._padding.sequences
         return tuple(
             self._used(name, block, levels) if name in sequences else tensor
@@ -100,7 +100,7 @@ class HostBatches:
 
 
 class Numbers(NamedTuple):
-    """What a step gets beside a batch: its number, and 1 / the weight of the global batch."""
+    """A step's numbers beside a batch: its own, and 1 / the weight of the global batch."""
 
     step: int
     scale: np.float32 = np.float32(0)

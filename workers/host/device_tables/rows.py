@@ -41,7 +41,7 @@ class DeviceRows:
         self._is_given = False
 
     def give(self) -> None:
-        """Gives the device process what it needs before the first step; later calls do nothing.
+        """Gives the device process its rows before the first step; later calls do nothing.
 
         Raises:
           ChannelError: the device process is gone or silent.

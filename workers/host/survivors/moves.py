@@ -43,7 +43,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """What came from other hosts.
+    """Buckets that came from other hosts.
 
     Attributes:
       places: buckets that came and had the commit's digest.
@@ -60,7 +60,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What a host wants of the others.
+    """Buckets that a host wants of the others.
 
     Attributes:
       round_of: per rank, int64 `[number of its offers]`, the round in which each is to come.
@@ -194,7 +194,7 @@ class BucketExchange:
         return self.tables[place[0]].spec.bucket_bytes
 
     def _prove(self, due: Mapping[int, Sequence[Place]], threads: FileThreads) -> None:
-        """What is about to be sent is compared with what was committed; anything else is not sent."""
+        """Compares buckets with the commit before they are sent. A bucket that differs is not sent."""
 
         def prove(place: Place) -> None:
             if not has_digest(self.files[place[0]], place[1], self.leaving[place]):

@@ -32,7 +32,7 @@ from podembed.workers.storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """How a host's shard came to hold the rows of a commit.
+    """The way in which a host's shard came to hold the rows of a commit.
 
     Attributes:
       buckets_kept: that were here, and that nothing shows to be wrong.
@@ -79,7 +79,7 @@ class SurvivingShard:
 
     @staticmethod
     def none_of(tables: Sequence[Table]) -> SurvivingShard:
-        """Nothing is known of any bucket."""
+        """A survivor of whose buckets nothing is known."""
         return SurvivingShard("", [np.zeros(len(table.buckets), bool) for table in tables])
 
     def forget(self, wrong: Sequence[np.ndarray]) -> None:

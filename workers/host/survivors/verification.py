@@ -209,7 +209,7 @@ class RowVerification:
             self._leave(1)
 
     def _leave(self, count: int) -> None:
-        """So many threads are over. With the last of them, all is known that will be."""
+        """Notes that so many threads have ended. With the last of them the result is complete."""
         with self._lock:
             is_last = self._running == count
             if is_last and not self._is_stopped and any(mask.any() for mask in self.wrong):
