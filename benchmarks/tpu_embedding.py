@@ -23,9 +23,9 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import Uniform
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup import compiled as kernels
+from podembed.embedding.lookup.router import Router
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.table.key_index import DenseIndex
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.replicas.strategies import LocalStrategy
@@ -41,7 +41,7 @@ class BareKernels:
         num_buckets = spec.layout.num_buckets
         self.table = Table(spec, np.arange(num_buckets))
         self.table.initialize()
-        self._index_of_keys = DenseIndex(spec.layout)
+        self._router = Router(spec)
         self._hash_slots = np.zeros((kernels.num_hash_slots(num_ids), 2), np.int64)
         self._unique, self._inverse = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32)
         self._counts = np.empty(1, np.int64)
@@ -54,7 +54,8 @@ class BareKernels:
         table, ids = self.table, bags.values
         self._count = count = kernels.unique_ids(ids, self._hash_slots, self._unique, self._inverse)
         unique, local, rows = self._unique[:count], self._local[:count], self._rows[:count]
-        self._index_of_keys.route(unique, self._counts, local, self._position)
+        self._router.route(unique, self._counts, local, self._position)
+        table.index.resolve(local, local)
         table.gather(local, rows)
         kernels.row_of_each_id(self._position, self._inverse, self._index)
         kernels.pool(rows, self._index, bags.row_splits, None, "sum", self.activations)

@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike
 from podembed.embedding.initializers import GivenRows, TruncatedNormal
 from podembed.embedding.initializers import RowId as RowIdInitializer
 from podembed.embedding.optimizers import Optimizer, is_number
+from podembed.embedding.row_index import DenseKeys, KeySpace
 
 COMBINERS = ("mean", "sum", "sqrtn")
 INVALID_IDS = ("error", "drop", "clip", "hash")
@@ -178,6 +179,11 @@ class TableConfig:
     def is_on_devices(self) -> bool:
         """Whether its rows live on devices."""
         return self.place == "device"
+
+    @property
+    def key_space(self) -> KeySpace:
+        """What ids are: the numbers of rows. A subclass may have others, and an index that finds their rows."""
+        return DenseKeys()
 
     def __repr__(self) -> str:
         default = TruncatedNormal(stddev=1 / math.sqrt(self.dim))

@@ -7,7 +7,7 @@ in and knows how the rows are cut into buckets.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from podembed.embedding.buckets import MAX_BUCKETS, BucketLayout, bucket_layout
 from podembed.embedding.config import TableConfig
 from podembed.embedding.optimizers import ROW_OPTIMIZERS, Optimizer
+from podembed.embedding.row_index import DenseKeys, KeySpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class TableSpec:
       initializer: first value of a row, see `embedding.initializers`.
       combiner: "mean", "sum" or "sqrtn".
       seed: of the run.
+      keys: what its keys are.
     """
 
     name: str
@@ -40,6 +42,7 @@ class TableSpec:
     initializer: Callable[..., Any]
     combiner: str
     seed: int
+    keys: KeySpace = field(default_factory=DenseKeys)
 
     def __post_init__(self) -> None:
         num_buckets = self.layout.num_buckets
@@ -104,13 +107,14 @@ class TableSpec:
             initializer=config.initializer,
             combiner=config.combiner,
             seed=seed,
+            keys=config.key_space,
         )
 
     @property
     def widths(self) -> dict[str, int]:
-        """Columns of "rows" and of each slot, in order."""
+        """Columns of "rows", of each slot and of what the index keeps, in order."""
         slots = () if self.optimizer is None else self.optimizer.slots
-        return {"rows": self.dim} | {slot.name: slot.columns(self.dim) for slot in slots}
+        return {"rows": self.dim} | {slot.name: slot.columns(self.dim) for slot in slots} | dict(self.keys.columns)
 
     @property
     def row_bytes(self) -> int:

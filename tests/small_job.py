@@ -33,6 +33,7 @@ from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ReadOrder
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import choose_buckets, table_specs
+from tests.embedding.table.hashed_keys import HashedTable
 
 __all__ = ["BATCH_SIZE", "B_ROWS", "DIM", "NUM_LANES", "NUM_ROWS", "SmallModel", "small_job", "write_small_data"]
 
@@ -83,11 +84,13 @@ def small_job(
     overlap: bool = True,
     order: ReadOrder = "shuffled",
     cut_bags: bool = False,
+    hashed: bool = False,
 ) -> JobConfig:
     """The job on what `write_small_data` wrote.
 
     Args:
       cut_bags: with a larger table still, which is cut in the place of b. Its owners pool their part of each bag.
+      hashed: whether keys of all tables but the audit's are hashed and forgotten.
     """
     features = tiny_features(cut_rows=B_ROWS)
     data = replace(tiny_data(folder, features), order=order)
@@ -95,6 +98,11 @@ def small_job(
         table = TableConfig(4 * B_ROWS, 2 * DIM, name="cut_bags", combiner="mean", optimizer=Adagrad(0.1))
         features["cut_bags"] = FeatureConfig(table)
         data = replace(data, features={**data.features, "cut_bags": IdColumn("bag", mode="hash")})
+    if hashed:
+        for table in {feature.table for feature in features.values()}:
+            table.__class__ = HashedTable
+            # Room for the keys of two steps in every bucket.
+            table.vocabulary_size *= 4
     if audit:
         # Gradients are divided by the batch's weight, so at this rate a visit in a full batch takes 1 off a sample's
         # row.

@@ -22,6 +22,7 @@ from podembed.embedding.kernels.arrays import plain
 from podembed.embedding.kernels.bag_frames import DIVISORS, NUM_BAGS, NUM_IDS, ROWS, SPLITS, WEIGHTS
 from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.kernels.pool import MEAN, pool_bags
+from podembed.embedding.kernels.row_numbers import dense_row
 from podembed.embedding.kernels.row_vectors import columns_of, inlined, intrinsic, jit, load, splat, store, width_of
 
 SPLIT_BYTES = 8
@@ -82,6 +83,57 @@ def _pool_tables(width, dim, asked, tables, combiners, streams, out):
             streams[at],
             (out[at, 0], out[at, 1]),
         )
+
+
+def resolve_dense(keys: np.ndarray, tables: np.ndarray, asked: np.ndarray) -> tuple[int, int] | None:
+    """Writes the rows of the keys of many features of dense tables.
+
+    Args:
+      keys: int64 `[n, 2]`: address of the keys of each feature, and the bytes of a key, 4 or 8. Keys may lie where the
+        rows go.
+      tables: int64 `[n, 4]`, as of `row_index.DenseIndex.line`.
+      asked: int64 `[n, BAGS]`; rows are written to its int32 rows.
+
+    Returns:
+      A feature and a key of it that is not held here, or None.
+    """
+    bad = np.zeros(2, np.int64)
+    is_good = _resolve_dense(np.ascontiguousarray(keys), tables, np.ascontiguousarray(asked), bad)
+    return None if is_good else (int(bad[0]), int(bad[1]))
+
+
+@jit
+def _resolve_dense(keys, tables, asked, bad):
+    for at in range(asked.shape[0]):
+        count, num_buckets, rows_per_bucket = asked[at, NUM_IDS], tables[at, 1], tables[at, 2]
+        rows, places = array_at(asked[at, ROWS], count, np.int32), array_at(tables[at, 0], num_buckets, np.int32)
+        is_wide, is_in_place = keys[at, 1] == 8, keys[at, 0] == asked[at, ROWS]
+        wide = array_at(keys[at, 0], count if is_wide else 0, np.int64)
+        narrow = array_at(keys[at, 0], 0 if is_wide else count, np.int32)
+        shift, mask = 0, num_buckets - 1
+        while num_buckets >> shift > 1:
+            shift += 1
+        if tables[at, 3] != 0 and (is_wide != is_in_place):
+            # A table that is here whole. Loops without branches, for every id of a batch of most jobs comes through.
+            worst = np.uint64(0)
+            for j in range(wide.shape[0]):
+                worst = max(worst, np.uint64(wide[j]))
+            for j in range(narrow.shape[0]):
+                worst = max(worst, np.uint64(np.uint32(narrow[j])))
+            if worst >> np.uint64(shift) < np.uint64(rows_per_bucket):
+                for j in range(wide.shape[0]):
+                    rows[j] = np.int32(wide[j] & mask) * rows_per_bucket + np.int32(wide[j] >> shift)
+                for j in range(narrow.shape[0]):
+                    rows[j] = (rows[j] & mask) * rows_per_bucket + (rows[j] >> shift)
+                continue
+        for j in range(count):
+            key = wide[j] if is_wide else np.int64(narrow[j])
+            row = dense_row(key, places, shift, rows_per_bucket)
+            if row < 0:
+                bad[0], bad[1] = at, key
+                return False
+            rows[j] = row
+    return True
 
 
 def divide_gradients(

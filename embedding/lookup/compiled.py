@@ -14,7 +14,7 @@ from podembed.embedding.kernels.bag_frames import BAGS, find_pieces
 from podembed.embedding.kernels.crew import ONE_THREAD, column_parts
 from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
-from podembed.embedding.kernels.many_tables import BagLists, divide_gradients, group_bags, pool_tables
+from podembed.embedding.kernels.many_tables import BagLists, divide_gradients, group_bags, pool_tables, resolve_dense
 from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradients
 from podembed.embedding.kernels.requests import (
     find_marked_bags,
@@ -23,7 +23,7 @@ from podembed.embedding.kernels.requests import (
     rows_by_host,
     rows_by_stream,
 )
-from podembed.embedding.kernels.row_numbers import route, route_bags, rows_of_ids
+from podembed.embedding.kernels.row_numbers import copy_keys, route, route_bags, rows_of_dense_keys
 from podembed.embedding.table.table import Table
 from podembed.embedding.table.together import GroupedTables, TableUpdates
 from podembed.embedding.table_spec import TableSpec
@@ -58,16 +58,19 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
     find_marked_rows(ids, marks, flags)
     find_marked_bags(positions, np.zeros(1, np.int64), marks, flags)
     unique_ids(ids, np.zeros((num_hash_slots(0), 2), np.int64), ids, positions)
-    route(ids, np.zeros(1, np.int32), np.zeros(1, np.int32), 1, np.zeros(1, np.int64), ids.copy(), positions)
-    no_weights, no_splits = np.zeros(0, np.float32), np.zeros((1, 1), np.int64)
     owner = np.zeros(1, np.int32)
-    route_bags(ids, np.zeros(1, np.int64), None, owner, owner, 1, no_splits, positions.copy(), no_weights)
+    route(ids, ids, 0, owner, np.zeros(1, np.int64), ids.copy(), positions)
+    no_weights, no_splits = np.zeros(0, np.float32), np.zeros((1, 1), np.int64)
+    route_bags(ids, ids, 0, np.zeros(1, np.int64), None, owner, no_splits, positions.copy(), no_weights)
     row_of_each_id(positions, positions, positions.copy())
-    rows_of_ids(ids, num_buckets=1, rows_per_bucket=1, out=positions)
+    copy_keys(ids, 0, positions)
+    for keys in (positions, ids):
+        rows_of_dense_keys(keys, owner, 1, keys, np.zeros(1, np.int64))
+    resolve_dense(np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64), np.zeros((0, BAGS), np.int64))
     pieces = np.zeros((1, 1), np.int64)
     rows_by_stream(ids, pieces, pieces, pieces, ids.copy(), ids.copy())
     rows_by_host(ids, pieces, pieces, ids.copy())
-    find_pieces(ids, ids, np.zeros((1, BAGS), np.int64))
+    find_pieces(ids, np.zeros((1, BAGS), np.int64))
     nothing = BagLists.of([], [], [])
     group_bags(nothing, marks)
     # By marks, and by hashes where there are more rows.

@@ -2,8 +2,8 @@
 
 It serves tables that lie whole on one host, and cut tables whose owners each pool their part of a bag.
 
-A step begins with frames: the rows of all ids go to their owners (`request`). An owner checks what it got (`accept`)
-and groups it by row (`group`). It combines the rows of each bag, straight from the table into what goes back
+A step begins with frames: all ids go to the owners of their rows (`request`). An owner checks what it got, finds the
+rows (`accept`) and groups them (`group`). It combines the rows of each bag, straight from the table into what goes back
 (`pool_for_others`, `pool_own`). Where a bag has several owners, the host that asked adds up their partial sums
 (`add_partial_sums`). Later the gradients of the bags come back to the owners (`gradient_memory`). Each touched row sums
 the gradients of all its bags, in host order, and is updated once (`update`).
@@ -25,12 +25,13 @@ from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
 from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients
-from podembed.embedding.lookup.pooled_frames import AskedBags, PooledRequest, frame_of, read_frame
+from podembed.embedding.lookup.pooled_frames import AskedBags, BagKeys, PooledRequest, frame_of, read_frame
 from podembed.embedding.lookup.prefetch import Part, Split
+from podembed.embedding.lookup.router import Router
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.row_index import RowIndexes
 from podembed.embedding.table.feature_tables import BlockLines, FeatureTables, PooledFeature
-from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import Table
 from podembed.embedding.table.together import Pooling, pool_together
 
@@ -72,9 +73,9 @@ class PooledLookup:
         self._features = tuple(features)
         self._partial = tuple(at for at in layout.order if layout.owners[at] == EVERY_HOST)
         cut = {features[at].table for at in self._partial}
-        # What is asked here and is not cut lies whole on its owner, whoever that is.
-        self._indexes: tuple[KeyIndex, ...] = tuple(
-            DenseIndex(table.spec.layout, placement[at] if at in cut else None) for at, table in enumerate(tables)
+        # A table that is not cut lies on one host, so no owners are needed.
+        self._routers = tuple(
+            Router(table.spec, placement[at] if at in cut else None) for at, table in enumerate(tables)
         )
         # An owner that has a part of a bag only sums.
         self._combiners = tuple(
@@ -98,9 +99,7 @@ class PooledLookup:
             num_hosts=num_hosts,
         )
         self._lines = BlockLines()
-        # Rows that other hosts may name, by feature pooled here; the tables keep theirs.
-        self._limits = np.array([tables[features[at].table].num_rows for at in owned], np.int64)
-        self._no_limits = np.full(len(owned), -1, np.int64)
+        self._indexes = RowIndexes([tables[features[at].table].index for at in owned])
         others = [other for other in range(num_hosts) if other != host]
         # What other hosts get from here, and the gradients that come back; one region each, laid out as in their own
         # memory. One is enough for all buffers, since it is sent before the next one is pooled, and used up before the
@@ -147,7 +146,7 @@ class PooledLookup:
     def request(
         self, batch: Mapping[str, Ragged], *, buffer: int = 0, layout: ActivationLayout | None = None
     ) -> PooledRequest:
-        """Finds the rows of all ids, for a batch whose activations will lie in that buffer. Touches no table.
+        """Finds the owners of all ids, for a batch whose activations will lie in that buffer. Touches no table.
 
         Args:
           layout: of these activations, where their numbers differ from those of `self.layout`.
@@ -161,35 +160,59 @@ class PooledLookup:
         parts = {
             at: parts_of(*asked[at], self._features[at].combiner, num_hosts=self.num_hosts) for at in self._partial
         }
-        frames = [
-            frame_of([parts[at][owner] if at in parts else asked[at] for at in self._of_owner[owner]])
+        of_owners = [
+            [parts[at][owner] if at in parts else asked[at] for at in self._of_owner[owner]]
             for owner in range(self.num_hosts)
         ]
+        frames = [frame_of(own, stays=owner == self.host) for owner, own in enumerate(of_owners)]
         splits: list[Split | None] = [None] * self.num_hosts
-        divisors = {at: of_owners[0].divisors for at, of_owners in parts.items()}
         return PooledRequest(
-            frames=frames, layout=layout, buffer=buffer, is_usual=is_usual, splits=splits, divisors=divisors
+            frames=frames,
+            own_keys=[part.keys if isinstance(part, BagKeys) else part[1].values for part in of_owners[self.host]],
+            layout=layout,
+            buffer=buffer,
+            is_usual=is_usual,
+            splits=splits,
+            divisors={at: cut[0].divisors for at, cut in parts.items()},
         )
 
-    def _asked(self, batch: Mapping[str, Ragged], at: int, layout: ActivationLayout) -> tuple[KeyIndex, Ragged]:
-        """The index of a feature's table, and its bags."""
+    def _asked(self, batch: Mapping[str, Ragged], at: int, layout: ActivationLayout) -> tuple[Router, Ragged]:
+        """The router of a feature's table, and its bags."""
         feature = self._features[at]
-        return self._indexes[feature.table], batch[feature.name].padded(layout.vectors[at])
+        return self._routers[feature.table], batch[feature.name].padded(layout.vectors[at])
 
-    def accept(self, request: PooledRequest, frames: Sequence[np.ndarray], are_usual: Sequence[bool] = ()) -> None:
-        """Takes what every host asks; the own entry may be anything and is filled in here.
+    def accept(
+        self,
+        request: PooledRequest,
+        frames: Sequence[np.ndarray],
+        are_usual: Sequence[bool] = (),
+        *,
+        training_step: int | None = None,
+    ) -> None:
+        """Takes what every host asks, and finds the rows. The own entry may be anything and is filled in here.
 
         Args:
           frames: per host, as that host's `request` made it for this one.
           are_usual: per host, `is_usual` of its request; empty if all are.
+          training_step: number of the step, of training.
 
         Raises:
-          ValueError: a frame is not one, or names a row that is not held here. Or it has other numbers of vectors
-            than a usual one and does not say so.
+          ValueError: a frame is not one, or has keys of buckets that are not held here. Or it has other numbers of
+            vectors than a usual one and does not say so.
         """
         taken = list(frames)
         taken[self.host] = request.frames[self.host]
-        request.bags = [self._bags(frame, host) for host, frame in enumerate(taken)]
+        request.bags = [
+            self._bags(frame, host, request.own_keys if host == self.host else None) for host, frame in enumerate(taken)
+        ]
+        dynamic = [table for table in self._own_tables if self._tables[table].index.is_dynamic]
+        if dynamic and training_step is not None:
+            found = [bags.keys_and_rows() for bags in request.bags]
+            for table in dynamic:
+                named = [of_host[self._numbers[at]][0] for of_host in found for at in self._own_tables[table]]
+                self._tables[table].index.begin_step(training_step, named)
+        for bags in request.bags if self._numbers else ():
+            self._indexes.resolve(bags.key_lines(), bags.lines, bags.keys_and_rows)
         request.layouts = [
             request.layout if host == self.host else self._layout_of(host, bags, not are_usual or are_usual[host])
             for host, bags in enumerate(request.bags)
@@ -243,10 +266,8 @@ class PooledLookup:
         """Of this host's batch those that it pools itself."""
         return {at: blocks[at] for at in self._numbers}
 
-    def _bags(self, frame: np.ndarray, host: int) -> AskedBags:
-        # This host's own rows are those of ids that were looked up in an index.
-        limits = self._no_limits if host == self.host else self._limits
-        return read_frame(frame, limits=limits, host=host, numbers=self._numbers)
+    def _bags(self, frame: np.ndarray, host: int, keys: Sequence[np.ndarray] | None) -> AskedBags:
+        return read_frame(frame, num_features=len(self._numbers), host=host, numbers=self._numbers, keys=keys)
 
     def _answers_of(self, request: PooledRequest, host: int) -> Mapping[int, np.ndarray]:
         """By feature, where the vectors that another host requested go."""

@@ -11,27 +11,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from podembed.embedding.lookup.pooled_frames import BagRows
+from podembed.embedding.lookup.pooled_frames import BagKeys, BagRows
+from podembed.embedding.lookup.router import Router
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.table.key_index import KeyIndex
 
 
-def parts_of(index: KeyIndex, bags: Ragged, combiner: str, *, num_hosts: int) -> list[BagRows]:
+def parts_of(router: Router, bags: Ragged, combiner: str, *, num_hosts: int) -> list[BagKeys]:
     """Per owner its part of each bag.
 
     Args:
-      index: of the whole table.
+      router: router of the whole table.
 
     Raises:
       ValueError: an id lies outside its table.
     """
-    splits, rows, weights = index.route_bags(bags.values, bags.row_splits, bags.weights, num_hosts=num_hosts)
+    splits, keys, weights = router.route_bags(bags, num_hosts=num_hosts)
     whole = None if combiner == "sum" else denominators(bags.row_splits, bags.weights, combiner)
     parts, first = [], 0
     for of_owner in splits:
         stop = first + int(of_owner[-1])
         own_weights = None if weights is None else weights[first:stop]
-        parts.append(BagRows(rows[first:stop], of_owner, own_weights, whole))
+        parts.append(BagKeys(keys[first:stop], of_owner, own_weights, whole))
         first = stop
     return parts
 

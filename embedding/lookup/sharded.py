@@ -1,8 +1,8 @@
 """`ShardedLookup`: one host's half of every lookup and update, between its batch and the bytes that cross the network.
 
-A step begins with the unique ids of each table, grouped by owner (`prepare`). Owners gather the rows (`accept`,
-`gather`). The rows come back and are pooled (`pool`). Later the gradients are summed per unique row (`sum_gradients`).
-Owners add what all hosts sent, in host order, and update each touched row once (`update`).
+A step begins with the unique ids of each table, grouped by owner (`prepare`). Owners find their rows and gather them
+(`accept`, `gather`). The rows come back and are pooled (`pool`). Later the gradients are summed per unique row
+(`sum_gradients`). Owners add what all hosts sent, in host order, and update each touched row once (`update`).
 
 This module owns the arrays of that path. It sends nothing: an `Exchange` moves the bytes between these calls. A host
 that is alone has all rows, and combines them where they lie.
@@ -27,6 +27,7 @@ from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
 from podembed.embedding.kernels.requests import rows_by_host
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.prefetch import Part
+from podembed.embedding.lookup.router import Router
 from podembed.embedding.lookup.streams import (
     FeatureBinding,
     Prepared,
@@ -38,7 +39,6 @@ from podembed.embedding.lookup.streams import (
 )
 from podembed.embedding.lookup.wanted_rows import listed, split_rows, starts_by_host, starts_of
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import Table
 from podembed.embedding.table.together import Pooling, pool_together, update_rows_together
 from podembed.embedding.table_spec import TableSpec
@@ -80,9 +80,7 @@ class ShardedLookup:
                 Table(spec, np.flatnonzero(owners == host)) for spec, owners in zip(specs, placement, strict=True)
             ]
         self.tables = tuple(tables)
-        self._indexes: tuple[KeyIndex, ...] = tuple(
-            DenseIndex(spec.layout, owners) for spec, owners in zip(specs, placement, strict=True)
-        )
+        self._routers = tuple(Router(spec, owners) for spec, owners in zip(specs, placement, strict=True))
         self._streams = streams_of(specs, self.features)
         self.groups = groups_of(self._streams, specs, elsewhere=elsewhere)
         self._order = tuple(number for group in self.groups for number in group.streams)
@@ -104,9 +102,8 @@ class ShardedLookup:
         num_streams = len(self._streams)
         counts = np.zeros((self.num_hosts, num_streams), np.int64)
         num_unique = np.zeros(num_streams, np.int64)
-        local_rows: list[np.ndarray] = [np.zeros(0, np.int64)] * num_streams
+        keys: list[np.ndarray] = [np.zeros(0, np.int64)] * num_streams
         place: list[np.ndarray] = [np.zeros(0, np.int32)] * num_streams
-        own_rows: list[np.ndarray | None] = [None] * num_streams
 
         def find(number: int) -> None:
             stream = self._streams[number]
@@ -114,14 +111,10 @@ class ShardedLookup:
             ids = values[0] if len(values) == 1 else np.concatenate(values)
             unique, inverse = self._distinct(ids, stream)
             num_unique[number] = len(unique)
-            local_rows[number], position = np.empty(len(unique), np.int64), np.empty(len(unique), np.int32)
+            keys[number], position = np.empty(len(unique), np.int64), np.empty(len(unique), np.int32)
             of_owner = np.empty(self.num_hosts, np.int64)
-            self._indexes[stream.table].route(unique, of_owner, local_rows[number], position)
+            self._routers[stream.table].route(unique, of_owner, keys[number], position)
             counts[:, number] = of_owner
-            if stream.table in self._in_place:
-                rows = np.empty(len(ids), np.int32)
-                kernels.row_of_each_id(local_rows[number].astype(np.int32), inverse, rows)
-                own_rows[number] = rows
             if self.num_hosts == 1:
                 # One owner keeps the order of the distinct ids.
                 place[number] = inverse
@@ -131,11 +124,7 @@ class ShardedLookup:
 
         num_ids = sum(batch[feature.name].num_ids for feature in self.features)
         self._crew.run([partial(find, number) for number in self._order], size=FLOATS_PER_ENTRY * num_ids)
-        prepared = self._arrange(batch, num_unique, counts, local_rows, place)
-        for number, rows in enumerate(own_rows):
-            if rows is not None:
-                prepared.own_rows |= by_feature(rows, self._streams[number], batch)
-        return prepared
+        return self._arrange(batch, num_unique, counts, keys, place)
 
     def rows_by_table(self, counts: np.ndarray) -> np.ndarray:
         """Counts `[num_hosts, num_streams]` → int64 `[num_tables]`, the rows of all hosts together."""
@@ -163,16 +152,16 @@ class ShardedLookup:
         batch: Mapping[str, Ragged],
         num_unique: np.ndarray,
         counts: np.ndarray,
-        local_rows: Sequence[np.ndarray],
+        keys: Sequence[np.ndarray],
         place: Sequence[np.ndarray],
     ) -> Prepared:
         """Turns positions within one table, ordered by owner, into positions within a group, ordered by owner and then
         by stream.
         """
         of_order = np.ascontiguousarray(counts[:, self._order])
-        rows = np.concatenate([np.empty(0, np.int64), *(local_rows[at] for at in self._order)])
-        by_owner = np.empty(len(rows), np.int64)
-        rows_by_host(rows, starts_of(of_order), of_order, by_owner)
+        listing = np.concatenate([np.empty(0, np.int64), *(keys[at] for at in self._order)])
+        by_owner = np.empty(len(listing), np.int64)
+        rows_by_host(listing, starts_of(of_order), of_order, by_owner)
         ends = np.cumsum(of_order.sum(axis=1)).tolist()
         asked = [by_owner[first:stop] for first, stop in pairwise([0, *ends])]
         index: dict[str, np.ndarray] = {}
@@ -197,21 +186,31 @@ class ShardedLookup:
             index=index,
         )
 
-    def accept(self, prepared: Prepared, wanted: Sequence[np.ndarray], wanted_counts: np.ndarray) -> None:
-        """Takes what every host asks of this one; its own entry may be anything and is filled in here.
+    def accept(
+        self,
+        prepared: Prepared,
+        wanted: Sequence[np.ndarray],
+        wanted_counts: np.ndarray,
+        *,
+        training_step: int | None = None,
+    ) -> None:
+        """Takes what every host asks of this one, and finds the rows. Its own entry may be anything and is filled in
+        here.
 
         Args:
-          wanted: per host, int64 local rows, group by group, stream by stream.
+          wanted: per host, int64 keys, group by group, stream by stream.
           wanted_counts: int64 `[num_hosts, num_streams]`; not negative.
+          training_step: number of the step, of training.
 
         Raises:
-          ValueError: the rows are not as many as the counts say.
+          ValueError: the keys are not as many as the counts say, or of buckets that are not held here.
         """
         taken = list(wanted)
         taken[self.host] = prepared.asked[self.host]
         counts = np.array(wanted_counts, np.int64)
         counts[self.host] = prepared.asked_counts[self.host]
         prepared.wanted = listed(taken, counts, [group.streams for group in self.groups])
+        self._resolve(prepared, training_step)
         prepared.rows = [
             aligned_empty((int(starts[-1]), group.dim))
             for group, starts in zip(self.groups, prepared.asked_starts, strict=True)
@@ -220,6 +219,24 @@ class ShardedLookup:
             aligned_empty((len(rows.rows), group.dim)) for group, rows in zip(self.groups, prepared.wanted, strict=True)
         ]
         prepared.splits = [None] * self.num_hosts
+
+    def _resolve(self, prepared: Prepared, training_step: int | None) -> None:
+        """Turns the keys that the hosts want into rows."""
+        calls: list[Callable[[], None]] = []
+        for tables, wanted in zip(self._tables_of, prepared.wanted, strict=True):
+            for table, first, stop in tables:
+                index, keys = self.tables[table].index, wanted.rows[wanted.of_streams(first, stop)]
+                if index.is_dynamic and training_step is not None:
+                    index.begin_step(training_step, [keys])
+                calls.append(partial(index.resolve, keys, keys))
+        self._crew.run(calls, size=FLOATS_PER_ENTRY * sum(len(wanted.rows) for wanted in prepared.wanted))
+        if self._in_place:
+            # One host's rows lie stream by stream in either list, so the places of one are those of the other.
+            rows = self._group_arrays([wanted.rows.astype(np.int32) for wanted in prepared.wanted])
+            for feature in self.features:
+                if feature.table in self._in_place:
+                    found = prepared.own_rows[feature.name] = np.empty_like(prepared.index[feature.name])
+                    kernels.row_of_each_id(rows[feature.table], prepared.index[feature.name], found)
 
     def split(self, prepared: Prepared, previous: Prepared) -> None:
         """Finds which of the rows that the hosts want no gradient of `previous`, the step under way, will change.

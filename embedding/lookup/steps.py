@@ -127,6 +127,7 @@ class LookupSteps:
         gradients: Blocks | None = None,
         wants_prefetch: bool = True,
         levels: Sequence[int] = (),
+        is_training: bool = True,
     ) -> None:
         """Tells the owners which rows are wanted, and takes what the others want.
 
@@ -136,14 +137,16 @@ class LookupSteps:
             their update now.
           wants_prefetch: whether this host wants a `prefetch` of this step, if anything can be prefetched.
           levels: as `Exchange.ids`.
+          is_training: whether keys of the step may get a row; the same on all hosts.
         """
         prefetched = self._prefetched if wants_prefetch else Prefetched.NONE
         with self._phase(LookupPhase.ID_EXCHANGE):
             asked = self._exchange.ids(
                 number, step.prepared, step.request, weight=weight, prefetched=prefetched, levels=levels
             )
-            self._sharded.accept(step.prepared, asked.wanted, asked.wanted_counts)
-            self._pooled.accept(step.request, asked.frames, asked.are_usual)
+            training_step = number if is_training else None
+            self._sharded.accept(step.prepared, asked.wanted, asked.wanted_counts, training_step=training_step)
+            self._pooled.accept(step.request, asked.frames, asked.are_usual, training_step=training_step)
             self._rows_asked += self._sharded.rows_by_table(asked.wanted_counts)
         step.number, step.weight_sum, step.tries_prefetch = number, asked.weight_sum, asked.prefetched
         step.levels = asked.levels

@@ -74,7 +74,7 @@ class Prepared:
       features: the batch, by feature.
       num_unique: per stream, the ids requested: the distinct ones of this host's samples, or, without gradient
         accumulation, all.
-      asked: per owner, the local rows asked of it: int64, group by group, stream by stream.
+      asked: per owner, the keys asked of it: int64, group by group, stream by stream.
       asked_counts: int64 `[num_hosts, num_streams]`, how many of them are of which stream.
       index: per feature, int32 `[num_ids]`, position of each id's row in its group's array.
       own_rows: per feature that is combined in the table itself, int32 `[num_ids]`, the local row of each id.

@@ -24,7 +24,7 @@ class WantedRows:
     """The rows of one group.
 
     Attributes:
-      rows: int64 `[n]`, local rows, stream by stream and host by host within a stream.
+      rows: int64 `[n]`, local rows, stream by stream and host by host within a stream; keys until those are resolved.
       places: int64 `[n]`, the position of each in `served`, which has them host by host, stream by stream.
       stream_starts: int64 `[num_streams + 1]`, where each stream begins in `rows`.
       host_starts: int64 `[num_hosts + 1]`, where each host begins in `served`.
@@ -83,7 +83,7 @@ def listed(wanted: Sequence[np.ndarray], counts: np.ndarray, groups: Sequence[Se
     """By group, what all hosts want.
 
     Args:
-      wanted: per host, int64 local rows, group by group, stream by stream.
+      wanted: per host, int64 keys, group by group, stream by stream.
       counts: int64 `[num_hosts, num_streams]`, of all streams.
       groups: the streams of each.
 

@@ -2,6 +2,6 @@
 
 Which host holds which rows is decided in `lookup`; files are the business of `workers.checkpoint`.
 
-Read `table.py` first, then `row_store.py`, its memory, and `key_index.py`, from ids to rows. `snapshot.py` keeps one
-moment for a save, `undo_log.py` goes back.
+Read `table.py` first, then `row_store.py`, its memory. `embedding.row_index` finds the row of a key. `snapshot.py`
+keeps one moment for a save, `undo_log.py` goes back.
 """

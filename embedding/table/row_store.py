@@ -1,7 +1,7 @@
 """`RowStore`: the memory behind a `Table`, float32 rows and slots by local row number.
 
 Callers of the kernels come through here and know no arrays. Only `feature_tables` and `together` know where they lie,
-so arrays keep their place as long as the store lives. Which id a row belongs to is the business of `key_index`, when a
+so arrays keep their place as long as the store lives. Which id a row belongs to is the business of `row_index`, when a
 row changes that of `Table`. A store that keeps rows elsewhere has these methods and nothing more.
 """
 
@@ -82,7 +82,8 @@ class RowStore:
         learning_rate: float,
     ) -> None:
         """Applies one step of an optimizer; arguments as `Optimizer.apply`."""
-        rows, *slots = self.arrays.values()
+        # What an index keeps of each row comes behind the slots.
+        rows, *slots = [*self.arrays.values()][: 1 + len(optimizer.slots)]
         optimizer.apply(rows=rows, slots=slots, touched=touched, gradients=gradients, learning_rate=learning_rate)
 
     def freeze(self, *, room: SnapshotRoom) -> Snapshot:

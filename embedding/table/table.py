@@ -1,13 +1,13 @@
 """`Table`: rows and slots of the buckets of one table that this host holds.
 
 Mutable state: the store, changed by `initialize`, `update` and through the views of `bucket`; a small scratch for
-`update`. The rows of a bucket are contiguous, so a bucket is one copy; `key_index` says which row an id has. Which host
+`update`. The rows of a bucket are contiguous, so a bucket is one copy; `row_index` says which row an id has. Which host
 holds which bucket is decided elsewhere. Not safe for two threads to update at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,7 +21,6 @@ from podembed.embedding.kernels.many_tables import BagLists, group_bags
 from podembed.embedding.kernels.requests import mark_rows
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
-from podembed.embedding.table.key_index import DenseIndex
 from podembed.embedding.table.row_store import RowStore
 from podembed.embedding.table_spec import TableSpec
 
@@ -84,15 +83,13 @@ class Table:
         self.buckets = np.asarray(buckets, np.int64).reshape(-1)
         _check_buckets(spec, self.buckets)
         self._number_here = {int(bucket): number for number, bucket in enumerate(self.buckets)}
-        owners = np.full(spec.layout.num_buckets, -1, np.int32)
-        owners[self.buckets] = 0
-        self.index = DenseIndex(spec.layout, owners)
         self.store = RowStore(spec.widths, self.num_rows)
         # One number a row: a mark of `merge`, or, for an optimizer that touches all rows, the head of the row's chain.
         self._marks = np.zeros(self.num_rows, np.int32)
         self._room = _Room(0)
         self.before_change: Callable[[np.ndarray], None] | None = None
         self.updates_alone = False
+        self.index = spec.keys.index(self, spec.layout)
 
     @property
     def num_rows(self) -> int:
@@ -120,20 +117,47 @@ class Table:
         Args:
           on_part: called after each bucket, and after each part of rows that are read in order.
         """
-        spec, layout = self.spec, self.spec.layout
+        spec = self.spec
         fill = row_source(spec.initializer, seed=spec.seed, table_name=spec.name, num_rows=spec.num_rows, dim=spec.dim)
         # Rows of a bucket lie far apart in a file.
         in_order = getattr(spec.initializer, "reads_in_order", False)
         for bucket in self.buckets:
-            ids, held = layout.ids_of(int(bucket)), self.bucket(int(bucket))
+            ids, held = self.index.first_keys(int(bucket)), self.bucket(int(bucket))
             if not in_order:
                 fill(ids, held["rows"][: len(ids)])
             held["rows"][len(ids) :] = 0
             for slot in () if spec.optimizer is None else spec.optimizer.slots:
                 held[slot.name][...] = slot.initial_value
+            for name in spec.keys.columns:
+                held[name][...] = 0
             on_part()
         if in_order and len(self.buckets):
             self._fill_in_order(fill, on_part)
+
+    def columns(self, names: Sequence[str], rows: np.ndarray) -> dict[str, np.ndarray]:
+        """As `KeyedRows.columns`."""
+        values = self.store.read(rows)
+        return {name: values[name] for name in names}
+
+    def begin_rows(self, rows: np.ndarray, keys: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
+        """As `KeyedRows.begin_rows`."""
+        spec = self.spec
+        fill = row_source(spec.initializer, seed=spec.seed, table_name=spec.name, num_rows=spec.num_rows, dim=spec.dim)
+        first = np.empty((len(rows), spec.dim), np.float32)
+        fill(keys, first)
+        slots = () if spec.optimizer is None else spec.optimizer.slots
+        shapes = {slot.name: (len(rows), slot.columns(spec.dim)) for slot in slots}
+        starts = {slot.name: np.full(shapes[slot.name], slot.initial_value, np.float32) for slot in slots}
+        self.set_columns(rows, {"rows": first, **starts, **columns})
+
+    def set_columns(self, rows: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
+        """As `KeyedRows.set_columns`."""
+        self.announce(rows)
+        self.store.write(rows, columns)
+
+    def bucket_places(self, rows: np.ndarray) -> np.ndarray:
+        """Which of the buckets held here each local row lies in, from 0."""
+        return rows // self.spec.layout.rows_per_bucket
 
     def _fill_in_order(self, fill: FillRows, on_part: Callable[[], None]) -> None:
         """Fills the rows held here, some megabytes of the whole table at a time."""

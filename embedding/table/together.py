@@ -219,7 +219,9 @@ class TableUpdates:
         self._in_order, self._alone = sorted(held), frozenset(alone)
         for (optimizer, dim), own in of_rule.items():
             stores = [tables[held[number]].store for number in own]
-            lines = [[matrix_of(array) for array in store.arrays.values()] for store in stores]
+            # What an index keeps of each row comes behind the slots.
+            trained = 1 + len(optimizer.slots)
+            lines = [[matrix_of(array) for array in [*store.arrays.values()][:trained]] for store in stores]
             matrices = np.array(lines, np.int64).reshape(len(own), -1)
             self._sets.append(
                 _RuleSet(optimizer, dim, np.array([held[number] for number in own]), np.array(own), matrices)

@@ -23,19 +23,6 @@ def unique_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return distinct[order], rank[inverse]
 
 
-def route(
-    unique: np.ndarray, bucket_owner: np.ndarray, bucket_local: np.ndarray, *, rows_per_bucket: int, num_hosts: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ids per owner, rows at the owners in owner order, place of each id among them)."""
-    bucket, row_in_bucket = unique % len(bucket_owner), unique // len(bucket_owner)
-    owner = bucket_owner[bucket]
-    order = np.argsort(owner, kind="stable")
-    local_rows = (bucket_local[bucket].astype(np.int64) * rows_per_bucket + row_in_bucket)[order]
-    position = np.empty(len(unique), np.int32)
-    position[order] = np.arange(len(unique))
-    return np.bincount(owner, minlength=num_hosts), local_rows, position
-
-
 def pool(
     rows: np.ndarray, index: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None, combiner: str
 ) -> np.ndarray:

@@ -126,7 +126,7 @@ class Undo:
             log = self._logs.get(table.spec.name)
             is_known = np.full(len(table.buckets), log is not None)
             if log is not None:
-                is_known[table.index.bucket_places(log.undo(to_newer=to_newer))] = False
+                is_known[table.bucket_places(log.undo(to_newer=to_newer))] = False
                 log.begin()
             known.append(is_known)
         self._older = self._newer = None

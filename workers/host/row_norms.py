@@ -123,7 +123,12 @@ class RowNorms:
     def __init__(
         self, tables: Sequence[Table], on_devices: Mapping[int, Callable[[np.ndarray], Mapping[str, np.ndarray]]]
     ) -> None:
-        trained = [(at, table) for at, table in enumerate(tables) if table.spec.optimizer is not None]
+        # A sample is of fixed rows, which says nothing where keys come and go.
+        trained = [
+            (at, table)
+            for at, table in enumerate(tables)
+            if table.spec.optimizer is not None and not table.index.is_dynamic
+        ]
         trained.sort(key=lambda one: -one[1].spec.num_rows * one[1].spec.dim)
         self._tables, self._on_devices = trained[:MOST_TABLES], on_devices
         self._samples: list[_Sample] | None = None

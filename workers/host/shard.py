@@ -237,6 +237,7 @@ def restore_shard(
     if files is None:
         for table in tables:
             table.initialize(on_part=go_on)
+            table.index.rebuild()
         return Restored(), []
     if spec.num_hosts > 1:
         with tracker.phase(Phase.BUCKET_EXCHANGE):
@@ -253,4 +254,6 @@ def restore_shard(
     restored, kept = surviving.restore(
         store, tables, files, on_chunk=go_on, compares_first=spec.compares_first, threads=spec.threads
     )
+    for table in tables:
+        table.index.rebuild()
     return replace(restored, undo_s=tracker.phase_s.get(Phase.UNDO, 0.0)), kept

@@ -141,6 +141,7 @@ class Steps:
             gradients=self._gradients[buffer],
             wants_prefetch=is_training and self._choice.wants(number),
             levels=levels,
+            is_training=is_training,
         )
         self._ids.agreed(lookup.levels)
         self._sequences.lay_out(lookup.prepared, lengths, lookup.levels)

@@ -189,10 +189,13 @@ def test_hosts_that_share_memory_have_the_same_bits() -> None:
 
 
 def test_an_id_outside_the_table_is_refused_where_it_comes_from() -> None:
-    pod = Pod(1, [0, 0, 0])
-    batch = {f"f{at}": Ragged.of([0], [0, 1]) for at in range(4)}
-    with pytest.raises(ValueError, match=r"Found id 7 for a table of 1 buckets of 7 rows"):
-        pod.lookups[0].request(batch | {"f1": Ragged.of([7], [0, 1])})
+    batch = {f"f{at}": Ragged.of([0], [0, 1]) for at in range(4)} | {"f1": Ragged.of([7], [0, 1])}
+    alone = Pod(1, [0, 0, 0]).lookups[0]
+    request = alone.request(batch)
+    with pytest.raises(ValueError, match=r"Found id 7 for a table of 7 rows"):
+        alone.accept(request, request.frames)
+    with pytest.raises(ValueError, match=r"Found id 7 for a table of 7 rows"):
+        Pod(2, [0, 0, 0]).lookups[1].request(batch)
 
 
 @pytest.mark.parametrize("damage", ["length", "splits", "row", "negative row", "count"])

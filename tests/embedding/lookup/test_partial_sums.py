@@ -7,16 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.embedding.buckets import BucketLayout
+from podembed.embedding.config import TableConfig
 from podembed.embedding.lookup.partial_sums import add_up, denominators, parts_of
 from podembed.embedding.lookup.pooled_frames import frame_of, read_frame
+from podembed.embedding.lookup.router import Router
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.table.key_index import DenseIndex
+from podembed.embedding.table_spec import TableSpec
 from tests.long_tests import examples
 
 NUM_ROWS, NUM_BUCKETS, NUM_HOSTS = 70, 8, 3
-LAYOUT = BucketLayout(num_rows=NUM_ROWS, num_buckets=NUM_BUCKETS)
 OWNERS = np.array([0, 2, 0, 1, 2, 2, 0, 1], np.int32)
+
+
+def router() -> Router:
+    config = TableConfig(NUM_ROWS, 2, name="t")
+    return Router(TableSpec.of(config, seed=0, num_buckets=NUM_BUCKETS), OWNERS)
 
 
 def draw(random: np.random.Generator, *, is_weighted: bool) -> Ragged:
@@ -30,16 +35,16 @@ def draw(random: np.random.Generator, *, is_weighted: bool) -> Ragged:
 @given(seed=st.integers(0, 9999), is_weighted=st.booleans(), combiner=st.sampled_from(["sum", "mean", "sqrtn"]))
 def test_each_owner_gets_its_part_of_each_bag(seed: int, is_weighted: bool, combiner: str) -> None:
     bags = draw(np.random.default_rng(seed), is_weighted=is_weighted)
-    parts = parts_of(DenseIndex(LAYOUT, OWNERS), bags, combiner, num_hosts=NUM_HOSTS)
+    parts = parts_of(router(), bags, combiner, num_hosts=NUM_HOSTS)
     for host, part in enumerate(parts):
         # A frame carries all of it.
-        (again,) = read_frame(frame_of([part]), limits=np.full(1, -1), host=host).values()
-        local = DenseIndex(LAYOUT, np.where(host == OWNERS, 0, -1))
+        asked = read_frame(frame_of([part]), num_features=1, host=host)
+        (again,), ((keys, _),) = asked.values(), asked.keys_and_rows()
         for bag in range(bags.num_samples):
             whole = slice(bags.row_splits[bag], bags.row_splits[bag + 1])
             is_mine = OWNERS[bags.values[whole] % NUM_BUCKETS] == host
             own = slice(again.row_splits[bag], again.row_splits[bag + 1])
-            assert again.rows[own].tolist() == local.rows_of(bags.values[whole][is_mine]).tolist()
+            assert keys[own].tolist() == bags.values[whole][is_mine].tolist()
             if bags.weights is not None:
                 assert again.weights is not None
                 assert again.weights[own].tolist() == bags.weights[whole][is_mine].tolist()
@@ -54,8 +59,8 @@ def test_each_owner_gets_its_part_of_each_bag(seed: int, is_weighted: bool, comb
 
 @pytest.mark.parametrize("bad", [-1, 1 << 40])
 def test_an_id_outside_the_table_is_refused(bad: int) -> None:
-    with pytest.raises(ValueError, match=f"Found id {bad} for a table of 8 buckets"):
-        parts_of(DenseIndex(LAYOUT, OWNERS), Ragged.of([1, bad], [0, 2]), "sum", num_hosts=NUM_HOSTS)
+    with pytest.raises(ValueError, match=f"Found id {bad} for a table of {NUM_ROWS} rows"):
+        parts_of(router(), Ragged.of([1, bad], [0, 2]), "sum", num_hosts=NUM_HOSTS)
 
 
 @pytest.mark.parametrize("own", range(4))

@@ -11,7 +11,7 @@ from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
 from podembed.embedding.kernels.crew import Crew
 from podembed.embedding.kernels.pool import pool
 from podembed.embedding.lookup.partial_sums import denominators, scale_gradients
-from podembed.embedding.lookup.pooled_frames import AskedBags, BagRows, frame_of, read_frame
+from podembed.embedding.lookup.pooled_frames import AskedBags, BagKeys, frame_of, read_frame
 from podembed.embedding.optimizers import (
     FTRL,
     SGD,
@@ -80,9 +80,8 @@ def draw(random: np.random.Generator, held: list[Table], *, with_weights: bool) 
         rows = random.integers(0, held[feature.table].num_rows, count).astype(np.int32)
         weights = random.random(count, np.float32) if with_weights and at % 4 == 1 else None
         is_part = feature.pooling != feature.combiner
-        parts.append(BagRows(rows, splits, weights, denominators(splits, weights, "mean") if is_part else None))
-    limits = np.array([held[feature.table].num_rows for feature in features()])
-    return read_frame(frame_of(parts), limits=limits, host=1)
+        parts.append(BagKeys(rows, splits, weights, denominators(splits, weights, "mean") if is_part else None))
+    return read_frame(frame_of(parts), num_features=len(parts), host=1)
 
 
 def blocks(random: np.random.Generator, held: list[Table]) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.buckets import BucketLayout, place
-from podembed.embedding.initializers import Constant
+from podembed.embedding.initializers import Uniform
 from podembed.embedding.kernels import crew as crew_rules
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, Blocks
@@ -21,6 +21,7 @@ from podembed.embedding.lookup.steps import LookupStep, LookupSteps
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import SGD, Adagrad, RowWiseAdagrad
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.row_index import DenseKeys, KeySpace
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.crew import ThreadCrew
@@ -36,17 +37,20 @@ RULES = (SGD(RATE), Adagrad(RATE), RowWiseAdagrad(RATE), Adagrad(RATE, use_gradi
 SHAPES = ((9, 3, 1), (120, 5, 8), (60, 16, 4), (50, 4, 4))
 
 
-def table_specs() -> list[TableSpec]:
+def table_specs(keys: KeySpace | None = None) -> list[TableSpec]:
+    """With keys of another kind, each bucket has room for all of its keys."""
+    spread = 4 if keys is not None else 1
     return [
         TableSpec(
             name=f"t{at}",
-            num_rows=num_rows,
+            num_rows=spread * num_rows,
             dim=dim,
-            layout=BucketLayout(num_rows=num_rows, num_buckets=num_buckets),
+            layout=BucketLayout(num_rows=spread * num_rows, num_buckets=num_buckets),
             optimizer=rule,
-            initializer=Constant(0.0),
+            initializer=Uniform(-1.0, 1.0),
             combiner="mean",
             seed=0,
+            keys=keys or DenseKeys(),
         )
         for at, ((num_rows, dim, num_buckets), rule) in enumerate(zip(SHAPES, RULES, strict=True))
     ]
@@ -74,9 +78,10 @@ class Pod:
         wire: str,
         num_owners: int | None = None,
         num_threads: int = 1,
+        keys: KeySpace | None = None,
     ) -> None:
         self.prefetches, self.wire = prefetches, wire
-        specs = table_specs()
+        specs = table_specs(keys)
         sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
         placement = place(bucket_bytes=sizes, num_hosts=num_owners or num_hosts)
         features = [FeatureBinding(name=f"f{at}", table=of[0], combiner=of[1]) for at, of in enumerate(FEATURES)]
@@ -101,14 +106,8 @@ class Pod:
         self.activations = [[aligned_empty((layout.memory_floats,)) for _ in range(2)] for _ in self.hosts]
         self.gradients = [[aligned_empty((layout.num_floats,)) for _ in range(2)] for _ in self.hosts]
         for host, lookups in enumerate(self.hosts):
-            for at, table in enumerate(lookups.tables):
-                values = np.random.default_rng(at).standard_normal(SHAPES[at][:2], np.float32)
-                for bucket in table.buckets:
-                    real = values[bucket :: table.spec.layout.num_buckets]
-                    held = table.bucket(int(bucket))
-                    held["rows"][: len(real)] = real
-                    for slot in table.slots:
-                        held[slot][...] = 0.1
+            for table in lookups.tables:
+                table.initialize()
             for other in range(num_hosts):
                 if shares and other != host:
                     lookups.pooled.share(other, activations=self.activations[other], gradients=self.gradients[other])

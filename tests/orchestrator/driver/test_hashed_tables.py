@@ -1,0 +1,55 @@
+"""Runs with another kind of index, whose keys come and go: the same over kills and on other numbers of hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from podembed.orchestrator.api.result import Result
+from tests.orchestrator.driver.test_equality import NUM_STEPS, Killer, train_small
+from tests.run_state import assert_same_bytes, committed_state
+
+
+def _losses(result: Result) -> np.ndarray:
+    return np.array([result.losses[step] for step in sorted(result.losses)])
+
+
+@pytest.fixture(scope="module")
+def alone(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return train_small(small_data, tmp_path_factory.mktemp("alone"), "one", num_hosts=1, in_process=True, hashed=True)
+
+
+def test_a_cut_run_ends_with_the_same_bytes(alone: Result, small_data: str, tmp_path: Path) -> None:
+    """Rows and keys come from the commit, and the index is built of them."""
+    options = {"num_hosts": 1, "in_process": True, "hashed": True}
+    train_small(small_data, tmp_path, "cut", max_steps=20, **options)
+    cut = train_small(small_data, tmp_path, "cut", full_every=3, **options)
+    assert min(cut.losses) == 20
+    assert_same_bytes(committed_state(cut.path), committed_state(alone.path))
+    # Keys were forgotten: a table whose rows are all kept has other values.
+    kept = train_small(small_data, tmp_path, "kept", num_hosts=1, in_process=True)
+    assert (_losses(kept) != _losses(alone)).any()
+    state = committed_state(alone.path)
+    is_used = state["b/last"].view(np.uint32)[:, 0] > 0
+    assert 0 < is_used.sum() < len(is_used)
+    assert not state["b/key"][~is_used].any()
+
+
+@pytest.mark.ray
+def test_a_killed_run_and_one_on_more_hosts_see_the_same(
+    alone: Result, ray_cluster: None, small_data: str, tmp_path: Path
+) -> None:
+    killer = Killer("HostActor", after_step=12, seed=3)
+    killed = train_small(small_data, tmp_path, "two", num_hosts=2, hashed=True, max_steps=30, reporter=killer)
+    assert len(killed.recoveries) == 1
+    undisturbed = train_small(small_data, tmp_path, "calm", num_hosts=2, hashed=True, max_steps=30)
+    assert_same_bytes(committed_state(killed.path), committed_state(undisturbed.path))
+    three = train_small(small_data, tmp_path, "two", num_hosts=3, hashed=True)
+    assert sorted(three.losses) == [*range(30, NUM_STEPS)]
+    np.testing.assert_allclose([*_losses(killed), *_losses(three)], _losses(alone), rtol=1e-5)
+    ours, theirs = committed_state(three.path), committed_state(alone.path)
+    for name, values in ours.items():
+        if name.endswith(("/key", "/last")):
+            assert values.tobytes() == theirs[name].tobytes(), name
