@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from tests.conformance.full_job import write_full_data
 from tests.long_tests import is_long
 from tests.run_state import committed_state
+from tests.training import fit_job
 
 NUM_STEPS = 20
 
@@ -29,18 +28,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def trained(folder: str, runs: Path, name: str, kind: str, *, num_hosts: int, max_steps: int = NUM_STEPS) -> Result:
-    return Trainer(
+    return fit_job(
         JobReference(function="tests.conformance.full_job:full_job", arguments={"folder": folder, "kind": kind}),
-        scaling_config=ScalingConfig(num_hosts=num_hosts, threads_per_host=1, in_process=num_hosts == 1),
-        run_config=RunConfig(
-            name=name,
-            storage_path=str(runs),
-            max_steps=max_steps,
-            eval_every_steps=5,
-            checkpoint_config=CheckpointConfig(every_steps=5),
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        runs,
+        name=name,
+        num_hosts=num_hosts,
+        max_steps=max_steps,
+        eval_every_steps=5,
+        checkpoint_config=CheckpointConfig(every_steps=5),
+    )
 
 
 @is_long

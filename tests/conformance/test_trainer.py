@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from podembed.embedding.row_index import KeySpace
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.result import Result
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.input.index import build_index
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.reference import JobReference
@@ -31,6 +29,7 @@ from tests.conformance.odd_job import (
 )
 from tests.embedding.table.hashed_keys import HashedKeys, HashedTable
 from tests.run_state import assert_same_bytes, committed_state
+from tests.training import fit_job
 from tests.workers.host.test_host import pod
 
 NUM_ROWS = 40
@@ -44,17 +43,14 @@ def train(
     reference = JobReference(
         function="tests.conformance.odd_job:odd_job", arguments={"folder": str(folder), "way": way, **options}
     )
-    return Trainer(
+    return fit_job(
         reference,
-        scaling_config=ScalingConfig(num_hosts=num_hosts, threads_per_host=1, in_process=num_hosts == 1),
-        run_config=RunConfig(
-            name=name,
-            storage_path=str(folder / "runs"),
-            max_steps=max_steps,
-            checkpoint_config=CheckpointConfig(every_steps=100),
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        folder / "runs",
+        name=name,
+        num_hosts=num_hosts,
+        max_steps=max_steps,
+        checkpoint_config=CheckpointConfig(every_steps=100),
+    )
 
 
 def assert_same_numbers(folder: Path, name: str, result: Result, expected: tuple[list[float], dict]) -> None:

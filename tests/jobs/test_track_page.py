@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from podembed import JobConfig, RunConfig, ScalingConfig, SilentReporter, Trainer
+from podembed import JobConfig
 from podembed.embedding.optimizers import Adagrad
 from tests.long_tests import is_long
 from tests.pages import blocks
 from tests.small_job import small_job
+from tests.training import fit_job
 
 
 def job_of(folder: str, learning_rate: float = 0.1) -> JobConfig:
@@ -49,12 +50,9 @@ def test_trackers_have_the_figures_of_a_run(
     monkeypatch.setattr(wandb.Run, "log", _seen(wandb.Run.log, logged))
     store = f"file:{tmp_path / 'mlruns'}"
     callbacks = (names["WandB"]("clicks"), names["MLflow"](store), names["TensorBoard"](str(tmp_path / "board")))
-    result = Trainer(
-        replace(names["job"], early_stopping=None, callbacks=callbacks),
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(storage_path=str(tmp_path), name="run", max_steps=6, eval_every_steps=3),
-        reporter=SilentReporter(),
-    ).fit()
+    result = fit_job(
+        replace(names["job"], early_stopping=None, callbacks=callbacks), tmp_path, max_steps=6, eval_every_steps=3
+    )
     aucs = {evaluation.step: evaluation.auc for evaluation in result.evaluations}
     assert sorted(aucs) == [3, 6]
 

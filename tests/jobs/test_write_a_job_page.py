@@ -24,18 +24,15 @@ from podembed import (
     Losses,
     ModelSpec,
     Result,
-    RunConfig,
-    ScalingConfig,
-    SilentReporter,
     StepContext,
     TableConfig,
-    Trainer,
     WithState,
     evaluate,
 )
 from podembed.embedding import Adagrad
 from podembed.workers.device.dense_half import model_spec
 from tests.pages import blocks
+from tests.training import fit_job
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +61,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def trained(job: JobConfig, folder: Path, checkpoints: CheckpointConfig | None = None) -> Result:
-    config = RunConfig(
-        storage_path=str(folder), name="page", max_steps=3, checkpoint_config=checkpoints or CheckpointConfig()
-    )
-    result = Trainer(
-        job, scaling_config=ScalingConfig(in_process=True), run_config=config, reporter=SilentReporter()
-    ).fit()
+    result = fit_job(job, folder, name="page", max_steps=3, checkpoint_config=checkpoints or CheckpointConfig())
     assert result.step == 3
     return result
 
@@ -102,12 +94,7 @@ def test_the_smallest_job_learns(names: dict[str, Any], tmp_path: Path) -> None:
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet", row_group_size=4096)
     job = names["job"]()
     files = {"paths": (f"{tmp_path}/train.parquet",), "eval_paths": (f"{tmp_path}/eval.parquet",)}
-    result = Trainer(
-        replace(job, data=replace(job.data, **files), num_epochs=3),
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(storage_path=str(tmp_path), name="learns"),
-        reporter=SilentReporter(),
-    ).fit()
+    result = fit_job(replace(job, data=replace(job.data, **files), num_epochs=3), tmp_path, name="learns")
     assert result.evaluations[-1].values["auc"] > 0.78
 
 
@@ -180,12 +167,7 @@ def test_the_job_that_pools_by_itself_learns_what_a_sum_hides(names: dict[str, A
         pq.write_table(pa.table({"click": clicks, "tags": tags}), tmp_path / f"{name}.parquet", row_group_size=4096)
     job = names["pooled_tags"]()
     files = {"paths": (f"{tmp_path}/train.parquet",), "eval_paths": (f"{tmp_path}/eval.parquet",)}
-    result = Trainer(
-        replace(job, data=replace(job.data, **files), num_epochs=4),
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(storage_path=str(tmp_path), name="pools"),
-        reporter=SilentReporter(),
-    ).fit()
+    result = fit_job(replace(job, data=replace(job.data, **files), num_epochs=4), tmp_path, name="pools")
     assert result.evaluations[-1].values["auc"] > 0.95
 
 
@@ -212,10 +194,7 @@ def test_the_job_with_candidates_learns_what_users_like(names: dict[str, Any], t
         batch_size=256,
         num_epochs=8,
     )
-    config = RunConfig(storage_path=str(tmp_path), name="likes")
-    found = Trainer(
-        job, scaling_config=ScalingConfig(in_process=True), run_config=config, reporter=SilentReporter()
-    ).fit()
+    found = fit_job(job, tmp_path, name="likes")
     evaluation = found.evaluations[-1]
     # One positive and 99 negatives, five at a time.
     assert (job.evaluation_parts, evaluation.num_samples) == (20, 200 * 100)

@@ -14,13 +14,12 @@ from podembed.jobs.chaos.oracles import Judgement, Measure, judge, times_of, vis
 from podembed.jobs.chaos.round import Round
 from podembed.jobs.chaos.schedule import Schedule, Told, kill
 from podembed.jobs.chaos.table import as_json, render
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.driver.event_log import LoggedEvent
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.reference import open_commit
 from podembed.workers.faults.inject import FaultRecord
 from podembed.workers.job.reference import JobReference
+from tests.training import fit_job
 
 STEPS = 40
 FAULT = kill("step.update", "host 0", step=12)
@@ -29,21 +28,13 @@ FAULT = kill("step.update", "host 0", step=12)
 def train(folder: Path, name: str, **settings: Any) -> str:
     settings = {"folder": str(folder / "data"), **settings}
     arguments = {"function": "podembed.jobs.chaos.jobs:tiny", "arguments": settings, "num_rows": NUM_ROWS}
-    return (
-        Trainer(
-            JobReference(function="podembed.jobs.chaos.jobs:audited", arguments=arguments),
-            scaling_config=ScalingConfig(in_process=True),
-            run_config=RunConfig(
-                name=name,
-                storage_path=str(folder),
-                max_steps=STEPS,
-                checkpoint_config=CheckpointConfig(every_steps=20, num_to_keep=None),
-            ),
-            reporter=SilentReporter(),
-        )
-        .fit()
-        .path
-    )
+    return fit_job(
+        JobReference(function="podembed.jobs.chaos.jobs:audited", arguments=arguments),
+        folder,
+        name=name,
+        max_steps=STEPS,
+        checkpoint_config=CheckpointConfig(every_steps=20, num_to_keep=None),
+    ).path
 
 
 @pytest.fixture(scope="module")

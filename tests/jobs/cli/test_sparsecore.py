@@ -12,12 +12,11 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import FTRL
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig, WarmStart
-from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.api.config import CheckpointConfig, WarmStart
 from podembed.workers.job.job import JobConfig
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import DIM, small_job
+from tests.training import fit_job
 
 STEPS = 4
 
@@ -31,18 +30,14 @@ def sparsecore_job(folder: str) -> JobConfig:
 
 
 def train(path: Path, data: str, warm_start: WarmStart | None = None, *, steps: int = STEPS) -> Path:
-    Trainer(
+    fit_job(
         sparsecore_job(data),
-        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
-        run_config=RunConfig(
-            name=path.name,
-            storage_path=str(path.parent),
-            max_steps=steps,
-            warm_start=warm_start,
-            checkpoint_config=CheckpointConfig(every_steps=1000),
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        path.parent,
+        name=path.name,
+        max_steps=steps,
+        warm_start=warm_start,
+        checkpoint_config=CheckpointConfig(every_steps=1000),
+    )
     return path
 
 

@@ -13,17 +13,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.commit.claiming import acquire
 from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import commit_file, commit_name
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.storage.store import Store
 from tests.orchestrator.committed_tables import flip_byte
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import B_ROWS, NUM_ROWS, small_job
+from tests.training import fit_job
 
 NUM_STEPS, COMMIT_EVERY = 12, 3
 COMMITS = tuple(
@@ -34,17 +33,12 @@ COMMITS = tuple(
 @pytest.fixture(scope="module")
 def trained(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     storage = tmp_path_factory.mktemp("tools")
-    Trainer(
+    fit_job(
         small_job(folder=small_data),
-        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
-        run_config=RunConfig(
-            name="run",
-            storage_path=str(storage),
-            max_steps=NUM_STEPS,
-            checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY, num_to_keep=None),
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        storage,
+        max_steps=NUM_STEPS,
+        checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY, num_to_keep=None),
+    )
     return storage / "run"
 
 

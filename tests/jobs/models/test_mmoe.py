@@ -13,13 +13,11 @@ import pytest
 from podembed.jobs.models.mmoe import MMoE
 from podembed.jobs.models.ple import PLE
 from podembed.jobs.papers import mmoe as job_module
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import RunConfig, ScalingConfig
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.job.job import JobError
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
 from tests.long_tests import is_long, long_case
+from tests.training import fit_job
 
 SPEC = ModelSpec(num_dense=2, activation_shapes={"a": (4,), "history": (3, 2)}, batch_size=5)
 TASKS = ("click", "buy")
@@ -99,12 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("model", ["mmoe", pytest.param("ple", marks=is_long)])
 def test_the_job_learns_both_tasks(folder: str, tmp_path: Path, model: str) -> None:
     job = job_module.mmoe(folder=folder, model=model, epochs=2, learning_rate=0.2)
-    result = Trainer(
-        job,
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(storage_path=str(tmp_path), name="run"),
-        reporter=SilentReporter(),
-    ).fit()
+    result = fit_job(job, tmp_path)
     figures = result.evaluations[-1].values
     assert job.baseline is not None
     for name, reachable in job.baseline.figures.items():

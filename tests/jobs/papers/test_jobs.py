@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from podembed import JobConfig, Result, RunConfig, ScalingConfig, SilentReporter, Trainer, evaluate, predict, rank_all
+from podembed import JobConfig, Result, evaluate, predict, rank_all
 from podembed.jobs.papers.din import din
 from podembed.jobs.papers.fism import fism
 from podembed.jobs.papers.fm import deepfm, fm
@@ -19,6 +19,7 @@ from podembed.jobs.papers.ncf import ncf
 from podembed.jobs.papers.sasrec import sasrec
 from podembed.jobs.papers.two_tower import two_tower
 from tests.long_tests import is_long, long_case
+from tests.training import fit_job
 
 USERS, MOVIES, TASTES, EACH = 100, 200, 5, 20
 
@@ -37,10 +38,7 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def trained(job: JobConfig, folder: Path, *, max_steps: int | None = None) -> Result:
-    config = RunConfig(storage_path=str(folder), name=job.name, max_steps=max_steps)
-    return Trainer(
-        job, scaling_config=ScalingConfig(in_process=True), run_config=config, reporter=SilentReporter()
-    ).fit()
+    return fit_job(job, folder, name=job.name, max_steps=max_steps)
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,13 @@ from podembed import (
     IntegerColumn,
     JobConfig,
     ParquetData,
-    RunConfig,
-    ScalingConfig,
-    SilentReporter,
     TableConfig,
-    Trainer,
     WithState,
     evaluate,
 )
 from podembed.embedding import Adagrad, Constant
 from tests.long_tests import is_long
+from tests.training import fit_job
 
 ITEMS, USERS, WIDTH = 7, 5, 3
 STEPS, RATE, USER_RATE, ACCUMULATOR, KEPT, PENALTY = 6, 2.0, 0.5, 0.1, 0.6, 0.05
@@ -117,17 +114,12 @@ def test_a_job_of_these_recipes_has_the_losses_of_plain_jax(
         dense_optimizer=optax.sgd(RATE),
         metrics=(Surprise(),),
     )
-    result = Trainer(
+    result = fit_job(
         job,
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(
-            storage_path=str(tmp_path),
-            name="run",
-            eval_every_steps=1,
-            checkpoint_config=CheckpointConfig(every_steps=1, keep_best=1, metric="surprise_loss", num_to_keep=2),
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        tmp_path,
+        eval_every_steps=1,
+        checkpoint_config=CheckpointConfig(every_steps=1, keep_best=1, metric="surprise_loss", num_to_keep=2),
+    )
     # A small batch is a quarter of a large one.
     step_of = jax.jit(jax.value_and_grad(lambda *given: plain_losses(*given).mean() / SMALL_BATCHES, argnums=(0, 1)))
     judge = jax.jit(lambda items, rows, data: plain_losses(items, rows, data, 0.0).mean())

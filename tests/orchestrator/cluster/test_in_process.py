@@ -48,6 +48,7 @@ from tests.long_tests import long_case
 from tests.orchestrator.run.claims_of import claims_of
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
+from tests.training import fit_job
 
 STEPS = 24
 
@@ -369,17 +370,14 @@ def fit_broken(
     max_user_errors: int = 0,
     reporter: Reporter | None = None,
 ) -> Result:
-    return Trainer(
+    return fit_job(
         JobReference(function="tests.faults.broken_jobs:broken_job", arguments={"folder": folder, "model": model}),
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(
-            name="broken",
-            storage_path=str(tmp_path),
-            checkpoint_config=CheckpointConfig(every_steps=commit_every),
-            failure_config=FailureConfig(max_user_errors=max_user_errors),
-        ),
-        reporter=reporter or SilentReporter(),
-    ).fit()
+        tmp_path,
+        name="broken",
+        checkpoint_config=CheckpointConfig(every_steps=commit_every),
+        failure_config=FailureConfig(max_user_errors=max_user_errors),
+        reporter=reporter,
+    )
 
 
 @pytest.mark.parametrize(
@@ -569,18 +567,13 @@ def test_a_finished_run_starts_nothing(small_data: str, tmp_path: Path, monkeypa
 def test_a_program_gives_steps_in_epochs(small_data: str, tmp_path: Path) -> None:
     """An epoch has 20 steps."""
     reference = JobReference(function="tests.small_job:small_job", arguments={"folder": small_data, "evaluate": True})
-    result = Trainer(
+    result = fit_job(
         reference,
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(
-            name="run",
-            storage_path=str(tmp_path),
-            eval_every_steps="0.5epoch",
-            max_steps="1.5epoch",
-            checkpoint_config=CheckpointConfig(every_steps="0.25epoch", num_to_keep=2, keep_every_steps="1epoch"),
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        tmp_path,
+        eval_every_steps="0.5epoch",
+        max_steps="1.5epoch",
+        checkpoint_config=CheckpointConfig(every_steps="0.25epoch", num_to_keep=2, keep_every_steps="1epoch"),
+    )
     assert (result.step, result.total_steps) == (30, 30)
     assert [made.step for made in result.evaluations] == [10, 20, 30]
     assert [commit.step for commit in checkpoint.list_commits(Store(result.path))] == [30, 25, 20, 5]

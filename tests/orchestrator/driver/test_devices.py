@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, ScalingConfig
 from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.job.reference import JobReference
 from tests.long_tests import is_long
 from tests.run_state import assert_same_bytes, committed_state
+from tests.training import fit_job
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 900.0
@@ -58,23 +58,21 @@ def train(arguments: dict[str, Any]) -> dict[str, Any]:
     """The losses of a run and what it said."""
     notes = Notes(arguments.get("kill_at"))
     hosts = arguments.get("num_hosts", 1)
-    result = Trainer(
+    result = fit_job(
         JobReference(
             function="tests.small_job:small_job",
             arguments={"folder": arguments["folder"], "evaluate": True, **arguments.get("job", {})},
         ),
-        scaling_config=ScalingConfig(
+        arguments["runs"],
+        name=arguments["name"],
+        scaling=ScalingConfig(
             num_hosts=hosts, threads_per_host=1, in_process=hosts == 1, **arguments.get("devices", {})
         ),
-        run_config=RunConfig(
-            name=arguments["name"],
-            storage_path=arguments["runs"],
-            max_steps=NUM_STEPS,
-            eval_every_steps=6,
-            checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY),
-        ),
+        max_steps=NUM_STEPS,
+        eval_every_steps=6,
+        checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY),
         reporter=notes,
-    ).fit()
+    )
     return {"losses": list(result.losses.values()), "notices": notes.notices, "evaluations": notes.evaluations}
 
 

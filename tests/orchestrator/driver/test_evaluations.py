@@ -20,12 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig
 from podembed.orchestrator.api.policy_checks import with_metric
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.policy_record import read_policies
 from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.files import locate
@@ -39,6 +38,7 @@ from podembed.workers.job.ranked import GroupedAUC, HitRateAt
 from podembed.workers.job.ranking import Baseline, LogLoss
 from podembed.workers.storage.store import Store
 from tests.small_job import small_job
+from tests.training import fit_job
 
 
 def squared(scores: jax.Array, labels: jax.Array) -> jax.Array:
@@ -245,18 +245,7 @@ def test_a_figure_without_a_meaning_is_missing_with_the_reason(job: JobConfig) -
 
 
 def train(job: JobConfig, folder: Path, config: CheckpointConfig) -> Result:
-    return Trainer(
-        job,
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(
-            name=folder.name,
-            storage_path=str(folder.parent),
-            max_steps=15,
-            eval_every_steps=3,
-            checkpoint_config=config,
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+    return fit_job(job, folder.parent, name=folder.name, max_steps=15, eval_every_steps=3, checkpoint_config=config)
 
 
 def test_a_run_with_other_labels_keeps_its_best_commits_by_the_loss(job: JobConfig, tmp_path: Path) -> None:

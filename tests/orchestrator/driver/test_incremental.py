@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 from podembed.jobs.cli.main import main
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, WarmStart
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.api.run_errors import WorkerRefused
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, parse_commit_name, problems
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.reference import open_commit
 from podembed.tools.fsck.check import check_run
 from podembed.tools.fsck.report import render
@@ -39,6 +37,7 @@ from tests.long_tests import is_long
 from tests.orchestrator.cluster.test_in_process import STEPS, train
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, flip_byte, random_table
 from tests.run_state import assert_same_bytes, committed_state, tables_of
+from tests.training import fit_job
 
 CHAIN = CheckpointConfig(every_steps=4, num_to_keep=None, full_every=3)
 
@@ -144,18 +143,14 @@ def test_all_policies_together_keep_every_commit_readable(full: Result, small_da
 def begun_from(source: str, small_data: str, path: Path, rules: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
     """The state of a new run after three steps from another run's newest commit."""
     arguments = {"folder": small_data, "audit": False}
-    result = Trainer(
+    result = fit_job(
         JobReference(function="tests.small_job:small_job", arguments=arguments),
-        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
-        run_config=RunConfig(
-            name=path.name,
-            storage_path=str(path.parent),
-            max_steps=3,
-            checkpoint_config=CheckpointConfig(every_steps=2, full_every=2),
-            warm_start=WarmStart(source=source, rules=rules),
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        path.parent,
+        name=path.name,
+        max_steps=3,
+        checkpoint_config=CheckpointConfig(every_steps=2, full_every=2),
+        warm_start=WarmStart(source=source, rules=rules),
+    )
     assert [manifest.num_deltas for manifest in manifests(Path(result.path))] == [0, 1]
     return committed_state(result.path)
 

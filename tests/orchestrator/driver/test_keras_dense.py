@@ -12,13 +12,12 @@ import optax
 import pytest
 
 from podembed.embedding.tf.keras import keras_optimizers, schedules
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.result import Result
-from podembed.orchestrator.events.reporter import SilentReporter
 from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
+from tests.training import fit_job
 
 
 class Signs(keras_optimizers.Optimizer):
@@ -51,14 +50,7 @@ def _optimizers() -> dict[str, optax.GradientTransformation]:
 
 def _train(folder: str, storage: Path, name: str, optimizer: optax.GradientTransformation, *, steps: int) -> Result:
     job = replace(small_job(folder=folder, audit=False), dense_optimizer=optimizer)
-    return Trainer(
-        job,
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(
-            name=name, storage_path=str(storage), max_steps=steps, checkpoint_config=CheckpointConfig(every_steps=5)
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+    return fit_job(job, storage, name=name, max_steps=steps, checkpoint_config=CheckpointConfig(every_steps=5))
 
 
 @pytest.mark.parametrize("kind", [long_case("adam"), "own"])

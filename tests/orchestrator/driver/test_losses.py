@@ -23,6 +23,7 @@ from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import Store
 from tests.small_job import small_job
+from tests.training import fit_job
 
 
 def rates(step: int, rate: float) -> Callable[..., Any]:
@@ -111,10 +112,5 @@ def test_a_constant_that_is_not_finite_spoils_no_commit_also_after_a_restore(sma
             return model.apply(params["model"], dense, activations) + jax.nn.softmax(params["mask"])[1]
 
     for max_steps in (2, 4):
-        result = Trainer(
-            replace(job, model=Masked()),
-            scaling_config=ScalingConfig(in_process=True),
-            run_config=RunConfig(name="masked", storage_path=str(tmp_path), max_steps=max_steps),
-            reporter=SilentReporter(),
-        ).fit()
+        result = fit_job(replace(job, model=Masked()), tmp_path, name="masked", max_steps=max_steps)
         assert (result.step, result.commit) == (max_steps, f"s{max_steps:09d}-g{max_steps // 2:08d}")

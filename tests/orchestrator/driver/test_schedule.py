@@ -12,9 +12,6 @@ import optax
 import pytest
 
 from podembed.embedding.optimizers import SGD
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import RunConfig, ScalingConfig
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.device.model_step import DeviceWorker
 from podembed.workers.input.reader import InputReader, build_index, training_plan
@@ -23,6 +20,7 @@ from podembed.workers.job.tables import learning_rates, table_specs
 from tests.orchestrator.driver.test_equality import PlainJax
 from tests.run_state import committed_state
 from tests.small_job import small_job
+from tests.training import fit_job
 
 NUM_STEPS, CUT = 9, 4
 
@@ -63,12 +61,7 @@ def test_both_halves_follow_the_schedule_as_in_plain_jax(small_data: str, tmp_pa
     job = replace(small_job(folder=small_data, audit=False), dense_optimizer=dense_optimizer)
     losses = {}
     for stop in (CUT, NUM_STEPS):
-        result = Trainer(
-            replace(job, schedule=warm_up_and_decay),
-            scaling_config=ScalingConfig(in_process=True),
-            run_config=RunConfig(name="run", storage_path=str(tmp_path), max_steps=stop),
-            reporter=SilentReporter(),
-        ).fit()
+        result = fit_job(replace(job, schedule=warm_up_and_decay), tmp_path, max_steps=stop)
         losses |= result.losses
     expected, plain = plain_run(job, NUM_STEPS)
     np.testing.assert_allclose([losses[step] for step in range(NUM_STEPS)], expected, rtol=1e-5)

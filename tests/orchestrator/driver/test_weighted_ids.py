@@ -15,10 +15,8 @@ import pytest
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import RowId
 from podembed.embedding.optimizers import SGD
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.result import Result
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.input.index import build_index
@@ -27,6 +25,7 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from tests.long_tests import is_long
 from tests.run_state import committed_state
+from tests.training import fit_job
 
 NUM_ROWS, DIM, RATE = 64, 2, 0.5
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -85,18 +84,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(folder: Path, storage: Path, *, num_hosts: int, max_steps: int) -> Result:
-    return Trainer(
+    return fit_job(
         JobReference(function=f"{__name__}:weighted_job", arguments={"folder": str(folder)}),
-        scaling_config=ScalingConfig(num_hosts=num_hosts, in_process=num_hosts == 1, threads_per_host=1),
-        run_config=RunConfig(
-            storage_path=str(storage),
-            name=f"hosts-{num_hosts}-{max_steps}",
-            max_steps=max_steps,
-            eval_every_steps=max_steps,
-            checkpoint_config=CheckpointConfig(every_steps=max_steps),
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        storage,
+        name=f"hosts-{num_hosts}-{max_steps}",
+        num_hosts=num_hosts,
+        max_steps=max_steps,
+        eval_every_steps=max_steps,
+        checkpoint_config=CheckpointConfig(every_steps=max_steps),
+    )
 
 
 def mean_loss(tables: dict[str, jax.Array], rows: pa.Table) -> Any:

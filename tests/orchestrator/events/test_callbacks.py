@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from podembed import Callback, CheckpointConfig, JobError, Reporter, Result, RunConfig, ScalingConfig, SilentReporter
-from podembed import Trainer as TrainerOf
+from podembed import Callback, CheckpointConfig, JobError, Reporter, Result, SilentReporter
 from podembed.orchestrator.events import callbacks as module
 from podembed.orchestrator.events.callbacks import CallbackThread
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import CallbackFailed, CallbacksLeft
 from podembed.orchestrator.run.run import OpenRun
 from tests.small_job import small_job
+from tests.training import fit_job
 
 
 class Recorder(Callback):
@@ -67,19 +67,14 @@ class Listener(SilentReporter):
 
 def train(data: str, folder: Path, *callbacks: Callback, reporter: Reporter | None = None) -> Result:
     job = replace(small_job(folder=data, audit=False, evaluate=True), callbacks=callbacks)
-    config = RunConfig(
-        storage_path=str(folder),
-        name="run",
+    return fit_job(
+        job,
+        folder,
         max_steps=12,
         eval_every_steps=4,
         checkpoint_config=CheckpointConfig(every_steps=6),
+        reporter=reporter,
     )
-    return TrainerOf(
-        job,
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=config,
-        reporter=reporter or SilentReporter(),
-    ).fit()
 
 
 def test_they_hear_all_in_its_order_in_one_thread(small_data: str, tmp_path: Path) -> None:

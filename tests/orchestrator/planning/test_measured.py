@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import TablesMeasured
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.job.reference import JobReference
+from tests.training import fit_job
 
 
 class Listening(SilentReporter):
@@ -23,12 +22,7 @@ class Listening(SilentReporter):
 def test_a_run_says_what_its_first_steps_asked_of_each_table(small_data: str, tmp_path: Path) -> None:
     reference = JobReference(function="tests.small_job:small_job", arguments={"folder": small_data})
     heard = Listening()
-    result = Trainer(
-        reference,
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(name="run", storage_path=str(tmp_path), max_steps=4),
-        reporter=heard,
-    ).fit()
+    result = fit_job(reference, tmp_path, max_steps=4, reporter=heard)
     (event,) = [event for event in heard.events if isinstance(event, TablesMeasured)]
     assert event.tables == result.tables
     job = reference.resolve()

@@ -10,11 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION, JobFailed
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.outcomes import exit_code
 from podembed.orchestrator.run.dead_letters import FOLDER, DeadLetters
 from podembed.tools.fsck.check import check_run
@@ -24,6 +22,7 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 from tests.small_job import small_job, write_small_data
+from tests.training import fit_job
 
 BAD_ROWS = (3, 250, 251, 599)
 
@@ -51,14 +50,12 @@ def job(tmp_path: Path) -> JobConfig:
 
 
 def train(job: JobConfig, path: Path, *, max_bad_rows: int, max_steps: int | None = None) -> Result:
-    return Trainer(
+    return fit_job(
         replace(job, data=replace(job.data, max_bad_rows=max_bad_rows)),
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(
-            name="run", storage_path=str(path), checkpoint_config=CheckpointConfig(every_steps=3), max_steps=max_steps
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        path,
+        checkpoint_config=CheckpointConfig(every_steps=3),
+        max_steps=max_steps,
+    )
 
 
 def listed(path: Path) -> list[dict[str, object]]:

@@ -12,7 +12,6 @@ import pytest
 
 from podembed.embedding.initializers import row_source
 from podembed.jobs.fitting import fit
-from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.api.run_errors import WorkerRefused
@@ -29,6 +28,7 @@ from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import expected_audit
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
+from tests.training import fit_job
 
 SOURCE_STEPS = 13
 STEPS = 6
@@ -43,18 +43,15 @@ def job_of(folder: str, change: str = "nothing", *, seed: int = 3) -> JobReferen
 def train(
     reference: JobReference, path: Path, warm_start: WarmStart | None = None, *, num_hosts: int = 1, steps: int = STEPS
 ) -> Result:
-    return Trainer(
+    return fit_job(
         reference,
-        scaling_config=ScalingConfig(num_hosts=num_hosts, threads_per_host=1, in_process=num_hosts == 1),
-        run_config=RunConfig(
-            name=path.name,
-            storage_path=str(path.parent),
-            max_steps=steps,
-            warm_start=warm_start,
-            checkpoint_config=CheckpointConfig(every_steps=1000),
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        path.parent,
+        name=path.name,
+        num_hosts=num_hosts,
+        max_steps=steps,
+        warm_start=warm_start,
+        checkpoint_config=CheckpointConfig(every_steps=1000),
+    )
 
 
 def train_source(folder: str, path: Path, *, steps: int) -> Result:

@@ -22,9 +22,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from podembed.jobs.cli.main import main
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
-from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.artifact.export_model import _write_safetensors, export_model
 from podembed.serving.artifact.exported_model import LoadedModel, ModelError, _safetensors, load
 from podembed.serving.predict.committed_model import open_model
@@ -45,6 +43,7 @@ from tests.run_state import committed_state
 from tests.serving.artifact import serving_process
 from tests.serving.predict import served_data
 from tests.serving.predict.served_data import NUM_ROWS, columns_job, pooled_job, sequence_job, write_data
+from tests.training import fit_job
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +64,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     paths = []
     for name in ("pooled_job", "sequence_job", "columns_job"):
         job = JobReference(function=f"{served_data.__name__}:{name}", arguments={"folder": str(data)})
-        config = RunConfig(storage_path=str(storage), name=name)
-        in_process = ScalingConfig(in_process=True, threads_per_host=1)
-        paths.append(Trainer(job, scaling_config=in_process, run_config=config, reporter=SilentReporter()).fit().path)
+        paths.append(fit_job(job, storage, name=name).path)
     return paths
 
 

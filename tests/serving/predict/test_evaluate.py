@@ -13,11 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
 from podembed.orchestrator.api.result import Evaluation, Result
 from podembed.orchestrator.commit.manifest import commit_file, commit_name
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.serving.predict.batches import looked_up
 from podembed.serving.predict.committed_model import CommittedModel, CommittedRows, open_model, with_commit
 from podembed.serving.predict.evaluate import evaluate
@@ -33,6 +31,7 @@ from podembed.workers.job.ranked import GroupedAUC
 from tests.orchestrator.committed_tables import flip_byte
 from tests.run_state import committed_state
 from tests.small_job import DIM, small_job
+from tests.training import fit_job
 
 STEPS, EVERY = 9, 3
 
@@ -47,15 +46,13 @@ def rich_job(folder: str) -> JobConfig:
 
 
 def trained(job: JobConfig, folder: Path, **checkpoints: int) -> Result:
-    config = RunConfig(
-        storage_path=str(folder),
-        name="run",
+    return fit_job(
+        job,
+        folder,
         max_steps=STEPS,
         eval_every_steps=EVERY,
         checkpoint_config=CheckpointConfig(every_steps=EVERY, num_to_keep=None, **checkpoints),
     )
-    in_process = ScalingConfig(in_process=True, threads_per_host=1)
-    return Trainer(job, scaling_config=in_process, run_config=config, reporter=SilentReporter()).fit()
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.workers.job.ranking import RecallAt
 from tests.long_tests import long_case
 from tests.run_state import committed_state
+from tests.training import fit_job
 
 USERS, ITEMS, WIDTH, SEEN = 20, 53, 4, 6
 
@@ -119,10 +120,7 @@ class Listener(SilentReporter):
 def trained(
     job: JobConfig, folder: Path, reporter: SilentReporter | None = None, max_steps: int | None = None
 ) -> Result:
-    in_process = ScalingConfig(in_process=True, threads_per_host=1)
-    config = RunConfig(storage_path=str(folder), name="run", max_steps=max_steps)
-    reporter = reporter or SilentReporter()
-    return Trainer(job, scaling_config=in_process, run_config=config, reporter=reporter).fit()
+    return fit_job(job, folder, max_steps=max_steps, reporter=reporter)
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,12 @@ import httpx
 import numpy as np
 import pytest
 
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import RunConfig, ScalingConfig
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.serving.artifact.export_model import export_model
 from podembed.serving.artifact.exported_model import load
 from tests.long_tests import is_long
 from tests.pages import blocks
 from tests.serving.predict.served_data import sequence_job, write_data
+from tests.training import fit_job
 
 COLUMNS: dict[str, Any] = {
     "price": [1.5, None, 0.0],
@@ -34,12 +32,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("served")
     write_data(folder)
     job = sequence_job(str(folder))
-    run = Trainer(
-        job,
-        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
-        run_config=RunConfig(storage_path=str(folder), name="run"),
-        reporter=SilentReporter(),
-    ).fit()
+    run = fit_job(job, folder)
     export_model(run.path, out=str(folder / "model"), job=job)
     return str(folder / "model")
 

@@ -14,9 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import RunConfig, ScalingConfig
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.serving.predict.evaluate import evaluate
 from podembed.serving.predict.predict import predict
 from podembed.workers.data.columns import Label
@@ -25,6 +22,7 @@ from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, Vecto
 from podembed.workers.job.figures import Accuracy
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tasks import Task
+from tests.training import fit_job
 
 NUM_ROWS = 200
 
@@ -73,12 +71,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
 
 
 def test_figures_and_scores_are_those_of_the_run(job: JobConfig, tmp_path: Path) -> None:
-    result = Trainer(
-        job,
-        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
-        run_config=RunConfig(storage_path=str(tmp_path), name="run"),
-        reporter=SilentReporter(),
-    ).fit()
+    result = fit_job(job, tmp_path)
     found = evaluate(result.path, job=job).evaluation
     assert astuple(found) == astuple(result.evaluations[-1])
     assert set(found.values) == {"click/auc", "click/log_loss", "genre/loss", "genre/accuracy", "loss"}

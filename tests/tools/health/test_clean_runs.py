@@ -9,14 +9,14 @@ from time import time
 
 import pytest
 
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.tools.health.check import check_health, render
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
 from tests.small_job import write_small_data
 from tests.tools.health.test_real_runs import Heard
+from tests.training import fit_job
 
 OPTIONS: tuple[dict[str, object], ...] = ({"staleness": 0}, {"staleness": 1}, {"overlap": False, "cut_bags": True})
 
@@ -26,12 +26,12 @@ def check_clean(where: Path, *, seed: int, epochs: int, options: dict[str, objec
     write_small_data(where / "data", num_rows=num_rows, seed=seed)
     given = {"folder": str(where / "data"), "num_rows": num_rows, "audit": False, "epochs": epochs, "seed": seed}
     heard = Heard()
-    Trainer(
+    fit_job(
         JobReference(function="tests.small_job:small_job", arguments=given | {"evaluate": seed % 2 == 0} | options),
-        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
-        run_config=RunConfig(name="run", storage_path=str(where), checkpoint_config=CheckpointConfig(every_steps=100)),
+        where,
+        checkpoint_config=CheckpointConfig(every_steps=100),
         reporter=heard,
-    ).fit()
+    )
     health = check_health(Store(str(where / "run")), now_unix_s=time())
     assert [one for one in heard.alarms if not one.is_note] == [], render(health)
     assert health.is_healthy, render(health)

@@ -11,8 +11,7 @@ import pytest
 
 from podembed.embedding.table_spec import TableSpec
 from podembed.jobs.cli.main import main
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, MetricsConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, MetricsConfig
 from podembed.orchestrator.driver import windows
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan
@@ -28,6 +27,7 @@ from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long, long_case
 from tests.small_job import small_job
+from tests.training import fit_job
 
 SMALL_JOB = "tests.small_job:small_job"
 HASTY_JOB = "tests.tools.health.hasty_job:hasty_job"
@@ -77,16 +77,14 @@ def trained(
     (where / "faults").mkdir(exist_ok=True)
     arguments |= {"folder": folder, "epochs": epochs} | ({"audit": False} if job == SMALL_JOB else {})
     reference = JobReference(function=job, arguments=arguments)
-    config = RunConfig(
-        name="run",
-        storage_path=str(where),
+    fit_job(
+        reference,
+        where,
         checkpoint_config=CheckpointConfig(every_steps=every),
         fault_plan=FaultPlan(folder=str(where / "faults"), faults=tuple(faults)) if faults else None,
         metrics_config=metrics or MetricsConfig(),
+        reporter=heard,
     )
-    Trainer(
-        reference, scaling_config=ScalingConfig(in_process=True, threads_per_host=1), run_config=config, reporter=heard
-    ).fit()
     return heard
 
 

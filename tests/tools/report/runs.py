@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.metrics.point import POINT, Measurement, Point, StreamLine
 from podembed.orchestrator.metrics.segments import Segments
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.small_job import small_job
+from tests.training import fit_job
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>"
 NUM_STEPS = 12
@@ -22,18 +21,14 @@ NUM_STEPS = 12
 
 def trained_run(data: str, storage: Path, *, name: str = "clicks") -> Path:
     """Twelve steps with commits and evaluations, in this process."""
-    Trainer(
+    fit_job(
         small_job(folder=data, evaluate=True),
-        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
-        run_config=RunConfig(
-            name=name,
-            storage_path=str(storage),
-            max_steps=NUM_STEPS,
-            eval_every_steps=4,
-            checkpoint_config=CheckpointConfig(every_steps=3, num_to_keep=None),
-        ),
-        reporter=SilentReporter(),
-    ).fit()
+        storage,
+        name=name,
+        max_steps=NUM_STEPS,
+        eval_every_steps=4,
+        checkpoint_config=CheckpointConfig(every_steps=3, num_to_keep=None),
+    )
     return storage / name
 
 

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 import vl_convert
 
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import RunConfig, ScalingConfig
-from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.api.config import ScalingConfig
 from podembed.orchestrator.metrics.point import Measurement, Point
 from podembed.orchestrator.run.job_settings import SettingChange, SettingsRecord
 from podembed.tools.report.charts import CONFIG, curve_chart, line_keys, time_line_chart
@@ -41,6 +39,7 @@ from tests.tools.report.runs import (
     trained_run,
     without_measurements,
 )
+from tests.training import fit_job
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 RAW = {"script", "style"}
@@ -127,12 +126,7 @@ def test_it_says_what_was_trained_and_how_it_went(page: Reader, run: Path) -> No
 
 
 def test_the_report_the_top_view_and_the_result_have_one_median(small_data: str, tmp_path: Path) -> None:
-    result = Trainer(
-        small_job(folder=small_data),
-        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
-        run_config=RunConfig(name="clicks", storage_path=str(tmp_path), max_steps=60),
-        reporter=SilentReporter(),
-    ).fit()
+    result = fit_job(small_job(folder=small_data), tmp_path, name="clicks", max_steps=60)
     made = material(tmp_path / "clicks")
     assert made.stream.median_samples_per_s == pytest.approx(result.median_samples_per_s, rel=1e-3)
     assert dict(outcome(made))["Median samples/s"] == f"{made.stream.median_samples_per_s:,.0f}"

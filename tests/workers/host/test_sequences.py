@@ -19,14 +19,13 @@ import pytest
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import Constant, TruncatedNormal
 from podembed.embedding.optimizers import Adagrad
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import Losses, ModelBatch
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
+from tests.training import fit_job
 from tests.workers.host.test_host import pod
 
 NUM_ITEMS, DIM, LENGTH, BATCH_SIZE = 50, 4, 5, 12
@@ -103,12 +102,7 @@ def sequence_job(folder: Path, model: Any) -> JobConfig:
 
 def trained(job: JobConfig, folder: Path, reporter: SilentReporter | None = None) -> list[float]:
     """The losses of all steps, and that of the evaluation if the model has no loss of its own."""
-    result = Trainer(
-        job,
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(storage_path=str(folder), name="run"),
-        reporter=reporter or SilentReporter(),
-    ).fit()
+    result = fit_job(job, folder, reporter=reporter)
     evaluated = [one.loss for one in result.evaluations if not math.isnan(one.loss)]
     return [result.losses[step] for step in sorted(result.losses)] + evaluated
 

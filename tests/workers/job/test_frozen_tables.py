@@ -12,10 +12,7 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import Adagrad
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
-from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.serving.predict.evaluate import evaluate
 from podembed.workers.data.input_errors import InputError
 from podembed.workers.host.vectors import VectorExchange
@@ -23,6 +20,7 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.mesh.frames import Tag
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import B_ROWS, DIM, small_job
+from tests.training import fit_job
 from tests.workers.host.test_host import pod
 
 # Of tables a, b and bags.
@@ -100,12 +98,7 @@ def test_hosts_send_no_gradients_of_them(
 
 
 def trained(job: JobConfig, folder: Path, name: str, steps: int) -> Result:
-    return Trainer(
-        job,
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(name=name, storage_path=str(folder), max_steps=steps),
-        reporter=SilentReporter(),
-    ).fit()
+    return fit_job(job, folder, name=name, max_steps=steps)
 
 
 def test_a_run_goes_on_without_the_file(small_data: str, path: str, tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ from flax import nnx
 from podembed.embedding.features.activations import Activations
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.jobs.models.dlrm import DLRM
-from podembed.jobs.trainer import Trainer
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.workers.device.dense_half import cast_batch
 from podembed.workers.job.job import JobError
 from podembed.workers.model.batch import ModelBatch
@@ -27,6 +25,7 @@ from podembed.workers.model.flax_models import NnxModel, spec_of
 from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
+from tests.training import fit_job
 from tests.workers.model.framework_models import BOTTOM, DLRMS, THINNED, TOP, LinenDLRM
 
 NAMES = ("a", "b", "c")
@@ -94,14 +93,9 @@ def test_a_model_with_dropout_and_batch_normalization_goes_on_where_it_was(
     states = {}
     for folder, stops in {"one": (20,), "two": (10, 20)}.items():
         for stop in stops:
-            config = RunConfig(
-                storage_path=str(tmp_path),
-                name=folder,
-                max_steps=stop,
-                checkpoint_config=CheckpointConfig(every_steps=10),
+            result = fit_job(
+                job, tmp_path, name=folder, max_steps=stop, checkpoint_config=CheckpointConfig(every_steps=10)
             )
-            in_process = ScalingConfig(in_process=True)
-            result = Trainer(job, scaling_config=in_process, run_config=config, reporter=SilentReporter()).fit()
             assert result.step == stop
             assert len(result.evaluations) == 1
         states[folder] = committed_state(str(tmp_path / folder))

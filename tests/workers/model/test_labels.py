@@ -22,14 +22,11 @@ from podembed import (
     ModelBatch,
     ModelSpec,
     ParquetData,
-    RunConfig,
-    ScalingConfig,
-    SilentReporter,
     StepContext,
     TableConfig,
     Task,
-    Trainer,
 )
+from tests.training import fit_job
 
 NUM_ROWS, BATCH_SIZE = 70, 16
 
@@ -101,12 +98,7 @@ def test_a_model_sees_all_labels_and_which_are_missing(
     """The losses are those of numpy, also of the last step, which has padding."""
     columns = {name: pa.array(values, from_pandas=True) for name, values in rows.items()}
     pq.write_table(pa.table(columns), tmp_path / "part.parquet")
-    result = Trainer(
-        job_on(tmp_path, **changed),
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(storage_path=str(tmp_path), name="run"),
-        reporter=SilentReporter(),
-    ).fit()
+    result = fit_job(job_on(tmp_path, **changed), tmp_path)
     params = {"click": np.zeros(2), "buy": np.zeros(2)}
     expected = []
     for first in range(0, NUM_ROWS, BATCH_SIZE):
@@ -160,12 +152,10 @@ def test_a_sample_without_its_one_label_counts_for_nothing(rows: dict[str, np.nd
         eval_paths=str(tmp_path / "part.parquet"),
         order="files",
     )
-    result = Trainer(
+    result = fit_job(
         job_on(tmp_path, model=OneLine(), data=data, loss=lambda scores, labels: (scores - jnp.log(labels)) ** 2),
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(storage_path=str(tmp_path), name="run"),
-        reporter=SilentReporter(),
-    ).fit()
+        tmp_path,
+    )
     params, expected, x = np.zeros(2), [], np.stack([rows["x"], rows["y"]], axis=1).astype(np.float64)
     counts = np.where(np.isnan(buy), 0.0, weights)
     wanted = np.nan_to_num(np.log(buy))
