@@ -4,8 +4,6 @@ otherwise.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from podembed.tools.fsck.check import check_run
 from podembed.workers.storage.records import encode
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, seal
+from tests.jobs.cli.test_main import run as podembed
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, random_table
 
 ALL = CheckpointConfig(num_to_keep=7, keep_every_steps=100, keep_best=2, metric="log_loss", on_best=True)
@@ -116,17 +115,7 @@ def test_prune_keeps_what_the_run_keeps(tmp_path: Path) -> None:
     lease.release()
 
     def prune(*flags: str) -> list[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "podembed.jobs.cli.main",
-            "prune",
-            str(tmp_path / "run"),
-            "--keep",
-            "2",
-            *flags,
-        ]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        assert podembed("prune", str(tmp_path / "run"), "--keep", "2", *flags)[0] == 0
         return [name[7:10] for name in store.children("commit")]
 
     assert prune() == ["010", "020", "040", "050", "060"]
