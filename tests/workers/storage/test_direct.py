@@ -6,6 +6,8 @@ import ctypes
 import errno
 import mmap
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,13 @@ def is_in_cache(path: Path) -> bool:
         if ctypes.CDLL(None, use_errno=True).mincore(start, ctypes.c_size_t(1), ctypes.byref(found)):
             raise OSError(ctypes.get_errno(), "mincore")
     return bool(found.value & 1)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Where other programs have theirs: `make test` keeps files of tests in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def needs_a_disk(folder: Path) -> None:
