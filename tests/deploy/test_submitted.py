@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ray.job_submission import JobSubmissionClient
 
 from podembed.tools.fsck.check import check_run
 from podembed.workers.storage.store import Store
@@ -61,6 +60,9 @@ class Pod:
 
     def __init__(self, name: str, data: str, folder: Path, dashboard: str) -> None:
         self._spec, self._dashboard = job_of_file(KUBERAY / name), dashboard
+        # It takes two seconds to import, and each process of a run of the tests imports this file.
+        from ray.job_submission import JobSubmissionClient
+
         self._client = JobSubmissionClient(dashboard)
         self._places = {"/data": data, "/runs": str(folder / "runs"), "/job": f"{folder / 'job'}:{ROOT}"}
         (folder / "job").mkdir()

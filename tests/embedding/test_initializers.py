@@ -5,13 +5,14 @@ initializer.
 # Wrong arguments are passed on purpose.
 # pyright: reportArgumentType=false
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
-from scipy.stats import kstest
 
 from podembed.embedding.initializers import (
     _HALF_MASS,
@@ -27,6 +28,14 @@ from podembed.embedding.initializers import (
     table_seed,
 )
 from tests.long_tests import examples
+
+
+def probability_of(samples: np.ndarray, distribution: Any) -> float:
+    """That samples of a distribution lie as far from it, by Kolmogorov and Smirnov."""
+    # It takes two seconds to import, and each process of a run of the tests imports this file.
+    from scipy.stats import kstest
+
+    return kstest(samples, distribution).pvalue
 
 
 def made(initializer, rows, dim=4, seed=3, table_name="t", num_rows=None):
@@ -75,7 +84,7 @@ def test_truncated_normal_has_the_distribution_it_names():
     scaled = (values - 1.0) / 2.0
     assert np.abs(scaled).max() <= 2.0
     cdf = lambda z: (ndtr(z) - ndtr(-2.0)) / (ndtr(2.0) - ndtr(-2.0))  # noqa: E731
-    assert kstest(scaled, cdf).pvalue > 1e-3
+    assert probability_of(scaled, cdf) > 1e-3
     assert scaled.mean() == pytest.approx(0.0, abs=0.015)
     assert scaled.std() == pytest.approx(0.8796, abs=0.01)
 
@@ -83,7 +92,7 @@ def test_truncated_normal_has_the_distribution_it_names():
 def test_normal_has_the_distribution_it_names():
     values = made(RandomNormal(stddev=2.0, mean=1.0), np.arange(40_000), dim=25).astype(np.float64).ravel()
     scaled = (values - 1.0) / 2.0
-    assert kstest(scaled, "norm").pvalue > 1e-3
+    assert probability_of(scaled, "norm") > 1e-3
     assert scaled.std() == pytest.approx(1.0, abs=0.005)
     # As many in the tails as there should be: 2.7e-3 and 6.3e-5 of a million.
     assert (np.abs(scaled) > 3).sum() == pytest.approx(2_700, rel=0.1)
@@ -103,7 +112,7 @@ def test_normal_is_the_inverse_of_the_normal_distribution_at_every_random_bit():
 def test_uniform_has_the_distribution_it_names():
     values = made(Uniform(-1.0, 3.0), np.arange(20_000), dim=5).astype(np.float64).ravel()
     assert -1.0 < values.min() < values.max() < 3.0
-    assert kstest((values + 1.0) / 4.0, "uniform").pvalue > 1e-3
+    assert probability_of((values + 1.0) / 4.0, "uniform") > 1e-3
 
 
 def test_neighbouring_rows_and_columns_are_not_correlated():
