@@ -21,8 +21,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.training import fit_job
-
 if __name__ == "__main__":
     # Not for a test that takes a name from here: its other children would inherit it.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -35,7 +33,8 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from podembed.orchestrator.api.config import CheckpointConfig, ScalingConfig
+from podembed.jobs.trainer import Trainer
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.cluster.agent_ports import free_agent_ports, tell_daemons
 from podembed.orchestrator.decisions import host_watch
 from podembed.orchestrator.events.event import Event
@@ -128,16 +127,16 @@ def main(form: str, data: str, storage: str, epochs: str) -> None:
         ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
         is_long = form == "long"
         scenario = Scenario(cluster, is_long=is_long)
-        result = fit_job(
+        result = Trainer(
             JobReference(function="tests.small_job:small_job", arguments={"folder": data, "epochs": int(epochs)}),
-            storage,
-            name="elastic",
-            scaling=ScalingConfig(
+            scaling_config=ScalingConfig(
                 num_hosts=(2, 3) if is_long else (1, 2), threads_per_host=1, resources_per_host={"CPU": 1}
             ),
-            checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY),
+            run_config=RunConfig(
+                name="elastic", storage_path=storage, checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY)
+            ),
             reporter=scenario,
-        )
+        ).fit()
         print(
             json.dumps(
                 {

@@ -12,8 +12,6 @@ import os
 import sys
 import time
 
-from tests.training import fit_job
-
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
 # Ray's niceness of 15 makes a busy machine starve the run. One is hardly felt, and tells whether a run sees it.
@@ -23,7 +21,8 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
-from podembed.orchestrator.api.config import CheckpointConfig, ScalingConfig
+from podembed.jobs.trainer import Trainer
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.cluster.agent_ports import free_agent_ports, tell_daemons
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
@@ -78,15 +77,14 @@ def main(data: str, storage: str) -> None:
         nodes = [cluster.add_node(num_cpus=1, **free_agent_ports()) for _ in range(2)]
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         reporter = NodeTaker(cluster, nodes)
-        result = fit_job(
+        result = Trainer(
             JobReference(function="tests.small_job:small_job", arguments={"folder": data}),
-            storage,
-            name="node-loss",
-            scaling=ScalingConfig(num_hosts=2, threads_per_host=1, resources_per_host={"CPU": 1}),
-            max_steps=50,
-            checkpoint_config=CheckpointConfig(every_steps=10),
+            scaling_config=ScalingConfig(num_hosts=2, threads_per_host=1, resources_per_host={"CPU": 1}),
+            run_config=RunConfig(
+                name="node-loss", storage_path=storage, max_steps=50, checkpoint_config=CheckpointConfig(every_steps=10)
+            ),
             reporter=reporter,
-        )
+        ).fit()
         print(
             json.dumps(
                 {

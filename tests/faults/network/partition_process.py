@@ -12,14 +12,14 @@ import sys
 import time
 from typing import Any
 
-from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, ScalingConfig
+from podembed.jobs.trainer import Trainer
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowTrained
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.outcomes import exit_code
 from podembed.workers.job.reference import JobReference
-from tests.training import fit_job
 
 COMMIT_EVERY = 10
 LEASE_TIMEOUT_S = 10.0
@@ -45,20 +45,22 @@ def main() -> int:
     _, data, storage, name, max_steps, hosts = sys.argv
     least, _, most = hosts.partition("-")
     lines = Lines()
-    result = fit_job(
+    result = Trainer(
         JobReference(function="tests.small_job:small_job", arguments={"folder": data, "epochs": 5000}),
-        storage,
-        name=name,
-        scaling=ScalingConfig(
+        scaling_config=ScalingConfig(
             num_hosts=(int(least), int(most)) if most else int(least),
             threads_per_host=1,
             resources_per_host={"CPU": 1},
         ),
-        max_steps=int(max_steps),
-        checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY),
-        failure_config=FailureConfig(lease_timeout_s=LEASE_TIMEOUT_S, standby_after_s=None),
+        run_config=RunConfig(
+            name=name,
+            storage_path=storage,
+            max_steps=int(max_steps),
+            checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY),
+            failure_config=FailureConfig(lease_timeout_s=LEASE_TIMEOUT_S, standby_after_s=None),
+        ),
         reporter=lines,
-    )
+    ).fit()
     recoveries = [[r.cause, r.detect_s, r.survivors, r.discarded_steps] for r in result.recoveries]
     losses = [result.losses[step] for step in sorted(result.losses)]
     lines.say(result={"path": result.path, "step": result.step, "losses": losses, "recoveries": recoveries})

@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.training import fit_job
-
 if __name__ == "__main__":
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
@@ -31,7 +29,8 @@ import numpy as np
 import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, ScalingConfig
+from podembed.jobs.trainer import Trainer
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.decisions import host_watch
 from podembed.orchestrator.events.event import Event
@@ -175,17 +174,19 @@ def run(machines: SliceMachines, seed: int, data: str, storage: str) -> dict[str
     print(f"seed {seed}: {', '.join(act.action for act in draw(seed))}", file=sys.stderr, flush=True)
     began_s = schedule.began_s = time.monotonic()
     try:
-        result = fit_job(
+        result = Trainer(
             JobReference(function="tests.small_job:small_job", arguments={"folder": data, "epochs": EPOCHS}),
-            storage,
-            name=f"seed{seed}",
-            scaling=ScalingConfig(
+            scaling_config=ScalingConfig(
                 topology="2x2x2", accelerator_type="TPU-V4", num_slices=(1, 2), platform="cpu", threads_per_host=1
             ),
-            checkpoint_config=CheckpointConfig(every_steps=EVERY),
-            failure_config=FailureConfig(standby_after_s=2.0, max_failures=9),
+            run_config=RunConfig(
+                name=f"seed{seed}",
+                storage_path=storage,
+                checkpoint_config=CheckpointConfig(every_steps=EVERY),
+                failure_config=FailureConfig(standby_after_s=2.0, max_failures=9),
+            ),
             reporter=schedule,
-        )
+        ).fit()
     finally:
         left = groups_held()
         if schedule.other is not None and left["head"]:

@@ -16,8 +16,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.training import fit_job
-
 if __name__ == "__main__":
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
@@ -25,7 +23,8 @@ if __name__ == "__main__":
 
 import ray
 
-from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, ScalingConfig
+from podembed.jobs.trainer import Trainer
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.topology import Topology
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.events.event import Event
@@ -91,18 +90,20 @@ def main(data: str, storage: str, shape: str, kind: str, standby: str) -> None:
         machines.add_slice("b", topology)
         joined(machines)
         loss = Loss(machines, f"{storage}/slices")
-        result = fit_job(
+        result = Trainer(
             JobReference(function="tests.small_job:small_job", arguments={"folder": data, "epochs": 4000}),
-            storage,
-            name="slices",
-            scaling=ScalingConfig(
+            scaling_config=ScalingConfig(
                 topology=shape, accelerator_type=kind, num_slices=(1, 2), platform="cpu", threads_per_host=1
             ),
-            checkpoint_config=CheckpointConfig(every_steps=EVERY),
-            failure_config=FailureConfig(standby_after_s=0.0 if standby == "standby" else None),
-            max_steps=100_000,
+            run_config=RunConfig(
+                name="slices",
+                storage_path=storage,
+                checkpoint_config=CheckpointConfig(every_steps=EVERY),
+                failure_config=FailureConfig(standby_after_s=0.0 if standby == "standby" else None),
+                max_steps=100_000,
+            ),
             reporter=loss,
-        )
+        ).fit()
         print(
             json.dumps(
                 {
