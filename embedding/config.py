@@ -174,6 +174,8 @@ class TableConfig:
         self.layout = layout
         self.dtype = _table_dtype(dtype)
         self.invalid_ids: str = _one_of("invalid_ids", invalid_ids, INVALID_IDS)
+        # As `TableSpec.stores`. To be set by whoever brings stores of another kind.
+        self.stores: Any = None
 
     @property
     def is_on_devices(self) -> bool:

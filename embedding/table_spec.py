@@ -32,6 +32,7 @@ class TableSpec:
       combiner: "mean", "sum" or "sqrtn".
       seed: of the run.
       keys: what its keys are.
+      stores: where rows lie, a `table.stores.store.StoreKind`; None for the host's memory.
     """
 
     name: str
@@ -43,6 +44,7 @@ class TableSpec:
     combiner: str
     seed: int
     keys: KeySpace = field(default_factory=DenseKeys)
+    stores: Any = None
 
     def __post_init__(self) -> None:
         num_buckets = self.layout.num_buckets
@@ -108,6 +110,7 @@ class TableSpec:
             combiner=config.combiner,
             seed=seed,
             keys=config.key_space,
+            stores=config.stores,
         )
 
     @property

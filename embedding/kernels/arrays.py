@@ -8,6 +8,7 @@ over keeps it alive during the call.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,3 +96,37 @@ def plain(array: np.ndarray, dtype: type) -> np.ndarray:
         return array if array.size else np.empty(0, dtype)
     buffer: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
     return np.frombuffer(buffer, dtype)
+
+
+class BlockLines:
+    """Finds where blocks of vectors lie: int64 `[n, 4]`, of each matrix its address, the bytes from row to row, rows
+    and columns.
+
+    Blocks of the buffers of a run are the same objects in every step, so they are looked at once. They are not kept
+    alive: whoever uses the lines does that.
+    """
+
+    _MOST = 64
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[list[weakref.ref[np.ndarray]], np.ndarray]] = {}
+
+    def of(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
+        """Lines of some blocks, not to be written to.
+
+        Raises:
+          ValueError: as `matrix_of`.
+        """
+        key = id(blocks[0]) if blocks else 0
+        found = self._found.get(key)
+        if found is not None and len(found[0]) == len(blocks) and all(map(_is_at, found[0], blocks)):
+            return found[1]
+        lines = np.array([(*matrix_of(block), *block.shape) for block in blocks], np.int64).reshape(-1, 4)
+        if len(self._found) >= self._MOST:
+            self._found.clear()
+        self._found[key] = [weakref.ref(block) for block in blocks], lines
+        return lines
+
+
+def _is_at(reference: weakref.ref[np.ndarray], block: np.ndarray) -> bool:
+    return reference() is block

@@ -65,15 +65,3 @@ def list_downwards(free):
     count = free.shape[0]
     for at in range(count):
         free[at] = count - 1 - at
-
-
-@jit
-def put_back(array, heads, following, offsets, buffer):
-    """Writes all kept rows back to where they came from."""
-    for group in range(heads.shape[0]):
-        entry = heads[group]
-        while entry >= 0:
-            row = group * GROUP_ROWS + offsets[entry]
-            for column in range(array.shape[1]):
-                array[row, column] = buffer[entry, column]
-            entry = following[entry]

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from podembed.embedding.kernels.bag_frames import BAGS, find_pieces
+from podembed.embedding.kernels.bag_frames import BAGS, SPLITS, find_pieces
 from podembed.embedding.kernels.crew import ONE_THREAD, column_parts
 from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
-from podembed.embedding.kernels.many_tables import BagLists, divide_gradients, group_bags, pool_tables, resolve_dense
+from podembed.embedding.kernels.many_tables import BagLists, group_bags, resolve_dense
 from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradients
 from podembed.embedding.kernels.requests import (
     find_marked_bags,
@@ -24,8 +24,8 @@ from podembed.embedding.kernels.requests import (
     rows_by_stream,
 )
 from podembed.embedding.kernels.row_numbers import copy_keys, route, route_bags, rows_of_dense_keys
+from podembed.embedding.table.stores.store import PooledFeature
 from podembed.embedding.table.table import Table
-from podembed.embedding.table.together import GroupedTables, TableUpdates
 from podembed.embedding.table_spec import TableSpec
 
 __all__ = [
@@ -77,11 +77,15 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
     for some_marks in (marks, np.zeros(1, np.int32)):
         group_by_row(*nothing.entries(), some_marks)
     select_part(positions, ids, 0, 1, positions.copy(), ids.copy())
-    bags, matrices, codes = np.zeros((0, BAGS), np.int64), np.zeros((0, 2), np.int64), ids
+    feature, splits = PooledFeature(table=0, pooling="sum", combiner="mean"), np.zeros(1, np.int64)
+    no_bags = [np.zeros((1, BAGS), np.int64)]
+    no_bags[0][0, SPLITS] = splits.ctypes.data
     for spec in specs:
         table = Table(spec, ids)
-        pool_tables(spec.dim, bags, matrices, codes, flags, matrices)
-        divide_gradients(spec.dim, bags, matrices, codes, matrices)
+        group, no_block = table.stores.group([table], [feature], num_hosts=1), [np.array([[0, 0, 0, spec.dim]])]
+        group.pool(no_bags, no_block, ONE_THREAD)
+        grouped, scaled = group.group(no_bags, no_block, ONE_THREAD)
+        group.scale(scaled, no_bags, no_block, ONE_THREAD)
         no_rows = np.zeros((0, spec.dim), np.float32)
         table.gather(ids, no_rows)
         table.gather_to(ids, ids)
@@ -93,4 +97,4 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
         if spec.optimizer is not None:
             table.update(ids, no_rows, 0.0)
             if spec.optimizer.use_gradient_accumulation and not spec.optimizer.touches_all_rows:
-                TableUpdates([table], [0]).run(GroupedTables.of({0: table.group(nothing)}), [0.0], ONE_THREAD)
+                group.update(grouped, [0.0], ONE_THREAD)

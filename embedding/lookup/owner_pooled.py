@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.kernels.arrays import BlockLines, aligned_empty
 from podembed.embedding.kernels.bag_frames import NUM_BAGS
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.embedding.lookup import compiled as kernels
@@ -31,9 +31,8 @@ from podembed.embedding.lookup.router import Router
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.row_index import RowIndexes
-from podembed.embedding.table.feature_tables import BlockLines, FeatureTables, PooledFeature
-from podembed.embedding.table.table import Table
-from podembed.embedding.table.together import Pooling, pool_together
+from podembed.embedding.table.stores.store import PooledFeature
+from podembed.embedding.table.table import Pooling, Table, kind_of, pool_in_parallel
 
 
 class PooledLookup:
@@ -93,7 +92,7 @@ class PooledLookup:
             self._own_tables.setdefault(features[at].table, []).append(at)
         self._vectors = np.array([layout.vectors[at] for at in owned], np.int64)
         pooled = [(features[at].table, self._combiners[at], features[at].combiner) for at in owned]
-        self._own = FeatureTables(
+        self._own = kind_of(tables).group(
             self._tables,
             [PooledFeature(table=table, pooling=part, combiner=whole) for table, part, whole in pooled],
             num_hosts=num_hosts,
@@ -345,7 +344,7 @@ class PooledLookup:
             return
         found = [self._poolings(request, host, own, part) for host, own in blocks.items()]
         # Table by table, since rows that one host's bags brought into the caches serve those of the others.
-        pool_together([pooling for of_table in zip(*found, strict=True) for pooling in of_table], self._crew)
+        pool_in_parallel([pooling for of_table in zip(*found, strict=True) for pooling in of_table], self._crew)
 
     def _poolings(
         self, request: PooledRequest, host: int, blocks: Mapping[int, np.ndarray], part: Part

@@ -28,8 +28,7 @@ from podembed.embedding.lookup.activation_layout import ActivationLayout
 from podembed.embedding.lookup.prefetch import Split
 from podembed.embedding.lookup.router import Router
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.table.feature_tables import ScaledGradients
-from podembed.embedding.table.together import GroupedTables
+from podembed.embedding.table.stores.store import GroupedRows, ScaledGradients
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -97,7 +96,7 @@ class PooledRequest:
     is_usual: bool = True
     bags: list[AskedBags] = field(default_factory=list)
     layouts: list[ActivationLayout] = field(default_factory=list)
-    grouped: GroupedTables | None = None
+    grouped: Mapping[int, GroupedRows] | None = None
     scaled: ScaledGradients | None = None
     splits: list[Split | None] = field(default_factory=list)
     divisors: dict[int, np.ndarray | None] = field(default_factory=dict)

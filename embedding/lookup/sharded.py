@@ -39,8 +39,7 @@ from podembed.embedding.lookup.streams import (
 )
 from podembed.embedding.lookup.wanted_rows import listed, split_rows, starts_by_host, starts_of
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.table.table import Table
-from podembed.embedding.table.together import Pooling, pool_together, update_rows_together
+from podembed.embedding.table.table import Pooling, Table, pool_in_parallel, update_in_parallel
 from podembed.embedding.table_spec import TableSpec
 
 
@@ -336,7 +335,7 @@ class ShardedLookup:
             else:
                 pool = partial(kernels.pool, rows[feature.table])
                 poolings.append(Pooling(pool, prepared.index[feature.name], *bags))
-        pool_together(poolings, self._crew)
+        pool_in_parallel(poolings, self._crew)
 
     def _quantize(self, prepared: Prepared) -> None:
         """Rounds the rows that came for this step, where their table says so; the tables keep theirs."""
@@ -408,7 +407,7 @@ class ShardedLookup:
             for table, first, stop in self._tables_of[number] if self.groups[number].is_trained else ():
                 rows = wanted.of_streams(first, stop)
                 found[table] = wanted.rows[rows], addresses[rows]
-        update_rows_together(self.tables, found, learning_rates, self._crew)
+        update_in_parallel(self.tables, found, learning_rates, self._crew)
 
     def _group_arrays(self, arrays: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
         """By table, the array of its group."""

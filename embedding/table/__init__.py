@@ -1,7 +1,6 @@
-"""The rows and slots that one host holds of a table, and the copies that saving and undo take of them.
+"""The rows and slots that one host holds of a table.
 
 Which host holds which rows is decided in `lookup`; files are the business of `workers.checkpoint`.
 
-Read `table.py` first, then `row_store.py`, its memory. `embedding.row_index` finds the row of a key. `snapshot.py`
-keeps one moment for a save, `undo_log.py` goes back.
+Read `table.py` first, then `stores`, where rows lie. `embedding.row_index` finds the row of a key.
 """

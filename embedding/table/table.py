@@ -3,6 +3,11 @@
 Mutable state: the store, changed by `initialize`, `update` and through the views of `bucket`; a small scratch for
 `update`. The rows of a bucket are contiguous, so a bucket is one copy; `row_index` says which row an id has. Which host
 holds which bucket is decided elsewhere. Not safe for two threads to update at once.
+
+`pool_in_parallel` and `update_in_parallel` work on several tables, whatever their stores, cut into parts for the
+threads of a crew. Bags are cut into runs, since each has a vector of its own. Touched rows are cut into runs, since
+each is there once: one thread sums the gradients of a row, in the order that `Table.touch` found. Nothing else is
+shared.
 """
 
 from __future__ import annotations
@@ -10,54 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from podembed.embedding.initializers import FillRows, row_source
-from podembed.embedding.kernels.arrays import plain, row_addresses
-from podembed.embedding.kernels.grouped import group_by_row, select_part
+from podembed.embedding.kernels.arrays import can_stream, plain, row_addresses
+from podembed.embedding.kernels.crew import Crew, cut
+from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY, group_by_row, select_part
 from podembed.embedding.kernels.ids import chain_all_rows, merge
 from podembed.embedding.kernels.many_tables import BagLists, group_bags
 from podembed.embedding.kernels.requests import mark_rows
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
-from podembed.embedding.table.row_store import RowStore
+from podembed.embedding.table.stores.ram import RAM
+from podembed.embedding.table.stores.store import GroupedRows, RowStore, StoreKind
 from podembed.embedding.table_spec import TableSpec
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupedRows:
-    """Touched rows of a table and the addresses of their gradient rows, grouped by row; see
-    `embedding.kernels.grouped`.
-    """
-
-    rows: np.ndarray
-    starts: np.ndarray
-    addresses: np.ndarray
-
-    @staticmethod
-    def joined(parts: Sequence[GroupedRows]) -> GroupedRows:
-        """Of the parts of a table, one after another."""
-        if len(parts) == 1:
-            return parts[0]
-        before = np.cumsum([0, *(len(part.addresses) for part in parts)])
-        return GroupedRows(
-            np.concatenate([part.rows for part in parts]),
-            np.concatenate(
-                [*(part.starts[:-1] + np.int32(at) for part, at in zip(parts, before, strict=False)), before[-1:]]
-            ).astype(np.int32),
-            np.concatenate([part.addresses for part in parts]),
-        )
-
-    @property
-    def touched(self) -> TouchedRows:
-        return TouchedRows(rows=self.rows, head=self.starts, following=None)
-
 
 # Of a table whose first values are read in order.
 _PART_BYTES = 16 << 20
-
-NO_ROWS = GroupedRows(np.zeros(0, np.int64), np.zeros(1, np.int32), np.zeros(0, np.int64))
 
 
 class Table:
@@ -69,6 +45,7 @@ class Table:
 
     Attributes:
       store: rows and slots, zero until `initialize` or a restore.
+      stores: the kind of the store.
       index: which local row an id has.
       before_change: called with the local rows (int64, may repeat) that an update is about to change, if set. What it
         raises leaves the table unchanged.
@@ -83,7 +60,8 @@ class Table:
         self.buckets = np.asarray(buckets, np.int64).reshape(-1)
         _check_buckets(spec, self.buckets)
         self._number_here = {int(bucket): number for number, bucket in enumerate(self.buckets)}
-        self.store = RowStore(spec.widths, self.num_rows)
+        self.stores: StoreKind = spec.stores or RAM
+        self.store: RowStore = self.stores.new(spec.widths, self.num_rows)
         # One number a row: a mark of `merge`, or, for an optimizer that touches all rows, the head of the row's chain.
         self._marks = np.zeros(self.num_rows, np.int32)
         self._room = _Room(0)
@@ -104,12 +82,12 @@ class Table:
     @property
     def rows(self) -> np.ndarray:
         """float32 `[num_rows, dim]`, the rows themselves; programs read and write through `store`."""
-        return self.store.arrays["rows"]
+        return self.store.view(0, self.num_rows)["rows"]
 
     @property
     def slots(self) -> dict[str, np.ndarray]:
         """Name of each slot to float32 `[num_rows, dim or 1]`, the slots themselves."""
-        return {name: array for name, array in self.store.arrays.items() if name != "rows"}
+        return {name: array for name, array in self.store.view(0, self.num_rows).items() if name != "rows"}
 
     def initialize(self, on_part: Callable[[], None] = lambda: None) -> None:
         """Gives every row its first value and every slot its initial value; padding rows become zero.
@@ -389,6 +367,21 @@ class _Room:
         self.following = np.empty(size, np.int32)
 
 
+def kind_of(tables: Sequence[Table]) -> StoreKind:
+    """Where the rows of all tables of a job lie.
+
+    Raises:
+      ValueError: they lie in stores of several kinds.
+    """
+    kinds = [table.stores for table in tables] or [RAM]
+    if any(kind != kinds[0] for kind in kinds):
+        raise ValueError(
+            f"Found tables in stores of several kinds: {list(dict.fromkeys(map(repr, kinds)))}. Expected one kind for "
+            "all tables of a job, since a step works on many tables at once. Give all of them the same stores."
+        )
+    return kinds[0]
+
+
 def _check_buckets(spec: TableSpec, buckets: np.ndarray) -> None:
     rising = bool((np.diff(buckets) > 0).all())
     if not rising or (len(buckets) and not 0 <= buckets[0] <= buckets[-1] < spec.layout.num_buckets):
@@ -396,3 +389,110 @@ def _check_buckets(spec: TableSpec, buckets: np.ndarray) -> None:
             f"Found buckets {buckets.tolist()[:8]} of table '{spec.name}'. Expected rising numbers from 0 to "
             f"{spec.layout.num_buckets - 1}. Pass np.flatnonzero(owner == this_host)."
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pooling:
+    """The bags of one feature, to be combined into `out`; arguments as of `kernels.pool.pool`.
+
+    Attributes:
+      pool: of the rows, such as `RowStore.pool`.
+      bags: rising, or None for all.
+    """
+
+    pool: Callable[..., None]
+    index: np.ndarray
+    row_splits: np.ndarray
+    weights: np.ndarray | None
+    combiner: str
+    out: np.ndarray
+    bags: np.ndarray | None = None
+    is_packed: bool = False
+
+    @property
+    def num_bags(self) -> int:
+        return len(self.row_splits) - 1 if self.bags is None else len(self.bags)
+
+    @property
+    def size(self) -> int:
+        """Floats read and written."""
+        num_all = max(1, len(self.row_splits) - 1)
+        return (len(self.index) + num_all) * self.out.shape[1] * self.num_bags // num_all
+
+    def run(self, first: int, stop: int) -> None:
+        """Combines a run of the bags."""
+        splits, bags, out = self.row_splits, self.bags, self.out
+        # Asked of the whole, since a part of it looks as if it could stay in the cache.
+        streams = can_stream(out[: self.num_bags], out.shape[1])
+        if bags is None:
+            splits = splits[first : stop + 1]
+        else:
+            bags = bags[first:stop]
+        if bags is None or self.is_packed:
+            out = out[first:stop]
+        some = {"bags": bags, "is_packed": self.is_packed, "streams": streams}
+        self.pool(self.index, splits, self.weights, self.combiner, out, **some)
+
+
+def pool_in_parallel(poolings: Sequence[Pooling], crew: Crew) -> None:
+    """Combines all bags of several features."""
+    sizes = [pooling.size for pooling in poolings]
+    parts = cut([pooling.num_bags for pooling in poolings], sizes, crew.num_threads)
+    calls = [partial(poolings[item].run, first, stop) for item, first, stop in parts]
+    crew.run(calls, size=sum(sizes))
+
+
+def update_in_parallel(
+    tables: Sequence[Table],
+    rows: Mapping[int, tuple[np.ndarray, np.ndarray]],
+    learning_rates: Sequence[float],
+    crew: Crew,
+) -> None:
+    """As `Table.update_at` for every table.
+
+    Args:
+      rows: by position of the table, local rows and addresses of their gradients.
+      learning_rates: one a table.
+    """
+    if crew.num_threads == 1:
+        for at, (local_rows, addresses) in rows.items():
+            tables[at].update_at(local_rows, addresses, learning_rates[at])
+        return
+    touched: dict[int, TouchedRows] = {}
+
+    def touch(at: int) -> None:
+        touched[at] = tables[at].touch(rows[at][0])
+
+    num_rows = sum(len(local_rows) for local_rows, _ in rows.values())
+    crew.run([partial(touch, at) for at in rows], size=FLOATS_PER_ENTRY * num_rows)
+    for at in rows:
+        tables[at].announce(touched[at].rows)
+    _run([_Update(tables[at], touched[at], rows[at][1], learning_rates[at]) for at in rows], crew)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Update:
+    """Touched rows of a table, and where their gradients lie."""
+
+    table: Table
+    touched: TouchedRows
+    addresses: np.ndarray
+    learning_rate: float
+
+    @property
+    def size(self) -> int:
+        """Floats read and written."""
+        return (len(self.addresses) + 2 * len(self.touched.rows)) * self.table.spec.dim
+
+    def run(self, first: int, stop: int) -> None:
+        self.table.update_run(self.touched, self.addresses, self.learning_rate, first, stop)
+
+
+def _run(updates: Sequence[_Update], crew: Crew) -> None:
+    shared = [update for update in updates if update.table.can_be_cut]
+    sizes = [update.size for update in shared]
+    parts = cut([len(update.touched.rows) for update in shared], sizes, crew.num_threads)
+    crew.run([partial(shared[item].run, first, stop) for item, first, stop in parts], size=sum(sizes))
+    for update in updates:
+        if not update.table.can_be_cut:
+            update.run(0, len(update.touched.rows))

@@ -231,6 +231,14 @@ def test_an_annex_knows_those_below_alone() -> None:
     assert set(offenders(above)) == KNOWS_ABOVE
 
 
+def test_a_kind_of_store_is_named_where_tables_are_made_alone() -> None:
+    def ram(path: Path) -> set[str]:
+        is_outside = not lies_in(label(path), ("embedding/table/stores",)) and label(path) != "embedding/table/table.py"
+        return {name for name in named(path) if name.startswith("embedding/table/stores/ram") and is_outside}
+
+    assert offenders(ram) == {}
+
+
 def test_no_cycle_of_modules() -> None:
     """Imports that run when a module is loaded form no cycle; those inside functions may."""
     names = {".".join(("podembed", *path.relative_to(ROOT).with_suffix("").parts)): path for path in MODULES}

@@ -1,6 +1,7 @@
 """The conformance suite on one engine in this process."""
 
 import threading
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import Constant
 from podembed.embedding.optimizers import SGD
+from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.engine.order import OrderError
 from podembed.embedding.tf.replicas.strategies import LocalStrategy
 from tests.conformance.tpu_embedding_suite import OPTIMIZERS, TPUEmbeddingConformance
+from tests.embedding.table.stores.mapped_store import MappedStores
 
 
 class TestLocal(TPUEmbeddingConformance):
@@ -59,3 +62,21 @@ class TestLocal(TPUEmbeddingConformance):
         embedding.enqueue(np.arange(2))
         embedding.apply_gradients(jnp.ones_like(embedding.dequeue()))
         np.testing.assert_array_equal(embedding.read_tables()[table]["rows"][:2], -2.0)
+
+
+class TestRowsInFiles(TestLocal):
+    """With stores of another kind than the usual one."""
+
+    @pytest.fixture(autouse=True)
+    def stores(self, monkeypatch):
+        real = TableSpec.of
+        mapped = staticmethod(lambda *told, **named: replace(real(*told, **named), stores=MappedStores()))
+        monkeypatch.setattr(TableSpec, "of", mapped)
+
+    @pytest.fixture(params=[False], ids=["sequential"])
+    def is_pipelined(self, request):
+        return request.param
+
+    @pytest.fixture(params=["sgd, one by one", "adagrad", "adam, not lazy"])
+    def optimizer_name(self, request):
+        return request.param

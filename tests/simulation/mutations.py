@@ -14,8 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from podembed.embedding.table.kept_rows import KeptRows
-from podembed.embedding.table.snapshot import Snapshot
+from podembed.embedding.table.stores.ram_kept import RamPreImages, RamSnapshot
 from podembed.orchestrator.commit import checkpoint, claiming, keep, lease, lease_files
 from podembed.orchestrator.commit.lease_protocol import DriverState, LeasePhase, after, propose
 from podembed.orchestrator.commit.manifest import commit_file
@@ -55,24 +54,24 @@ def acknowledge_before_check() -> Iterator[None]:
 @contextmanager
 def no_snapshot() -> Iterator[None]:
     """Rows change while they are being saved, and nothing is kept of what they were."""
-    real = KeptRows.keep
+    real = RamPreImages.keep
 
-    def keep(self: KeptRows, *told: Any, **options: Any) -> tuple[int, int]:
+    def keep(self: RamPreImages, *told: Any, **options: Any) -> tuple[int, int]:
         return real(self, *told, **(options | {"freezes": False}))
 
-    with patch.object(KeptRows, "keep", keep):
+    with patch.object(RamPreImages, "keep", keep):
         yield
 
 
 @contextmanager
 def forgotten_changes() -> Iterator[None]:
     """An incremental commit leaves out the last of the changed rows of each bucket."""
-    real = Snapshot.changed
+    real = RamSnapshot.changed
 
-    def changed(self: Snapshot, start: int, stop: int) -> np.ndarray:
+    def changed(self: RamSnapshot, start: int, stop: int) -> np.ndarray:
         return real(self, start, stop)[:-1]
 
-    with patch.object(Snapshot, "changed", changed):
+    with patch.object(RamSnapshot, "changed", changed):
         yield
 
 

@@ -23,11 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from podembed.embedding.table.kept_rows import Keeper, KeptRows
-from podembed.embedding.table.snapshot import ENTRY_BYTES, Snapshot, SnapshotRoom, share_out
-from podembed.embedding.table.table import Table
-from podembed.embedding.table.undo_log import UndoLog
-from podembed.workers.checkpoint.undo import MOST_ENTRIES, Undo
+from podembed.embedding.table.stores.store import Keeper, RowSnapshot
+from podembed.embedding.table.table import Table, kind_of
+from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.storage.storage_errors import StorageError
 
@@ -47,7 +45,7 @@ class SaveStalled(StorageError):
 class FrozenRows:
     """See the module.
 
-    Mutated: the snapshots and their rooms; `before_change` of the tables.
+    Mutated: the snapshots and their buffers; `before_change` of the tables.
 
     Args:
       tables: all tables of the job as this host holds them.
@@ -81,33 +79,31 @@ class FrozenRows:
         self._raise_if_aborted = raise_if_aborted
         self._tracks_changes = tracks_changes
         self._undo = undo
-        self._rooms = _rooms(tables, buffer_bytes)
-        self._snapshots = {table.spec.name: table.store.freeze(room=self._rooms[_widths(table)]) for table in tables}
-        self._logs = {} if undo is None else {table.spec.name: undo.log_of(table) for table in tables}
-        self._in_order = [*self._snapshots.values()]
-        self._kept = KeptRows([(self._logs.get(name), snapshot) for name, snapshot in self._snapshots.items()])
-        self._keepers = [Keeper(self._keep, number) for number in range(len(tables))]
+        logs = [None if undo is None else undo.log_of(table) for table in tables]
+        self._kept = kind_of(tables).pre_images([table.store for table in tables], logs, buffer_bytes=buffer_bytes)
+        self._in_order = self._kept.snapshots
+        self._snapshots = {table.spec.name: one for table, one in zip(tables, self._in_order, strict=True)}
+        self._keepers = [Keeper(self._keep, number, self._kept.touched) for number in range(len(tables))]
         self.turn: Any = threading.Condition()
         self.num_waits = 0
         self.is_running = False
         self._is_for_save = False
         self._given_up: SaveStalled | None = None
         self._num_pieces = 0
-        self._compile()
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.size_bytes for each in (*self._rooms.values(), *self._snapshots.values()))
+        return self._kept.size_bytes
 
     @property
-    def buffers(self) -> list[np.ndarray]:
+    def buffers(self) -> Sequence[np.ndarray]:
         """Snapshot buffers of all tables. Their memory is taken as rows come in."""
-        return [buffer for room in self._rooms.values() for buffer in room.buffers]
+        return self._kept.buffers
 
     @property
     def taken(self) -> float:
         """Share of the fullest buffer. Without the lock: numbers may be a moment old."""
-        return max((room.taken for room in self._rooms.values()), default=0.0)
+        return self._kept.taken
 
     @property
     def is_nearly_full(self) -> bool:
@@ -116,12 +112,11 @@ class FrozenRows:
 
     def taken_by(self, table: Table) -> float:
         """Share of its buffer that a table has taken. Without the lock, as `is_nearly_full`."""
-        snapshot = self._snapshots[table.spec.name]
-        return snapshot.room.share_of(snapshot)
+        return self._snapshots[table.spec.name].taken
 
     def urgency_of(self, table: Table) -> tuple[bool, float]:
         """Orders tables by how soon training would wait for room that their rows have. As `taken_by`."""
-        return self._rooms[_widths(table)].taken > NEARLY_FULL, self.taken_by(table)
+        return self._snapshots[table.spec.name].all_taken > NEARLY_FULL, self.taken_by(table)
 
     # ------------------------------------------------------------------ the working thread
 
@@ -129,15 +124,14 @@ class FrozenRows:
         """Makes this moment the one that is read.
 
         Args:
-          joins_before: flag of `Snapshot.freeze`.
+          joins_before: flag of `RowSnapshot.freeze`.
         """
         self._given_up = None
         # All tables under one lock: the saving thread must not see the moment of some of them only.
         with self.turn:
-            for table, keeper in zip(self._tables, self._keepers, strict=True):
-                name = table.spec.name
+            for table, snapshot, keeper in zip(self._tables, self._in_order, self._keepers, strict=True):
                 # Undo took up the same moment just now.
-                self._snapshots[name].freeze(joins_before=joins_before, log=self._logs.get(name))
+                snapshot.freeze(joins_before=joins_before, reads_log=True)
                 table.before_change = keeper
             self.is_running = self._is_for_save = True
             self.turn.notify_all()
@@ -151,8 +145,7 @@ class FrozenRows:
         """
         self._given_up = None
         with self.turn:
-            for table, keeper in zip(self._tables, self._keepers, strict=True):
-                snapshot = self._snapshots[table.spec.name]
+            for table, snapshot, keeper in zip(self._tables, self._in_order, self._keepers, strict=True):
                 if self._tracks_changes or is_read:
                     snapshot.freeze()
                 if not is_read:
@@ -160,8 +153,8 @@ class FrozenRows:
                 table.before_change = keeper
             self.is_running = is_read
 
-    def _keep(self, numbers: Sequence[int], touched: np.ndarray) -> None:
-        """Keeps what undo and a save will need of rows that are about to change; as `KeptRows.keep`."""
+    def _keep(self, numbers: Sequence[int], touched: Any) -> None:
+        """Keeps what undo and a save will need of rows that are about to change; as `PreImages.keep`."""
         logs = self._undo is not None and self._undo.is_keeping()
         # Only this thread begins a save; one that ends meanwhile is seen under the lock.
         if not self._must_freeze(numbers):
@@ -177,14 +170,14 @@ class FrozenRows:
                 freezes = self.is_running or self._tracks_changes
                 at = self._kept.keep(numbers, touched, at, logs=logs, freezes=freezes)
                 if at[0] < len(numbers):
-                    self._wait_for_room(self._rooms[_widths(self._tables[numbers[at[0]]])])
+                    self._wait_for_room(self._in_order[numbers[at[0]]])
 
     def _must_freeze(self, numbers: Sequence[int]) -> bool:
         """Whether the snapshots of some tables must hear of changes. Without the lock, as `taken`."""
         is_read = self.is_running and not all(self._in_order[number].is_released for number in numbers)
         return self._tracks_changes or is_read
 
-    def _wait_for_room(self, room: SnapshotRoom) -> None:
+    def _wait_for_room(self, full: RowSnapshot) -> None:
         """Waits until the saving thread has copied something, which may have been what is in the way, and some more; or
         gives the save up.
 
@@ -194,7 +187,7 @@ class FrozenRows:
         seen, began_s = self._num_pieces, time.monotonic()
         self.num_waits += 1
         with self._tracker.phase(Phase.WAIT_FOR_SAVE):
-            while self.is_running and (self._num_pieces == seen or room.taken > TAKEN_AFTER_WAIT):
+            while self.is_running and (self._num_pieces == seen or full.all_taken > TAKEN_AFTER_WAIT):
                 self._raise_if_aborted()
                 waited_s = time.monotonic() - began_s
                 if self._num_pieces != seen and waited_s > MOST_FOR_OTHERS_S:
@@ -239,8 +232,7 @@ class FrozenRows:
             self.is_running = self._is_for_save = False
             self._release_all()
             # Only when all rows are released may free entries be sorted.
-            for room in self._rooms.values():
-                room.put_in_order()
+            self._kept.settle()
             for table in self._tables:
                 if not self._tracks_changes and self._undo is None:
                     table.before_change = None
@@ -275,7 +267,7 @@ class FrozenRows:
 
     def changed(self, table: Table, start: int, stop: int) -> np.ndarray:
         """Those local rows from `start` to `stop - 1` that changed between the last two freezes, as
-        `Snapshot.changed`.
+        `RowSnapshot.changed`.
         """
         return self._snapshots[table.spec.name].changed(start, stop)
 
@@ -283,45 +275,11 @@ class FrozenRows:
         if self._given_up is not None:
             raise self._given_up
 
-    def _let_go(self, snapshot: Snapshot, stop: int) -> None:
+    def _let_go(self, snapshot: RowSnapshot, stop: int) -> None:
         snapshot.release(stop)
         self._num_pieces += 1
         self.turn.notify_all()
 
     def _release_all(self) -> None:
-        for table in self._tables:
-            self._snapshots[table.spec.name].release(table.num_rows)
-
-    def _compile(self) -> None:
-        """Runs the kernels on nothing, so that the first save does not wait for a compiler."""
-        for widths in dict.fromkeys(_widths(table) for table in self._tables):
-            arrays = [np.zeros((1, width), np.float32) for width in widths]
-            log = UndoLog(arrays, max_rows=1)
-            snapshot = Snapshot(arrays, room=SnapshotRoom(widths, max_rows=1, num_rows=1))
-            snapshot.freeze(log=log)
-            snapshot.preserve(np.zeros(1, np.int64))
-            log.preserve(np.zeros(1, np.int64))
-            snapshot.read(0, 1, [array.copy() for array in arrays])
-            snapshot.release(1)
-            log.undo()
-
-
-def _rooms(tables: Sequence[Table], buffer_bytes: int) -> dict[tuple[int, ...], SnapshotRoom]:
-    """Widths of a table's arrays → the room of all tables that have these. Each table brings its fair share."""
-    shares = share_out(
-        num_rows=[table.num_rows for table in tables],
-        row_bytes=[table.spec.row_bytes + ENTRY_BYTES for table in tables],
-        budget_bytes=buffer_bytes,
-    )
-    found: dict[tuple[int, ...], tuple[int, int]] = {}
-    for table, share in zip(tables, shares, strict=True):
-        max_rows, num_rows = found.get(_widths(table), (0, 0))
-        found[_widths(table)] = max_rows + share, num_rows + table.num_rows
-    return {
-        widths: SnapshotRoom(widths, max_rows=min(max_rows, MOST_ENTRIES), num_rows=num_rows)
-        for widths, (max_rows, num_rows) in found.items()
-    }
-
-
-def _widths(table: Table) -> tuple[int, ...]:
-    return tuple(table.spec.widths.values())
+        for table, snapshot in zip(self._tables, self._in_order, strict=True):
+            snapshot.release(table.num_rows)

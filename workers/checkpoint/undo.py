@@ -15,14 +15,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from podembed.embedding.table.snapshot import share_out
-from podembed.embedding.table.table import Table
-from podembed.embedding.table.undo_log import ROW_NUMBER_BYTES, UndoLog
+from podembed.embedding.table.stores.store import UndoLog
+from podembed.embedding.table.table import Table, kind_of
 
 # The logs of a small shard may take this much in any case.
 MIN_LOG_BYTES = 4 << 20
-# Entries have numbers of 32 bits.
-MOST_ENTRIES = 2**31 - 2
 
 
 class Undo:
@@ -37,16 +34,11 @@ class Undo:
         self._tables = tuple(tables)
         # Where an update changes all rows, a log would be full at the first step.
         logged = [table for table in tables if table.num_rows and not _changes_all_rows(table)]
-        entries = share_out(
-            # A row that changes after both moments takes two.
-            num_rows=[2 * table.num_rows for table in logged],
-            row_bytes=[table.spec.row_bytes + ROW_NUMBER_BYTES for table in logged],
+        logs = kind_of(tables).undo_logs(
+            [table.store for table in logged],
             budget_bytes=log_bytes(sum(table.size_bytes for table in tables), share=share),
         )
-        self._logs = {
-            table.spec.name: table.store.undo_log(max_rows=min(max_rows, MOST_ENTRIES))
-            for table, max_rows in zip(logged, entries, strict=True)
-        }
+        self._logs: dict[str, UndoLog] = {table.spec.name: log for table, log in zip(logged, logs, strict=True)}
         self._older: str | None = None
         self._newer: str | None = None
         self._acknowledged: str | None = None

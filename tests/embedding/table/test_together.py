@@ -24,8 +24,8 @@ from podembed.embedding.optimizers import (
     SlotSpec,
 )
 from podembed.embedding.row_optimizers.row_step import RowStep
-from podembed.embedding.table.table import GroupedRows, Table
-from podembed.embedding.table.together import GroupedTables, Pooling, TableUpdates, group_together, pool_together
+from podembed.embedding.table.stores.ram_group import GroupedTables, TableUpdates, group_together
+from podembed.embedding.table.table import GroupedRows, Pooling, Table, pool_in_parallel
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.crew import ThreadCrew
 
@@ -94,7 +94,7 @@ def trained(num_threads: int) -> list[np.ndarray]:
             poolings.append(
                 Pooling(held[1].store.pool, rows, splits, None, "sum", block, bags=chosen, is_packed=packed)
             )
-        pool_together(poolings, crew)
+        pool_in_parallel(poolings, crew)
         gradients = random.standard_normal((len(held), NUM_BAGS, DIM), dtype=np.float32)
         lists = [BagLists.of([rows], [splits], [matrix_of(gradients[at])]) for at, (rows, splits) in enumerate(bags)]
         grouped: dict[int, GroupedRows] = {}

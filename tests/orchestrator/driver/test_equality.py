@@ -63,11 +63,12 @@ def train_small(
     full_every: int = 1,
     reporter: SilentReporter | None = None,
     trace: str | None = None,
+    job: str = "tests.small_job:small_job",
     **options: Any,
 ) -> Result:
     """`options` are arguments of the small job."""
     trainer = Trainer(
-        JobReference(function="tests.small_job:small_job", arguments={"folder": folder, **options}),
+        JobReference(function=job, arguments={"folder": folder, **options}),
         scaling_config=ScalingConfig(num_hosts=num_hosts, threads_per_host=threads, in_process=in_process),
         run_config=RunConfig(
             name=name,

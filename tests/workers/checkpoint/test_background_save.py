@@ -27,7 +27,7 @@ from podembed.embedding.optimizers import (
     Optimizer,
     RowWiseAdagrad,
 )
-from podembed.embedding.table.snapshot import ENTRY_BYTES
+from podembed.embedding.table.stores.ram_kept import ENTRY_BYTES
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint import save_pace

@@ -96,7 +96,7 @@ def test_it_rests_within_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     pace_of(save).taken.clear()
     save.freeze("s000000002-g00000001")
     # Most of the buffer, until the second bucket is read.
-    changed = np.arange(20_000)[-int(0.8 * save.rows._rooms[(64,)].num_free) :]
+    changed = np.arange(20_000)[-int(0.8 * len(save.rows.buffers[0])) :]
     table.update(changed, np.ones((len(changed), 64), np.float32), 0.1)
     save.write(store, "s000000002-g00000001", is_first=True)
     assert pace_of(save).taken[0] == pytest.approx(0.8, abs=0.01)
@@ -117,7 +117,7 @@ def test_it_says_that_training_waited_and_leaves_its_buffer_in_order(
     save.write(store, "s000000001-g00000001", is_first=True)
     training.result(PATIENCE_S)
     assert pace_of(save).num_waits >= 1
-    (room,) = save.rows._rooms.values()
+    (room,) = {snapshot.room for snapshot in save.rows._in_order}
     np.testing.assert_array_equal(room.free, np.arange(len(room.free))[::-1])
 
 
@@ -156,10 +156,10 @@ def test_a_step_that_waits_does_it_for_several(
     table = table_of(SGD(1.0), num_rows=20_000)
     save, _ = saver([table], buffer_bytes=5 << 10)
     rows = save.rows
-    (room,) = rows._rooms.values()
+    room_rows = len(rows.buffers[0])
     rows.freeze(joins_before=False)
     # One more than the buffer holds, spread over all rows. So each tenth of the table that is read frees a tenth of it.
-    changed = np.linspace(0, table.num_rows - 1, len(room.free) + 1).astype(np.int64)
+    changed = np.linspace(0, table.num_rows - 1, room_rows + 1).astype(np.int64)
     training = threads.submit(table.update, changed, np.ones((len(changed), 4), np.float32), 0.1)
     wait_for("training waits for room", lambda: rows.num_waits > 0, seconds=PATIENCE_S)
     tenth = table.num_rows // 10

@@ -13,8 +13,8 @@ from podembed.embedding.kernels.arrays import matrix_of
 from podembed.embedding.kernels.crew import ONE_THREAD
 from podembed.embedding.kernels.many_tables import BagLists
 from podembed.embedding.optimizers import SGD
+from podembed.embedding.table.stores.ram_group import GroupedTables, TableUpdates
 from podembed.embedding.table.table import Table
-from podembed.embedding.table.together import GroupedTables, TableUpdates
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.plan import Fault, FaultPlan

@@ -5,6 +5,7 @@ connections, with every way in which a step may be cut into parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.crew import ThreadCrew
 from podembed.workers.host.exchange import MeshExchange
+from tests.embedding.table.stores.mapped_store import MappedStores
 from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes, succeed
 
@@ -37,7 +39,7 @@ RULES = (SGD(RATE), Adagrad(RATE), RowWiseAdagrad(RATE), Adagrad(RATE, use_gradi
 SHAPES = ((9, 3, 1), (120, 5, 8), (60, 16, 4), (50, 4, 4))
 
 
-def table_specs(keys: KeySpace | None = None) -> list[TableSpec]:
+def table_specs(keys: KeySpace | None = None, stores: Any = None) -> list[TableSpec]:
     """With keys of another kind, each bucket has room for all of its keys."""
     spread = 4 if keys is not None else 1
     return [
@@ -51,6 +53,7 @@ def table_specs(keys: KeySpace | None = None) -> list[TableSpec]:
             combiner="mean",
             seed=0,
             keys=keys or DenseKeys(),
+            stores=stores,
         )
         for at, ((num_rows, dim, num_buckets), rule) in enumerate(zip(SHAPES, RULES, strict=True))
     ]
@@ -79,9 +82,10 @@ class Pod:
         num_owners: int | None = None,
         num_threads: int = 1,
         keys: KeySpace | None = None,
+        stores: Any = None,
     ) -> None:
         self.prefetches, self.wire = prefetches, wire
-        specs = table_specs(keys)
+        specs = table_specs(keys, stores)
         sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
         placement = place(bucket_bytes=sizes, num_hosts=num_owners or num_hosts)
         features = [FeatureBinding(name=f"f{at}", table=of[0], combiner=of[1]) for at, of in enumerate(FEATURES)]
@@ -181,9 +185,10 @@ def trained(
     is_weighted: bool = False,
     wire: str = "float32",
     num_threads: int = 1,
+    stores: Any = None,
 ) -> tuple[list[list[np.ndarray]], list[np.ndarray]]:
     ways = {"pools_cut": pools_cut, "shares": shares, "prefetches": prefetches}
-    pod = Pod(num_hosts, **ways, wire=wire, num_threads=num_threads)
+    pod = Pod(num_hosts, **ways, wire=wire, num_threads=num_threads, stores=stores)
     return pod.train(draw_batches(num_hosts, seed, is_weighted=is_weighted)), pod.arrays()
 
 
@@ -259,3 +264,12 @@ def test_any_number_of_threads_gives_the_same_bytes(
         found = flat(trained(num_hosts, 3, pools_cut=pools_cut, is_weighted=True, num_threads=num_threads))
         for one, other in zip(expected, found, strict=True):
             assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(("num_hosts", "pools_cut"), [(1, False), (2, False), (3, True)])
+def test_rows_in_files_give_the_same_bytes(num_hosts: int, pools_cut: bool) -> None:
+    """Pooled at one owner and at every one, and rows that travel."""
+    expected = flat(trained(num_hosts, 3, pools_cut=pools_cut, is_weighted=True))
+    found = flat(trained(num_hosts, 3, pools_cut=pools_cut, is_weighted=True, stores=MappedStores()))
+    for one, other in zip(expected, found, strict=True):
+        assert one.tobytes() == other.tobytes()

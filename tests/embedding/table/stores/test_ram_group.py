@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from podembed.embedding.config import TableConfig
 from podembed.embedding.kernels import crew as crew_rules
-from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
+from podembed.embedding.kernels.arrays import BlockLines, aligned_empty, matrix_of
 from podembed.embedding.kernels.crew import Crew
 from podembed.embedding.kernels.pool import pool
 from podembed.embedding.lookup.partial_sums import denominators, scale_gradients
@@ -22,10 +24,12 @@ from podembed.embedding.optimizers import (
     Optimizer,
     RowWiseAdagrad,
 )
-from podembed.embedding.table.feature_tables import BlockLines, FeatureTables, PooledFeature
+from podembed.embedding.table.stores.ram import RAM
+from podembed.embedding.table.stores.store import PooledFeature, StoreKind
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.crew import ThreadCrew
+from tests.embedding.table.stores.mapped_store import MappedStores
 
 NUM_HOSTS, NUM_BAGS = 3, 21
 
@@ -61,11 +65,11 @@ def features() -> list[PooledFeature]:
     ]
 
 
-def tables() -> list[Table]:
+def tables(stores: StoreKind = RAM) -> list[Table]:
     found = []
     for at, ((num_rows, dim), rule) in enumerate(zip(SIZES, RULES, strict=True)):
         spec = TableSpec.of(TableConfig(num_rows, dim, name=f"t{at}", optimizer=rule), seed=2, num_buckets=1)
-        found.append(Table(spec, np.zeros(1, np.int64)))
+        found.append(Table(replace(spec, stores=stores), np.zeros(1, np.int64)))
         found[-1].initialize()
     return found
 
@@ -106,10 +110,11 @@ def crew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("with_weights", [False, True])
-def test_a_step_of_all_features_is_that_of_each(crew: Crew, with_weights: bool) -> None:
+@pytest.mark.parametrize("stores", [RAM, MappedStores()], ids=["ram", "mapped"])
+def test_a_step_of_all_features_is_that_of_each(crew: Crew, stores: StoreKind, with_weights: bool) -> None:
     random = np.random.default_rng(3)
-    held, alone = tables(), tables()
-    own, lines = FeatureTables(held, features(), num_hosts=NUM_HOSTS), BlockLines()
+    held, alone = tables(stores), tables()
+    own, lines = stores.group(held, features(), num_hosts=NUM_HOSTS), BlockLines()
     for _ in range(2):
         asked = [draw(random, held, with_weights=with_weights) for _ in range(NUM_HOSTS)]
         out, gradients = ([blocks(random, held) for _ in range(NUM_HOSTS)] for _ in range(2))
@@ -161,7 +166,7 @@ def entries(
 
 def test_rows_that_nobody_holds_are_refused_before_anything_changes(crew: Crew) -> None:
     held = tables()
-    own, lines = FeatureTables(held, features(), num_hosts=1), BlockLines()
+    own, lines = RAM.group(held, features(), num_hosts=1), BlockLines()
     asked = draw(np.random.default_rng(1), held, with_weights=False)
     gradients = blocks(np.random.default_rng(1), held)
     # As if a frame had been changed after it was looked at.
@@ -174,7 +179,7 @@ def test_rows_that_nobody_holds_are_refused_before_anything_changes(crew: Crew) 
 @pytest.mark.parametrize("is_short", [True, False], ids=["short", "narrow"])
 def test_blocks_of_another_batch_are_refused(crew: Crew, is_short: bool) -> None:
     held = tables()
-    own = FeatureTables(held, features(), num_hosts=1)
+    own = RAM.group(held, features(), num_hosts=1)
     asked = draw(np.random.default_rng(1), held, with_weights=False)
     good = blocks(np.random.default_rng(1), held)
     bad = [*good]

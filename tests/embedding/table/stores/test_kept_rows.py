@@ -1,4 +1,4 @@
-"""`KeptRows` beside the plain way, whole copies at the moments: several tables with undo logs and snapshots that share
+"""`RamPreImages` beside the plain way, whole copies at the moments: several tables with undo logs, snapshots that share
 rooms, and logs that snapshots link to.
 """
 
@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from podembed.embedding.kernels.arrays import aligned_zeros
 from podembed.embedding.kernels.snapshots import GROUP_ROWS
-from podembed.embedding.table.kept_rows import Keeper, KeptRows
-from podembed.embedding.table.snapshot import Snapshot, SnapshotRoom
-from podembed.embedding.table.undo_log import UndoLog
+from podembed.embedding.table.stores.ram_kept import RamPreImages, RamSnapshot, RamUndoLog, SnapshotRoom
+from podembed.embedding.table.stores.store import Keeper
 from tests.long_tests import examples
 
 WIDTHS = ((3, 1), (16,), (3, 1), (32, 32))
@@ -24,14 +23,15 @@ class Kept:
 
     def __init__(self, *, log_rows: int, room_rows: int) -> None:
         self.arrays = [self._filled(count, widths) for count, widths in zip(NUM_ROWS, WIDTHS, strict=True)]
-        self.logs = [UndoLog(arrays, max_rows=log_rows) for arrays in self.arrays]
+        self.logs = [RamUndoLog(arrays, max_rows=log_rows) for arrays in self.arrays]
         self.rooms = {
             widths: SnapshotRoom(widths, max_rows=room_rows, num_rows=sum(NUM_ROWS)) for widths in dict.fromkeys(WIDTHS)
         }
         self.snapshots = [
-            Snapshot(arrays, room=self.rooms[widths]) for arrays, widths in zip(self.arrays, WIDTHS, strict=True)
+            RamSnapshot(arrays, room=self.rooms[widths], log=log)
+            for arrays, widths, log in zip(self.arrays, WIDTHS, self.logs, strict=True)
         ]
-        self.kept = KeptRows(list(zip(self.logs, self.snapshots, strict=True)))
+        self.kept = RamPreImages(list(zip(self.logs, self.snapshots, strict=True)))
         for log in self.logs:
             log.begin()
         self.frozen = self.copies()
@@ -49,7 +49,7 @@ class Kept:
     def freeze(self, *, is_linked: bool) -> None:
         for log, snapshot in zip(self.logs, self.snapshots, strict=True):
             log.freeze()
-            snapshot.freeze(log=log if is_linked else None)
+            snapshot.freeze(reads_log=is_linked)
         self.frozen = self.copies()
 
     def change(self, rows: dict[int, np.ndarray]) -> None:
@@ -165,6 +165,6 @@ def test_what_is_only_undone_takes_no_room() -> None:
 
 def test_a_keeper_takes_rows_of_any_kind() -> None:
     told: list[tuple[tuple[int, ...], int]] = []
-    keeper = Keeper(lambda numbers, touched: told.append((tuple(numbers), int(touched[0, 1]))), 7)
+    keeper = Keeper(lambda numbers, touched: told.append((tuple(numbers), int(touched[0, 1]))), 7, RamPreImages.touched)
     keeper(np.arange(20, dtype=np.int64)[::2])
     assert told == [((7,), 10)]

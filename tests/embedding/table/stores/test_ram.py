@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from podembed.embedding.table.row_store import RowStore
-from podembed.embedding.table.snapshot import SnapshotRoom
+from podembed.embedding.table.stores.ram import RamStore
+from podembed.embedding.table.stores.ram_kept import RamSnapshot, RamUndoLog, SnapshotRoom
+from tests.embedding.table.stores.preserving import preserve
 
 WIDTHS = {"rows": 3, "accumulator": 1}
 
 
 def test_what_is_written_is_read_and_views_change_it() -> None:
-    store = RowStore(WIDTHS, 10)
+    store = RamStore(WIDTHS, 10)
     rows = np.array([7, 2])
     store.write(rows, {"rows": np.full((2, 3), 5.0, np.float32), "accumulator": np.array([[1.0], [2.0]])})
     store.view(2, 3)["rows"][:] += 1
@@ -22,7 +23,7 @@ def test_what_is_written_is_read_and_views_change_it() -> None:
 
 
 def test_gather_and_pool_read_rows_where_they_lie() -> None:
-    store = RowStore(WIDTHS, 4)
+    store = RamStore(WIDTHS, 4)
     store.view(0, 4)["rows"][:] = np.arange(4, dtype=np.float32)[:, None]
     out = np.empty((2, 3), np.float32)
     store.gather(np.array([3, 1]), out)
@@ -32,14 +33,15 @@ def test_gather_and_pool_read_rows_where_they_lie() -> None:
 
 
 def test_a_frozen_view_and_an_undo_log_remember_rows_and_slots() -> None:
-    store = RowStore(WIDTHS, 6)
+    store = RamStore(WIDTHS, 6)
     room = SnapshotRoom([*WIDTHS.values()], max_rows=6, num_rows=6)
-    frozen, log = store.freeze(room=room), store.undo_log(max_rows=6)
+    arrays = [*store.arrays.values()]
+    frozen, log = RamSnapshot(arrays, room=room), RamUndoLog(arrays, max_rows=6)
     frozen.freeze()
     log.begin()
     rows = np.array([4])
-    frozen.preserve(rows)
-    log.preserve(rows)
+    preserve(frozen, rows)
+    preserve(log, rows)
     store.write(rows, {"rows": np.ones((1, 3), np.float32), "accumulator": np.ones((1, 1), np.float32)})
     seen = [np.empty((6, width), np.float32) for width in WIDTHS.values()]
     frozen.read(0, 6, seen)

@@ -1,7 +1,10 @@
-"""Work on several tables at once, cut into parts for the threads of a crew.
+"""`RamGroup`: the tables of the features that a host pools, for work on all of them at once.
 
-Bags are cut into runs, since each has a vector of its own. Touched rows are cut into runs, since each is there once:
-one thread sums the gradients of a row, in the order that `Table.group` found. Nothing else is shared.
+Between Python and the kernels, a feature is a line of numbers: where its bags, its rows and its vectors lie. What is
+the same in every step is found out once. So hundreds of small tables cost little more than one of their size.
+
+Bags are cut into runs for the threads of a crew, since each has a vector of its own. So are touched rows, since each is
+there once: one thread sums the gradients of a row, in the order that `Table.group` found.
 """
 
 from __future__ import annotations
@@ -9,16 +12,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from podembed.embedding.kernels.arrays import can_stream, matrix_of
-from podembed.embedding.kernels.bag_frames import NUM_IDS
-from podembed.embedding.kernels.crew import Crew, cut, cut_into_runs, is_worth_sharing
+from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES, STREAMING_FLOATS, BlockLines, aligned_empty, matrix_of
+from podembed.embedding.kernels.bag_frames import NUM_BAGS, NUM_IDS, SPLITS, WEIGHTS
+from podembed.embedding.kernels.crew import Crew, cut_into_runs, is_worth_sharing
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
-from podembed.embedding.kernels.many_tables import BagLists, GroupedEntries, group_tables
+from podembed.embedding.kernels.many_tables import (
+    SPLIT_BYTES,
+    BagLists,
+    GroupedEntries,
+    divide_gradients,
+    group_tables,
+    pool_tables,
+)
+from podembed.embedding.kernels.pool import COMBINER_CODES
 from podembed.embedding.row_optimizers.base import Optimizer
-from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.row_optimizers.table_rules import (
     LINE,
     NUM_ADDRESSES,
@@ -28,59 +39,168 @@ from podembed.embedding.row_optimizers.table_rules import (
     START_BYTES,
     STARTS,
 )
-from podembed.embedding.table.kept_rows import Keeper
-from podembed.embedding.table.table import NO_ROWS, GroupedRows, Table
+from podembed.embedding.table.stores.store import (
+    NO_ROWS,
+    GroupedRows,
+    Keeper,
+    PooledFeature,
+    ScaledGradients,
+)
+
+if TYPE_CHECKING:
+    from podembed.embedding.table.stores.ram import RamStore
+    from podembed.embedding.table.table import Table
+
+_FLOAT_BYTES = 4
+_LINE_FLOATS = CACHE_LINE_BYTES // _FLOAT_BYTES
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pooling:
-    """The bags of one feature, to be combined into `out`; arguments as of `kernels.pool.pool`.
+NOTHING_SCALED = ScaledGradients(np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int64), np.zeros(0, bool))
 
-    Attributes:
-      pool: of the rows, such as `RowStore.pool`.
-      bags: rising, or None for all.
+
+class RamGroup:
+    """As `StoreGroup`; see the module.
+
+    Args:
+      tables, features, num_hosts: as of `StoreKind.group`.
     """
 
-    pool: Callable[..., None]
-    index: np.ndarray
-    row_splits: np.ndarray
-    weights: np.ndarray | None
-    combiner: str
-    out: np.ndarray
-    bags: np.ndarray | None = None
-    is_packed: bool = False
+    def __init__(self, tables: Sequence[Table], features: Sequence[PooledFeature], *, num_hosts: int) -> None:
+        self._tables = tables
+        self.held = list(dict.fromkeys(feature.table for feature in features))
+        self._updates = TableUpdates(tables, self.held)
+        rows = [_arrays_of(tables[feature.table])["rows"] for feature in features]
+        self._rows = BlockLines().of(rows)[:, :2]
+        self.dims = np.array([own.shape[1] for own in rows], np.int64)
+        self._pooling = np.array([COMBINER_CODES[feature.pooling] for feature in features], np.int64)
+        self._combiners = np.array([COMBINER_CODES[feature.combiner] for feature in features], np.int64)
+        self._divides = np.array([feature.combiner != "sum" for feature in features], bool)
+        self._divides_any = bool(self._divides.any())
+        # Features of one width are worked on by one call.
+        self._of_dim: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        for dim in np.unique(self.dims).tolist():
+            own = np.flatnonzero(self.dims == dim)
+            self._of_dim[dim] = own, self._rows[own], self._pooling[own]
+        # Lists of bags as they are grouped: table by table, and of each table host by host.
+        of_table: dict[int, list[int]] = {table: [] for table in self.held}
+        for at, feature in enumerate(features):
+            of_table[feature.table].append(at)
+        order = [
+            host * len(features) + at for table in self.held for host in range(num_hosts) for at in of_table[table]
+        ]
+        self._list_order = np.array(order, np.int64)
+        self._firsts = np.cumsum([0, *(num_hosts * len(of_table[table]) for table in self.held)])
 
-    @property
-    def num_bags(self) -> int:
-        return len(self.row_splits) - 1 if self.bags is None else len(self.bags)
+    def pool(self, asked: Sequence[np.ndarray], out: Sequence[np.ndarray], crew: Crew) -> None:
+        """As `StoreGroup.pool`."""
+        all_asked, all_out = np.stack(asked, axis=1), np.stack(out, axis=1)
+        self._check(all_asked, all_out)
+        floats = all_asked[:, :, NUM_BAGS] * self.dims[:, None]
+        aligned = (all_out[:, :, :2] % CACHE_LINE_BYTES == 0).all(axis=2)
+        streams = (floats >= STREAMING_FLOATS) & aligned
+        calls, total = [], 0
+        for dim, (features, rows, pooling) in self._of_dim.items():
+            # Feature by feature, since rows that one host's bags brought into the caches serve those of the others.
+            every = len(features) == len(self.dims)
+            bags, where, streamed = (
+                (array if every else array[features]).reshape(len(features) * len(asked), *array.shape[2:])
+                for array in (all_asked, all_out, streams)
+            )
+            sizes = (bags[:, NUM_IDS] + bags[:, NUM_BAGS]) * dim
+            static = (rows, pooling) if len(asked) == 1 else (rows.repeat(len(asked), 0), pooling.repeat(len(asked)))
+            calls += _calls(dim, (bags, *static, streamed, where[:, :2]), sizes, crew)
+            total += int(sizes.sum())
+        crew.run(calls, size=total)
 
-    @property
-    def size(self) -> int:
-        """Floats read and written."""
-        num_all = max(1, len(self.row_splits) - 1)
-        return (len(self.index) + num_all) * self.out.shape[1] * self.num_bags // num_all
+    def group(
+        self, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
+    ) -> tuple[GroupedTables, ScaledGradients]:
+        """As `StoreGroup.group`."""
+        bags, lines = np.stack(asked), np.stack(gradients)
+        self._check(bags.swapaxes(0, 1), lines.swapaxes(0, 1))
+        lists = np.concatenate([bags[:, :, : NUM_BAGS + 1], lines[:, :, :2]], axis=2)
+        scaled = self._scaled(bags)
+        if len(scaled.where):
+            at = tuple(scaled.where.T)
+            lists[*at, NUM_BAGS + 1 :] = scaled.lines[:, :2]
+            # Each id with a weight has a gradient of its own: it is like a bag of one.
+            numbers = np.arange(int(bags[:, :, NUM_IDS].max(initial=0)) + 1)
+            weighted = tuple(scaled.where[scaled.is_weighted].T)
+            lists[*weighted, SPLITS] = numbers.ctypes.data
+            lists[*weighted, NUM_BAGS] = bags[*weighted, NUM_IDS]
+        return self._grouped(lists, crew), scaled
 
-    def run(self, first: int, stop: int) -> None:
-        """Combines a run of the bags."""
-        splits, bags, out = self.row_splits, self.bags, self.out
-        # Asked of the whole, since a part of it looks as if it could stay in the cache.
-        streams = can_stream(out[: self.num_bags], out.shape[1])
-        if bags is None:
-            splits = splits[first : stop + 1]
-        else:
-            bags = bags[first:stop]
-        if bags is None or self.is_packed:
-            out = out[first:stop]
-        some = {"bags": bags, "is_packed": self.is_packed, "streams": streams}
-        self.pool(self.index, splits, self.weights, self.combiner, out, **some)
+    def _grouped(self, lists: np.ndarray, crew: Crew) -> GroupedTables:
+        flat = lists.reshape(-1, lists.shape[2])[self._list_order]
+        return group_together(self._tables, self.held, flat, self._firsts, crew)
+
+    def _scaled(self, bags: np.ndarray) -> ScaledGradients:
+        is_weighted = bags[:, :, WEIGHTS] != 0
+        if not self._divides_any and not is_weighted.any():
+            return NOTHING_SCALED
+        where = np.argwhere(is_weighted | self._divides)
+        at = tuple(where.T)
+        counts, dims = np.where(is_weighted, bags[:, :, NUM_IDS], bags[:, :, NUM_BAGS])[at], self.dims[where[:, 1]]
+        floats = -(-counts * dims // _LINE_FLOATS) * _LINE_FLOATS
+        memory = aligned_empty((int(floats.sum()),))
+        starts = memory.ctypes.data + _FLOAT_BYTES * (np.cumsum(floats) - floats)
+        return ScaledGradients(where, np.stack([starts, _FLOAT_BYTES * dims, counts], 1), is_weighted[at], memory)
+
+    def scale(
+        self, scaled: ScaledGradients, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
+    ) -> None:
+        """As `StoreGroup.scale`."""
+        calls, total = [], 0
+        where, is_plain = scaled.where, ~scaled.is_weighted
+        if not is_plain.any():
+            return
+        all_asked, all_gradients, dims = np.stack(asked), np.stack(gradients), self.dims[where[:, 1]]
+        self._check(all_asked.swapaxes(0, 1), all_gradients.swapaxes(0, 1))
+        for dim in self._of_dim:
+            mine = np.flatnonzero(is_plain & (dims == dim))
+            if len(mine):
+                at = tuple(where[mine].T)
+                bags, source = all_asked[at], all_gradients[at][:, :2]
+                arguments = bags, source, self._combiners[at[1]], scaled.lines[mine, :2]
+                calls.append(partial(divide_gradients, dim, *arguments))
+                total += 2 * dim * int(bags[:, NUM_BAGS].sum())
+        crew.run(calls, size=total)
+
+    def _check(self, bags: np.ndarray, blocks: np.ndarray) -> None:
+        """Of every feature and host, whether its block has one vector a bag, as wide as its table's rows."""
+        if (blocks[:, :, 2] == bags[:, :, NUM_BAGS]).all() and (blocks[:, :, 3] == self.dims[:, None]).all():
+            return
+        found = blocks[:, :, 2:]
+        expected = np.stack([bags[:, :, NUM_BAGS], np.broadcast_to(self.dims[:, None], bags.shape[:2])], axis=2)
+        at = tuple(np.argwhere((found != expected).any(axis=2))[0].tolist())
+        raise ValueError(
+            f"Found a block of shape {tuple(found[at].tolist())} for feature {at[0]} of those pooled here. Expected "
+            f"{tuple(expected[at].tolist())}: one vector a bag, as wide as a row. Pass the blocks of that batch."
+        )
+
+    def update(self, grouped: Mapping[int, GroupedRows], learning_rates: Sequence[float], crew: Crew) -> None:
+        """As `StoreGroup.update`."""
+        self._updates.run(cast("GroupedTables", grouped), learning_rates, crew)
 
 
-def pool_together(poolings: Sequence[Pooling], crew: Crew) -> None:
-    """Combines all bags of several features."""
-    sizes = [pooling.size for pooling in poolings]
-    parts = cut([pooling.num_bags for pooling in poolings], sizes, crew.num_threads)
-    calls = [partial(poolings[item].run, first, stop) for item, first, stop in parts]
-    crew.run(calls, size=sum(sizes))
+def _arrays_of(table: Table) -> Mapping[str, np.ndarray]:
+    """Rows and slots, where they lie."""
+    return cast("RamStore", table.store).arrays
+
+
+def _calls(dim: int, arguments: tuple[np.ndarray, ...], sizes: np.ndarray, crew: Crew) -> list[partial[None]]:
+    """Calls of `pool_tables` for the threads of a crew."""
+    if crew.num_threads == 1:
+        return [partial(pool_tables, dim, *arguments)]
+    bags, rows, combiners, streams, out = arguments
+    calls = []
+    for items, firsts, stops in cut_into_runs(bags[:, NUM_BAGS], sizes, crew.num_threads):
+        own, vectors = bags[items], out[items]
+        own[:, SPLITS] += SPLIT_BYTES * firsts
+        own[:, NUM_BAGS] = stops - firsts
+        vectors[:, 0] += firsts * vectors[:, 1]
+        calls.append(partial(pool_tables, dim, own, rows[items], combiners[items], streams[items], vectors))
+    return calls
 
 
 class GroupedTables(Mapping[int, GroupedRows]):
@@ -218,10 +338,11 @@ class TableUpdates:
         # In the order of the tables, since a rule in Python may keep something.
         self._in_order, self._alone = sorted(held), frozenset(alone)
         for (optimizer, dim), own in of_rule.items():
-            stores = [tables[held[number]].store for number in own]
             # What an index keeps of each row comes behind the slots.
             trained = 1 + len(optimizer.slots)
-            lines = [[matrix_of(array) for array in [*store.arrays.values()][:trained]] for store in stores]
+            lines = [
+                [matrix_of(array) for array in [*_arrays_of(tables[held[number]]).values()][:trained]] for number in own
+            ]
             matrices = np.array(lines, np.int64).reshape(len(own), -1)
             self._sets.append(
                 _RuleSet(optimizer, dim, np.array([held[number] for number in own]), np.array(own), matrices)
@@ -307,59 +428,3 @@ class _RuleSet:
             own[:, NUM_ROWS] = stops - firsts
             calls.append(partial(rule, self.dim, self.matrices[some[items]], own))
         return calls
-
-
-def update_rows_together(
-    tables: Sequence[Table],
-    rows: Mapping[int, tuple[np.ndarray, np.ndarray]],
-    learning_rates: Sequence[float],
-    crew: Crew,
-) -> None:
-    """As `Table.update_at` for every table.
-
-    Args:
-      rows: by position of the table, local rows and addresses of their gradients.
-      learning_rates: one a table.
-    """
-    if crew.num_threads == 1:
-        for at, (local_rows, addresses) in rows.items():
-            tables[at].update_at(local_rows, addresses, learning_rates[at])
-        return
-    touched: dict[int, TouchedRows] = {}
-
-    def touch(at: int) -> None:
-        touched[at] = tables[at].touch(rows[at][0])
-
-    num_rows = sum(len(local_rows) for local_rows, _ in rows.values())
-    crew.run([partial(touch, at) for at in rows], size=FLOATS_PER_ENTRY * num_rows)
-    for at in rows:
-        tables[at].announce(touched[at].rows)
-    _run([_Update(tables[at], touched[at], rows[at][1], learning_rates[at]) for at in rows], crew)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Update:
-    """Touched rows of a table, and where their gradients lie."""
-
-    table: Table
-    touched: TouchedRows
-    addresses: np.ndarray
-    learning_rate: float
-
-    @property
-    def size(self) -> int:
-        """Floats read and written."""
-        return (len(self.addresses) + 2 * len(self.touched.rows)) * self.table.spec.dim
-
-    def run(self, first: int, stop: int) -> None:
-        self.table.update_run(self.touched, self.addresses, self.learning_rate, first, stop)
-
-
-def _run(updates: Sequence[_Update], crew: Crew) -> None:
-    shared = [update for update in updates if update.table.can_be_cut]
-    sizes = [update.size for update in shared]
-    parts = cut([len(update.touched.rows) for update in shared], sizes, crew.num_threads)
-    crew.run([partial(shared[item].run, first, stop) for item, first, stop in parts], size=sum(sizes))
-    for update in updates:
-        if not update.table.can_be_cut:
-            update.run(0, len(update.touched.rows))

@@ -1,4 +1,4 @@
-"""`Snapshot` beside the plain way, a whole copy at the freeze: reading, releasing, a full buffer, and going back."""
+"""`RamSnapshot` beside the plain way, a whole copy at the freeze: reading, releasing, and a full buffer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from podembed.embedding.optimizers import (
     Optimizer,
     RowWiseAdagrad,
 )
-from podembed.embedding.table.snapshot import Snapshot, SnapshotRoom, share_out
+from podembed.embedding.table.stores.ram_kept import RamSnapshot, SnapshotRoom, share_out
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+from tests.embedding.table.stores.preserving import preserve
 from tests.long_tests import examples
 
 NUM_ROWS = 2 * GROUP_ROWS + 7
@@ -41,16 +42,16 @@ def room_of(arrays: list[np.ndarray], *, max_rows: int, num_rows: int | None = N
     return SnapshotRoom(widths, max_rows=max_rows, num_rows=len(arrays[0]) if num_rows is None else num_rows)
 
 
-def snapshot_of(arrays: list[np.ndarray], *, max_rows: int) -> Snapshot:
+def snapshot_of(arrays: list[np.ndarray], *, max_rows: int) -> RamSnapshot:
     """With a room of its own."""
-    return Snapshot(arrays, room=room_of(arrays, max_rows=max_rows))
+    return RamSnapshot(arrays, room=room_of(arrays, max_rows=max_rows))
 
 
 def rows_of(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def frozen(snapshot: Snapshot, arrays: list[np.ndarray], start: int, stop: int) -> list[np.ndarray]:
+def frozen(snapshot: RamSnapshot, arrays: list[np.ndarray], start: int, stop: int) -> list[np.ndarray]:
     out = [np.full((stop - start, array.shape[1]), np.nan, np.float32) for array in arrays]
     snapshot.read(start, stop, out)
     return out
@@ -73,7 +74,7 @@ def test_what_is_read_is_a_copy_made_at_the_freeze(data: st.DataObject, num_rows
         done = 0
         while done < num_rows:
             wanted = np.array(data.draw(st.lists(st.integers(0, num_rows - 1), max_size=8), "rows"), np.int64)
-            allowed = snapshot.preserve(wanted)
+            allowed = preserve(snapshot, wanted)
             for array in arrays:
                 array[wanted[:allowed]] += 0.5
             assert snapshot.num_kept <= max_rows
@@ -84,17 +85,17 @@ def test_what_is_read_is_a_copy_made_at_the_freeze(data: st.DataObject, num_rows
             snapshot.release(stop)
             done = stop
         assert snapshot.num_kept == 0
-        assert snapshot.preserve(np.arange(num_rows)) == num_rows, "nothing is kept of rows that were released"
+        assert preserve(snapshot, np.arange(num_rows)) == num_rows, "nothing is kept of rows that were released"
 
 
 def test_a_row_is_copied_once_and_only_if_it_changes() -> None:
     arrays = filled()
     snapshot = snapshot_of(arrays, max_rows=6)
     snapshot.freeze()
-    assert snapshot.preserve(rows_of(1, 2, 700, 1)) == 4
+    assert preserve(snapshot, rows_of(1, 2, 700, 1)) == 4
     assert snapshot.num_kept == 3
     arrays[0][1] = -1
-    snapshot.preserve(rows_of(1))
+    preserve(snapshot, rows_of(1))
     arrays[0][1] = -2
     assert frozen(snapshot, arrays, 1, 2)[0].tolist() == [[3, 4, 5]]
     assert snapshot.num_kept == 3
@@ -104,12 +105,12 @@ def test_a_full_buffer_stops_at_the_first_row_without_room() -> None:
     arrays = filled()
     snapshot = snapshot_of(arrays, max_rows=1)
     snapshot.freeze()
-    assert snapshot.preserve(rows_of(3, 3, 64, 3)) == 2
-    assert snapshot.preserve(rows_of(64)) == 0
+    assert preserve(snapshot, rows_of(3, 3, 64, 3)) == 2
+    assert preserve(snapshot, rows_of(64)) == 0
     snapshot.release(4)
-    assert snapshot.preserve(rows_of(3, 2, 64)) == 2, "row 3 is free to change, but its group keeps its entry"
+    assert preserve(snapshot, rows_of(3, 2, 64)) == 2, "row 3 is free to change, but its group keeps its entry"
     snapshot.release(GROUP_ROWS)
-    assert snapshot.preserve(rows_of(64, 0, GROUP_ROWS)) == 3
+    assert preserve(snapshot, rows_of(64, 0, GROUP_ROWS)) == 3
 
 
 def test_rows_that_were_released_cannot_be_read_any_more() -> None:
@@ -129,7 +130,7 @@ def test_snapshots_that_share_a_room_never_mix_their_rows(data: st.DataObject, m
     for number, arrays in enumerate(tables):
         arrays[0] += 10_000 * number
     room = room_of(tables[0], max_rows=max_rows, num_rows=sum(len(arrays[0]) for arrays in tables))
-    snapshots = [Snapshot(arrays, room=room) for arrays in tables]
+    snapshots = [RamSnapshot(arrays, room=room) for arrays in tables]
     for _ in range(2):
         for snapshot in snapshots:
             snapshot.freeze()
@@ -138,7 +139,7 @@ def test_snapshots_that_share_a_room_never_mix_their_rows(data: st.DataObject, m
             for other, arrays in enumerate(tables):
                 rows = st.lists(st.integers(0, len(arrays[0]) - 1), max_size=6)
                 wanted = np.array(data.draw(rows, f"rows of {other}"), np.int64)
-                allowed = snapshots[other].preserve(wanted)
+                allowed = preserve(snapshots[other], wanted)
                 for array in arrays:
                     array[wanted[:allowed]] += 0.5
                 assert allowed == len(wanted) or room.num_kept == max_rows
@@ -152,43 +153,43 @@ def test_snapshots_that_share_a_room_never_mix_their_rows(data: st.DataObject, m
 def test_one_table_may_take_the_room_that_another_does_not_need() -> None:
     busy, calm = filled(), filled()
     room = room_of(busy, max_rows=10, num_rows=2 * NUM_ROWS)
-    snapshots = [Snapshot(arrays, room=room) for arrays in (busy, calm)]
+    snapshots = [RamSnapshot(arrays, room=room) for arrays in (busy, calm)]
     for snapshot in snapshots:
         snapshot.freeze()
-    assert snapshots[0].preserve(np.arange(7)) == 7
-    assert room.taken == 0.7
-    assert snapshots[1].preserve(rows_of(9)) == 1
-    assert room.taken == 0.8
-    assert [room.share_of(snapshot) for snapshot in snapshots] == [0.7, 0.1]
-    assert snapshots[0].preserve(np.arange(7, 11)) == 2
-    assert snapshots[1].preserve(rows_of(1)) == 0
+    assert preserve(snapshots[0], np.arange(7)) == 7
+    assert snapshots[1].all_taken == 0.7
+    assert preserve(snapshots[1], rows_of(9)) == 1
+    assert snapshots[0].all_taken == 0.8
+    assert [snapshot.taken for snapshot in snapshots] == [0.7, 0.1]
+    assert preserve(snapshots[0], np.arange(7, 11)) == 2
+    assert preserve(snapshots[1], rows_of(1)) == 0
     snapshots[0].release(NUM_ROWS)
-    assert snapshots[1].preserve(np.arange(10, 19)) == 9
+    assert preserve(snapshots[1], np.arange(10, 19)) == 9
 
 
 def test_a_room_for_all_rows_never_becomes_full() -> None:
     arrays = filled(8)
     room = room_of(arrays, max_rows=8)
-    snapshot = Snapshot(arrays, room=room)
+    snapshot = RamSnapshot(arrays, room=room)
     snapshot.freeze()
-    assert snapshot.preserve(np.arange(8)) == 8
-    assert room.taken == 0
-    assert room.share_of(snapshot) == 0
+    assert preserve(snapshot, np.arange(8)) == 8
+    assert snapshot.all_taken == 0
+    assert snapshot.taken == 0
 
 
 def test_an_empty_room_is_filled_from_its_first_place_on() -> None:
     """Rows that come in together lie together then, whatever order the ones before them left in."""
     arrays = filled(64)
     room = room_of(arrays, max_rows=32, num_rows=128)
-    snapshot = Snapshot(arrays, room=room)
+    snapshot = RamSnapshot(arrays, room=room)
     for seed in range(3):
         snapshot.freeze()
         wanted = np.random.default_rng(seed).permutation(64)[:20]
-        assert snapshot.preserve(wanted) == 20
+        assert preserve(snapshot, wanted) == 20
         snapshot.release(64)
         room.put_in_order()
         snapshot.freeze()
-        snapshot.preserve(np.arange(5))
+        preserve(snapshot, np.arange(5))
         for buffer, array in zip(room.buffers, arrays, strict=True):
             np.testing.assert_array_equal(buffer[:5], array[:5])
         taken = room.free.copy()
@@ -221,14 +222,14 @@ def arrays_of(table: Table) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, Adam(0.1, lazy_adam=False)], ids=lambda o: type(o).__name__)
-def test_undo_is_exact_for_every_optimizer(optimizer: Optimizer) -> None:
+def test_what_a_save_reads_beside_training_is_exact_for_every_optimizer(optimizer: Optimizer) -> None:
     """Random updates after random freezes; bytes, not values, are compared."""
     rng = np.random.default_rng(3)
     table = trained_table(optimizer)
     snapshot = snapshot_of(arrays_of(table), max_rows=table.num_rows)
 
     def keep(rows: np.ndarray) -> None:
-        assert snapshot.preserve(rows) == len(rows)
+        assert preserve(snapshot, rows) == len(rows)
 
     table.before_change = keep
     for _ in range(3):
@@ -239,19 +240,15 @@ def test_undo_is_exact_for_every_optimizer(optimizer: Optimizer) -> None:
             table.update(rows, rng.standard_normal((30, 8), np.float32), 0.1)
         assert [array.tobytes() for array in arrays_of(table)] != before
         out = frozen(snapshot, arrays_of(table), 0, table.num_rows)
-        assert [array.tobytes() for array in out] == before, "a save that goes on meanwhile reads the same"
-        assert snapshot.undo() > 0
-        assert [array.tobytes() for array in arrays_of(table)] == before
-        assert snapshot.undo() == 0
-        table.update(rng.integers(0, table.num_rows, 30), rng.standard_normal((30, 8), np.float32), 0.1)
+        assert [array.tobytes() for array in out] == before
 
 
-def test_undo_under_size_pressure_is_exact_since_a_change_that_found_no_room_was_not_made() -> None:
+def test_under_size_pressure_it_is_exact_since_a_change_that_found_no_room_was_not_made() -> None:
     table = trained_table(Adagrad(0.1))
     snapshot = snapshot_of(arrays_of(table), max_rows=20)
 
     def keep(rows: np.ndarray) -> None:
-        if snapshot.preserve(rows) < len(rows):
+        if preserve(snapshot, rows) < len(rows):
             raise BufferError
 
     table.before_change = keep
@@ -264,33 +261,25 @@ def test_undo_under_size_pressure_is_exact_since_a_change_that_found_no_room_was
         except BufferError:
             refused += 1
     assert 0 < refused < 25
-    assert snapshot.undo() == 20
-    assert [array.tobytes() for array in arrays_of(table)] == before
-
-
-def test_undo_is_refused_when_frozen_values_are_gone() -> None:
-    snapshot = snapshot_of(filled(), max_rows=2)
-    snapshot.freeze()
-    snapshot.release(64)
-    with pytest.raises(ValueError, match="Restore from a commit"):
-        snapshot.undo()
-    snapshot.freeze()
-    assert snapshot.undo() == 0
+    assert snapshot.num_kept == 20
+    assert [array.tobytes() for array in frozen(snapshot, arrays_of(table), 0, table.num_rows)] == before
 
 
 def test_an_empty_table_has_nothing_to_keep() -> None:
     arrays = filled(0)
     snapshot = snapshot_of(arrays, max_rows=0)
     snapshot.freeze()
-    assert snapshot.preserve(rows_of()) == 0
+    assert preserve(snapshot, rows_of()) == 0
     snapshot.read(0, 0, arrays)
     snapshot.release(0)
-    assert snapshot.undo() == 0
+    assert snapshot.is_released
 
 
 def test_the_buffer_is_shared_out_by_equal_bytes_as_far_as_tables_can_use_them() -> None:
-    assert share_out(num_rows=[1000, 2, 1000], row_bytes=[10, 10, 20], budget_bytes=2020) == [100, 2, 50]
-    assert share_out(num_rows=[1000, 2], row_bytes=[10, 10], budget_bytes=0) == [1, 1]
-    assert share_out(num_rows=[3, 2], row_bytes=[10, 10], budget_bytes=10**6) == [3, 2]
-    assert share_out(num_rows=[0, 7], row_bytes=[10, 10], budget_bytes=50) == [0, 5]
-    assert share_out(num_rows=[], row_bytes=[], budget_bytes=50) == []
+    large, small, wide, empty = filled(1000, (2,)), filled(2, (1, 1)), filled(1000, (7,)), filled(0, (2,))
+    assert share_out([large, small, wide], budget_bytes=4040) == [100, 2, 50]
+    assert share_out([large, small], budget_bytes=0) == [1, 1]
+    assert share_out([large, small], budget_bytes=10**6) == [1000, 2]
+    assert share_out([large, small], budget_bytes=10**6, entries_per_row=2) == [2000, 4]
+    assert share_out([empty, large], budget_bytes=100) == [0, 5]
+    assert share_out([], budget_bytes=50) == []

@@ -1,8 +1,10 @@
-"""`UndoLog` beside the plain way, whole copies at the moments: going back to either of two, a full log, and tables of
-every optimizer.
+"""`RamUndoLog` beside the plain way, whole copies at the moments: going back to either of two, a full log, and
+tables of every optimizer.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,9 +23,10 @@ from podembed.embedding.optimizers import (
     Optimizer,
     RowWiseAdagrad,
 )
+from podembed.embedding.table.stores.ram_kept import RamUndoLog
 from podembed.embedding.table.table import Table
-from podembed.embedding.table.undo_log import UndoLog
 from podembed.embedding.table_spec import TableSpec
+from tests.embedding.table.stores.preserving import preserve
 from tests.long_tests import examples
 
 NUM_ROWS = 29
@@ -51,7 +54,7 @@ def test_undo_is_exact_but_for_the_rows_that_it_names(data: st.DataObject, max_r
     whichever of the two.
     """
     arrays, changed = arrays_of(), set[int]()
-    log = UndoLog(arrays, max_rows=max_rows)
+    log = RamUndoLog(arrays, max_rows=max_rows)
     log.begin()
     older, newer = copy_of(arrays), None
     since_older, since_newer = set[int](), set[int]()
@@ -59,7 +62,7 @@ def test_undo_is_exact_but_for_the_rows_that_it_names(data: st.DataObject, max_r
         match data.draw(st.sampled_from(["change", "change", "change", "freeze", "advance", "begin"]), "operation"):
             case "change":
                 rows = np.array(data.draw(st.lists(st.integers(0, NUM_ROWS - 1), max_size=9), "rows"), np.int64)
-                log.preserve(rows)
+                preserve(log, rows)
                 for array in arrays:
                     array[rows] += 0.5
                 since_older |= {*rows.tolist()}
@@ -88,11 +91,11 @@ def test_undo_is_exact_but_for_the_rows_that_it_names(data: st.DataObject, max_r
 
 def test_of_two_values_of_a_row_the_older_one_wins() -> None:
     arrays = arrays_of()
-    log = UndoLog(arrays, max_rows=8)
+    log = RamUndoLog(arrays, max_rows=8)
     log.begin()
     before = copy_of(arrays)
     for step in range(2):
-        log.preserve(np.array([3, 5]))
+        preserve(log, np.array([3, 5]))
         arrays[0][[3, 5]] += 1
         if step == 0:
             log.freeze()
@@ -103,14 +106,14 @@ def test_of_two_values_of_a_row_the_older_one_wins() -> None:
 
 def test_a_commit_that_stands_makes_room_and_the_ring_goes_round() -> None:
     arrays = arrays_of()
-    log = UndoLog(arrays, max_rows=7)
+    log = RamUndoLog(arrays, max_rows=7)
     log.begin()
     for step in range(20):
         log.freeze()
         before = copy_of(arrays)
         log.advance()
         rows = np.array([step % NUM_ROWS, (step + 9) % NUM_ROWS, (step + 13) % NUM_ROWS])
-        log.preserve(rows)
+        preserve(log, rows)
         arrays[0][rows] += 1
         assert log.num_kept == 3
     assert len(log.undo()) == 0
@@ -120,15 +123,15 @@ def test_a_commit_that_stands_makes_room_and_the_ring_goes_round() -> None:
 def test_a_commit_may_stand_after_rows_have_changed_since_it() -> None:
     """As a rule it does: it is acknowledged while training goes on. Round the ring several times."""
     arrays = arrays_of()
-    log = UndoLog(arrays, max_rows=11)
+    log = RamUndoLog(arrays, max_rows=11)
     log.begin()
     for step in range(20):
-        log.preserve(np.array([step % NUM_ROWS, (step + 9) % NUM_ROWS]))
+        preserve(log, np.array([step % NUM_ROWS, (step + 9) % NUM_ROWS]))
         arrays[0][[step % NUM_ROWS, (step + 9) % NUM_ROWS]] += 1
         log.freeze()
         before = copy_of(arrays)
         rows = np.array([(step + 4) % NUM_ROWS, step % NUM_ROWS, (step + 13) % NUM_ROWS])
-        log.preserve(rows)
+        preserve(log, rows)
         arrays[0][rows] += 1
         log.advance()
         assert log.num_kept == 3
@@ -139,19 +142,19 @@ def test_a_commit_may_stand_after_rows_have_changed_since_it() -> None:
 def test_a_row_that_was_lost_stays_lost_when_a_commit_is_given_up() -> None:
     """Kept since the commit that came to nothing, but not since the one before: its value then is not known."""
     arrays = arrays_of()
-    log = UndoLog(arrays, max_rows=1)
+    log = RamUndoLog(arrays, max_rows=1)
     log.begin()
-    log.preserve(np.array([1, 2]))
+    preserve(log, np.array([1, 2]))
     log.freeze()
     log.advance()
-    log.preserve(np.array([4, 2]))
+    preserve(log, np.array([4, 2]))
     log.freeze()
     log.freeze()
     assert log.undo().tolist() == [2]
 
 
 def test_advancing_needs_a_newer_moment() -> None:
-    log = UndoLog(arrays_of(), max_rows=1)
+    log = RamUndoLog(arrays_of(), max_rows=1)
     log.begin()
     with pytest.raises(ValueError, match="Expected freeze before"):
         log.advance()
@@ -176,8 +179,8 @@ def test_a_table_goes_back_bit_by_bit(optimizer: Optimizer, share: float) -> Non
     spec = TableSpec.of(TableConfig(1000, 8, optimizer=optimizer, name="t"), seed=1, num_buckets=8)
     table = Table(spec, np.arange(8))
     table.initialize()
-    log = UndoLog([table.rows, *table.slots.values()], max_rows=int(share * table.num_rows))
-    table.before_change = log.preserve
+    log = RamUndoLog([table.rows, *table.slots.values()], max_rows=int(share * table.num_rows))
+    table.before_change = partial(preserve, log)
 
     def train(steps: int) -> None:
         for _ in range(steps):
