@@ -37,8 +37,8 @@ from benchmarks.workloads import (  # noqa: E402
 )
 from podembed.embedding.config import TableConfig  # noqa: E402
 from podembed.embedding.kernels.arrays import aligned_empty  # noqa: E402
-from podembed.embedding.lookup.activation_layout import ActivationLayout  # noqa: E402
-from podembed.embedding.lookup.owner_pooled import PooledLookup  # noqa: E402
+from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks  # noqa: E402
+from podembed.embedding.lookup.pooled_way import PooledWay  # noqa: E402
 from podembed.embedding.lookup.streams import FeatureBinding  # noqa: E402
 from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
@@ -56,13 +56,13 @@ class Engine:
     tables: Sequence[Table]
     features: Sequence[FeatureBinding]
     layout: ActivationLayout
-    lookup: PooledLookup
+    lookup: PooledWay
 
     @staticmethod
     def of(
         tables: Sequence[Table], features: Sequence[FeatureBinding], layout: ActivationLayout, *, threads: int
     ) -> Engine:
-        lookup = PooledLookup(tables, features, layout, host=0, num_hosts=1, crew=ThreadCrew(threads))
+        lookup = PooledWay(tables, features, layout, host=0, num_hosts=1, crew=ThreadCrew(threads))
         return Engine(tables=tables, features=features, layout=layout, lookup=lookup)
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     lookup, layout = engine.lookup, engine.layout
     activations, gradients = aligned_empty((layout.num_floats,)), aligned_empty((layout.num_floats,))
     gradients[:] = np.random.default_rng(0).standard_normal(layout.num_floats, dtype=np.float32) * 1e-3
-    activation_blocks, gradient_blocks = layout.blocks(activations), layout.blocks(gradients)
+    activation_blocks, gradient_blocks = Blocks.of(layout, activations), Blocks.of(layout, gradients)
     rates = [shape.learning_rate] * len(shape.table_rows)
     # The CPU time of one thread leaves out what other programs take.
     now = time.thread_time if arguments.threads == 1 else time.perf_counter
@@ -152,7 +152,7 @@ def main() -> None:
         lookup.accept(request, [np.empty(0, np.int64)])
         lookup.group(request, gradient_blocks)
         clock.append(now())
-        lookup.pool_own(request, activation_blocks)
+        lookup.gather_own(request, activation_blocks)
         clock.append(now())
         lookup.update(request, gradient_blocks, rates)
         clock.append(now())

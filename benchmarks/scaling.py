@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -40,12 +41,11 @@ from podembed.embedding.initializers import Constant  # noqa: E402
 from podembed.embedding.kernels.arrays import aligned_empty  # noqa: E402
 from podembed.embedding.lookup.activation_layout import Blocks, pooling_owners  # noqa: E402
 from podembed.embedding.lookup.compiled import compile_kernels  # noqa: E402
-from podembed.embedding.lookup.exchange import Alone, Asked, Prefetched  # noqa: E402
+from podembed.embedding.lookup.exchange import Agreement, SingleHost  # noqa: E402
 from podembed.embedding.lookup.lookups import Lookups  # noqa: E402
 from podembed.embedding.lookup.placement import buckets_for_work, place_tables  # noqa: E402
-from podembed.embedding.lookup.pooled_frames import PooledRequest  # noqa: E402
 from podembed.embedding.lookup.steps import LookupPhase, LookupSteps  # noqa: E402
-from podembed.embedding.lookup.streams import FeatureBinding, Prepared  # noqa: E402
+from podembed.embedding.lookup.streams import FeatureBinding  # noqa: E402
 from podembed.embedding.optimizers import RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
@@ -56,32 +56,30 @@ BUCKETS = 2048
 ID_BYTES = 4
 
 
-class Mirrored(Alone):
+class Mirrored(SingleHost):
     """The exchange with hosts that are only numbers: each asks what the real host asks of itself."""
 
     def __init__(self, host: int, num_hosts: int) -> None:
         self._host, self._num_hosts = host, num_hosts
 
     def ids(
-        self,
-        number: int,
-        prepared: Prepared,
-        request: PooledRequest,
-        *,
-        weight: float,
-        prefetched: Prefetched,
-        levels: Sequence[int] = (),
-    ) -> Asked:
+        self, number: int, requests: Sequence[Any], *, weight: float, prefetches: int, levels: Sequence[int] = ()
+    ) -> Agreement:
+        rows, pooled = requests
         host, count = self._host, self._num_hosts
-        return Asked(
-            wanted=[prepared.asked[host]] * count,
-            wanted_counts=np.repeat(prepared.asked_counts[host : host + 1], count, axis=0),
-            frames=[request.frames[host]] * count,
-            are_usual=[True] * count,
-            weight_sum=weight * count,
-            prefetched=Prefetched.NONE,
-            levels=tuple(levels),
-        )
+        frame = pooled.frames[host].copy()
+        if len(frame):
+            # A host's own frame has room for its rows. Those of others have the keys there.
+            num_features = len(pooled.own_keys)
+            keys_at = 4 * num_features + int(frame[: 3 * num_features : 3].sum())
+            keys = np.concatenate(pooled.own_keys)
+            frame[keys_at:].view(np.int32)[: len(keys)] = keys
+        words = [
+            np.concatenate([rows.asked_counts[host], rows.asked[host]]),
+            np.concatenate([np.ones(1, np.int64), frame]),
+        ]
+        frames = [[of_way.copy() for _ in range(count)] for of_way in words]
+        return Agreement(frames=frames, weight_sum=weight * count, prefetches=0, levels=tuple(levels))
 
 
 def specs_of(num_tables: int, dim: int, divisor: int, *, num_buckets: int | None, most_hosts: int) -> list[TableSpec]:

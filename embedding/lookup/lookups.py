@@ -1,8 +1,8 @@
 """`Lookups`: both ways of looking up on one host, and which feature takes which.
 
-Vectors of a table that lies whole on one host are pooled there (`PooledLookup`). So are those of a table that is cut,
+Vectors of a table that lies whole on one host are pooled there (`PooledWay`). So are those of a table that is cut,
 by each owner for its rows, where `pools_cut` says so. Rows of all other tables come to the host of the samples
-(`ShardedLookup`). The choice is made here, one entry a table, and nowhere else.
+(`RowsWay`). The choice is made here, one entry a table, and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import numpy as np
 from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, pooling_owners
-from podembed.embedding.lookup.owner_pooled import PooledLookup
+from podembed.embedding.lookup.pooled_way import PooledWay
 from podembed.embedding.lookup.pooling_choice import can_pool_at_owner
-from podembed.embedding.lookup.sharded import ShardedLookup
+from podembed.embedding.lookup.rows_way import RowsWay
 from podembed.embedding.lookup.streams import FeatureBinding
+from podembed.embedding.lookup.way import Way
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 
@@ -34,15 +35,15 @@ class Lookups:
       specs: all tables.
       features: all features, in the order of the batch.
       layout: of the activations and of their gradients.
-      sharded: the features whose rows come to this host.
+      rows: the features whose rows come to this host.
       pooled: the features that are pooled where the rows of their table are.
     """
 
     specs: tuple[TableSpec, ...]
     features: tuple[FeatureBinding, ...]
     layout: ActivationLayout
-    sharded: ShardedLookup
-    pooled: PooledLookup
+    rows: RowsWay
+    pooled: PooledWay
 
     @staticmethod
     def build(
@@ -92,7 +93,7 @@ class Lookups:
             vectors=tuple(vectors),
             num_hosts=num_hosts,
         )
-        sharded = ShardedLookup(
+        rows = RowsWay(
             specs,
             features,
             placement,
@@ -103,8 +104,8 @@ class Lookups:
             quantization=quantization,
             crew=crew,
         )
-        pooled = PooledLookup(
-            sharded.tables,
+        pooled = PooledWay(
+            rows.tables,
             features,
             layout,
             host=host,
@@ -113,12 +114,17 @@ class Lookups:
             num_buffers=num_buffers,
             crew=crew,
         )
-        return Lookups(specs=tuple(specs), features=tuple(features), layout=layout, sharded=sharded, pooled=pooled)
+        return Lookups(specs=tuple(specs), features=tuple(features), layout=layout, rows=rows, pooled=pooled)
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """This host's shard of every table."""
-        return self.sharded.tables
+        return self.rows.tables
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """In the same order on all hosts."""
+        return self.rows, self.pooled
 
     def by_name(self, values: Sequence[Value]) -> dict[str, Value]:
         """One value a feature, by the feature's name."""

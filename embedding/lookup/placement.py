@@ -1,6 +1,6 @@
 """Which tables are placed whole, and who owns what.
 
-The owner of a whole table combines rows where they lie, and only vectors cross the network (`PooledLookup`). That is
+The owner of a whole table combines rows where they lie, and only vectors cross the network (`PooledWay`). That is
 the fastest way for long bags, and nothing is deduplicated. So every table that one host can hold is placed whole. Only
 larger ones are cut into buckets; how these are looked up is decided in `pooling_choice`.
 

@@ -1,6 +1,6 @@
 """What travels as rows between hosts: which features ask together, and where their rows lie side by side.
 
-`sharded.py` moves the rows; this module holds the values that say how they are laid out.
+`rows_way.py` moves the rows; this module holds the values that say how they are laid out.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Prepared:
+class RowsRequest:
     """One batch after deduplication. Filled by `prepare`, then `accept`; used up by `update`.
 
     Attributes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from podembed.embedding.buckets import bucket_layout
 from podembed.embedding.initializers import Uniform
-from podembed.embedding.lookup.sharded import ShardedLookup
+from podembed.embedding.lookup.rows_way import RowsWay
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import SGD, learning_rate_at
 from podembed.embedding.ragged import Ragged
@@ -43,7 +43,7 @@ def test_rows_beyond_four_thousand_million_are_found_pooled_and_updated() -> Non
     owners = np.ones(layout.num_buckets, np.int32)
     owners[bucket] = 0
     feature = FeatureBinding(name="f", table=0, combiner="sum", column=0)
-    lookup = ShardedLookup([spec], [feature], [owners], host=0, num_hosts=2)
+    lookup = RowsWay([spec], [feature], [owners], host=0, num_hosts=2)
     table = lookup.tables[0]
     ids = np.array([NUM_ROWS - 1, NUM_ROWS - 1 - layout.num_buckets, NUM_ROWS - 1], np.int64)
     assert ids.min() > 2**32
@@ -51,15 +51,14 @@ def test_rows_beyond_four_thousand_million_are_found_pooled_and_updated() -> Non
     assert np.abs(table.rows).max() > 0.5, "rows of such numbers have first values"
     table.rows[:, 0] = np.arange(table.num_rows) % 1024
     expected = (ids // layout.num_buckets) % 1024
-    prepared = lookup.prepare({"f": Ragged(ids, np.array([0, 1, 2, 3]))})
-    nothing = np.empty(0, np.int64)
-    lookup.accept(prepared, [prepared.asked[0], nothing], np.array([[2], [0]]))
+    prepared = lookup.request({"f": Ragged(ids, np.array([0, 1, 2, 3]))})
+    lookup.accept(prepared, [np.empty(0, np.int64), np.zeros(1, np.int64)])
     lookup.gather(prepared)
     pooled = np.zeros((3, 1), np.float32)
     lookup.pool(prepared, {"f": pooled})
     assert pooled[:, 0].tolist() == expected.tolist()
-    lookup.sum_gradients(prepared, {"f": np.ones((3, 1), np.float32)})
-    lookup.update(prepared, [1.0])
+    lookup.sum_by_row(prepared, {"f": np.ones((3, 1), np.float32)})
+    lookup.update(prepared, None, [1.0])
     assert table.rows[ids // layout.num_buckets, 0].tolist() == [expected[0] - 2, expected[1] - 1, expected[2] - 2]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from podembed.embedding.lookup.activation_layout import Blocks
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.lookups import Lookups
-from podembed.embedding.lookup.streams import Prepared
+from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
 from podembed.workers.crew import ThreadCrew
 from podembed.workers.data.batch import Batch
@@ -88,7 +88,7 @@ class HostSequences:
     """The sequences of one host in one generation, from their lengths to their places in the memory of the device.
 
     A batch says how long its sequences are (`lengths`, `levels`). All hosts agree on the room that they get, together
-    with the exchange of ids. Then the positions are laid out for the devices (`lay_out`). A job without sequences has
+    with the exchange of ids. Then the positions are laid out for the devices (`laid_out`). A job without sequences has
     nothing to do here.
 
     Args:
@@ -122,22 +122,20 @@ class HostSequences:
         """The room that a batch needs; empty without sequences."""
         return self._known_rooms.levels_for(lengths) if self._sequences else ()
 
-    def lay_out(self, prepared: Prepared, lengths: Lengths, levels: PaddingLevels) -> None:
-        """Gives every position its place, once the hosts have agreed on the room."""
-        if self._sequences:
-            laid_out = {
-                name: self._known_rooms.laid_out(name, prepared.features[name], column, levels)
-                for name, column in lengths.items()
-            }
-            prepared.features = {**prepared.features, **laid_out}
+    def laid_out(self, bags: Mapping[str, Ragged], lengths: Lengths, levels: PaddingLevels) -> Mapping[str, Ragged]:
+        """The bags with a place for every position, once the hosts have agreed on the room."""
+        return {
+            **bags,
+            **{name: self._known_rooms.laid_out(name, bags[name], column, levels) for name, column in lengths.items()},
+        }
 
-    def used(self, blocks: Blocks, prepared: Prepared) -> Blocks:
+    def used(self, blocks: Blocks, bags: Mapping[str, Ragged]) -> Blocks:
         """The activations, or their gradients, of a step: of a sequence what it has room for."""
         if not self._sequences:
             return blocks
         arrays = list(blocks.arrays)
         for name, at in self._at.items():
-            arrays[at] = arrays[at][: prepared.features[name].num_samples]
+            arrays[at] = arrays[at][: bags[name].num_samples]
         return replace(blocks, arrays=arrays)
 
     def write(self, arrays: Mapping[str, np.ndarray], lengths: Lengths) -> None:

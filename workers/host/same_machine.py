@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from podembed.embedding.lookup.owner_pooled import PooledLookup
+from podembed.embedding.lookup.pooled_way import PooledWay
 from podembed.workers.liveness.progress import machine_identity
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.mesh import Mesh
@@ -57,7 +57,7 @@ class SharedMemory:
 
 
 def share_pooled(
-    pooled: PooledLookup, mesh: Mesh, descriptor: int, layout: MemoryLayout, *, timeout_s: float
+    pooled: PooledWay, mesh: Mesh, descriptor: int, layout: MemoryLayout, *, timeout_s: float
 ) -> frozenset[int]:
     """Shares memory among the lookups of hosts on this machine. As `meet`; returns the hosts."""
     met = meet(mesh, descriptor, layout, timeout_s=timeout_s)

@@ -144,7 +144,8 @@ class Steps:
             is_training=is_training,
         )
         self._ids.agreed(lookup.levels)
-        self._sequences.lay_out(lookup.prepared, lengths, lookup.levels)
+        if lengths:
+            self._steps.lay_out(lookup, self._sequences.laid_out(lookup.bags, lengths, lookup.levels))
         return Step(number, buffer, batch, lookup, lengths)
 
     def prefetch(self, step: Step, previous: Step) -> None:
@@ -157,7 +158,7 @@ class Steps:
 
     def forward(self, step: Step) -> None:
         """Activations and the inputs of the dense half into the shared memory."""
-        activations = self._sequences.used(self._activations[step.buffer], step.lookup.prepared)
+        activations = self._sequences.used(self._activations[step.buffer], step.lookup.bags)
         self._steps.forward(step.lookup, activations, meanwhile=lambda: self._copy_dense_inputs(step))
 
     def _copy_dense_inputs(self, step: Step) -> None:
@@ -169,7 +170,7 @@ class Steps:
             column[:n] = step.batch.columns[name]
             column[n:] = 0
         self._sequences.write(arrays, step.lengths)
-        self._ids.write(step.buffer, step.lookup.prepared.features, step.lookup.levels)
+        self._ids.write(step.buffer, step.lookup.bags, step.lookup.levels)
 
     def announce(self, step: Step, kind: RecordKind) -> None:
         """Tells the device that its input is complete."""

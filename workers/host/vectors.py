@@ -1,15 +1,12 @@
-"""`VectorExchange`: rows, pooled vectors and their gradients on their way between this host and the others, over the
-mesh.
+"""`VectorExchange`: vectors and their gradients on their way between this host and the others, over the mesh.
 
-`ShardedLookup` and `PooledLookup` own the arrays; this module says which part of them goes where, and in which form.
-Without a split between a pair of hosts everything is sent from and received into these arrays in place. With a split,
-the prefetched vectors go ahead with a mask and the rest follows; both arrive packed and are copied to their places.
-With a narrow wire, float32 is rounded as it leaves and widened as it arrives. What a host keeps for itself or shares
-through memory is never rounded.
+The ways of a lookup own the arrays and say what goes where; this module moves it. Without a split between a pair of
+hosts everything is sent from and received into these arrays in place. With a split, the prefetched vectors go ahead
+with a mask and the rest follows; both arrive packed and are copied to their places. With a narrow wire, float32 is
+rounded as it leaves and widened as it arrives. What a host keeps for itself or shares through memory is never rounded.
 
-Rows of all widths, pooled vectors and partial sums go in one frame a host. A host sends no frame to one that expects
-nothing of it. Both know that: from the placement which hosts pool, and from the exchange of ids who asked whom for
-rows. A frame may be empty all the same, since it also says when shared memory may be used.
+What all ways have for a host goes in one frame. A host sends no frame to one that expects nothing of it, and both know
+that from their requests. A frame may be empty all the same, since it also says when shared memory may be used.
 
 All hosts begin the same exchanges in the same order. That of ids has a frame for every host, so no host is more than a
 step ahead of another one.
@@ -19,17 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from podembed.embedding.lookup.activation_layout import Blocks
 from podembed.embedding.lookup.exchange import Splits
-from podembed.embedding.lookup.owner_pooled import PooledLookup
-from podembed.embedding.lookup.pooled_frames import PooledRequest
 from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
-from podembed.embedding.lookup.sharded import ShardedLookup
-from podembed.embedding.lookup.streams import Prepared
+from podembed.embedding.lookup.way import Way
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.routes import Routes
 
@@ -54,39 +49,21 @@ class _Arrival:
 
 
 class _Frames(dict[int, list[np.ndarray]]):
-    """By host, what is sent to it, one array after another. Hosts that are not named get no frame.
-
-    Args:
-      own: this host, which sends itself nothing.
-    """
-
-    def __init__(self, own: int) -> None:
-        super().__init__()
-        self._own = own
+    """By host, what is sent to it, one array after another. Hosts that are not named get no frame."""
 
     def to(self, host: int, arrays: Sequence[np.ndarray]) -> None:
         """Adds arrays to the frame of a host."""
-        if host != self._own:
-            self.setdefault(host, []).extend(arrays)
+        self.setdefault(host, []).extend(arrays)
 
 
 class _Arrivals(dict[int, list[_Arrival]]):
-    """By host, where what it sends belongs, in its order. Hosts that are not named send no frame.
-
-    Args:
-      own: this host.
-    """
-
-    def __init__(self, own: int) -> None:
-        super().__init__()
-        self._own = own
+    """By host, where what it sends belongs, in its order. Hosts that are not named send no frame."""
 
     def of(self, host: int, memories: Sequence[np.ndarray], split: Split | None = None) -> None:
         """Adds what a host sends: whole memories, or the rest of each where others were prefetched."""
-        if host != self._own:
-            positions = [None] * len(memories) if split is None else split.rest
-            found = [_Arrival(memory, at) for memory, at in zip(memories, positions, strict=True)]
-            self.setdefault(host, []).extend(found)
+        positions = [None] * len(memories) if split is None else split.rest
+        found = [_Arrival(memory, at) for memory, at in zip(memories, positions, strict=True)]
+        self.setdefault(host, []).extend(found)
 
 
 class VectorExchange:
@@ -99,16 +76,8 @@ class VectorExchange:
       timeout_s: longest wait for the others.
     """
 
-    def __init__(
-        self,
-        routes: Routes,
-        lookup: ShardedLookup,
-        pooled: PooledLookup,
-        *,
-        wire_dtype: str,
-        timeout_s: float,
-    ) -> None:
-        self._routes, self._lookup, self._pooled = routes, lookup, pooled
+    def __init__(self, routes: Routes, ways: Sequence[Way], *, wire_dtype: str, timeout_s: float) -> None:
+        self._routes, self._ways = routes, ways
         self._dtype = np.dtype(ml_dtypes.bfloat16 if wire_dtype == "bfloat16" else np.float32)
         self._timeout_s = timeout_s
         identity = routes.mesh.identity
@@ -119,91 +88,46 @@ class VectorExchange:
 
     # ------------------------------------------------------------------ prefetched vectors
 
-    def prefetch_rows(self, prepared: Prepared, number: int) -> Splits:
-        """Exchanges the rows that the step under way does not touch. Returns what the other hosts sent."""
-        served = {host: self._lookup.blocks(prepared, host, of="served") for host in self._others}
-        rows = {host: self._lookup.blocks(prepared, host, of="rows") for host in self._others}
-        self._begin_prefetch(number, prepared.splits, served, rows)
-        return self._finish_prefetch(rows)
+    def begin_prefetch(self, way: Way, request: Any, number: int, activations: Blocks) -> None:
+        """As of `Exchange`."""
+        vectors = {host: way.prefetched(request, host) for host in way.prefetch_partners()}
+        self._begin_prefetch(number, request.splits, vectors, self._prefetch_blocks(way, request, activations))
 
-    def begin_prefetch_pooled(self, request: PooledRequest, number: int, activations: Blocks) -> None:
-        """Starts to exchange the bags that the step under way does not touch; `finish_prefetch_pooled` ends it."""
-        answers = {host: self._pooled.answer_blocks(request, host) for host in self._apart}
-        self._begin_prefetch(number, request.splits, answers, self._blocks_from_other_machines(activations))
+    def finish_prefetch(self, way: Way, request: Any, activations: Blocks) -> Splits:
+        """As of `Exchange`."""
+        return self._finish_prefetch(self._prefetch_blocks(way, request, activations))
 
-    def finish_prefetch_pooled(self, activations: Blocks) -> Splits:
-        """Waits for the bags. Returns what the other hosts sent."""
-        return self._finish_prefetch(self._blocks_from_other_machines(activations))
+    @staticmethod
+    def _prefetch_blocks(way: Way, request: Any, activations: Blocks) -> dict[int, list[np.ndarray]]:
+        return {host: way.arriving(request, host, activations, is_split=True) for host in way.prefetch_partners()}
 
     # ------------------------------------------------------------------ everything that is left
 
     def begin_vectors(
-        self,
-        prepared: Prepared,
-        request: PooledRequest,
-        number: int,
-        activations: Blocks,
-        *,
-        arrived_rows: Splits,
-        arrived_pooled: Splits,
+        self, requests: Sequence[Any], number: int, activations: Blocks, *, arrived: Sequence[Splits]
     ) -> None:
-        """Starts to exchange the rows and the bags that are left; `finish` ends it.
-
-        The empty frame of a host on this machine says that its vectors are complete in the memory that it shares.
-        """
-        send, arrivals = _Frames(self._own), _Arrivals(self._own)
-        for host in prepared.is_asked_by():
-            split, served = prepared.splits[host], self._lookup.blocks(prepared, host, of="served")
-            send.to(host, served if split is None else split.packed(Part.REST, served))
-        for host in prepared.asks():
-            arrivals.of(host, self._lookup.blocks(prepared, host, of="rows"), arrived_rows.get(host))
-        pooled, poolers = self._pooled, self._pooled.layout.pooling_hosts
-        for host in self._others if self._own in poolers else ():
-            split = request.splits[host]
-            if pooled.is_shared_with(request, host):
-                send.to(host, [])
-            elif split is None:
-                send.to(host, [pooled.answer(request, host)])
-            else:
-                send.to(host, split.packed(Part.REST, pooled.answer_blocks(request, host)))
-        for host in poolers:
-            split = arrived_pooled.get(host)
-            if host == self._own:
-                continue
-            if pooled.is_shared_by(request, host):
-                arrivals.of(host, [])
-            elif split is None:
-                arrivals.of(host, activations.room(host))
-            else:
-                arrivals.of(host, activations.of_owner(host), split)
+        """As of `Exchange`."""
+        send, arrivals = _Frames(), _Arrivals()
+        for way, request, before in zip(self._ways, requests, arrived, strict=True):
+            for host in self._without_own(way.receivers(request)):
+                send.to(host, way.outgoing(request, host))
+            for host in self._without_own(way.senders(request)):
+                split = before.get(host)
+                arrivals.of(host, way.arriving(request, host, activations, is_split=split is not None), split)
         self._begin(Tag.ROWS, number, send, arrivals)
 
-    def begin_gradients(self, prepared: Prepared, request: PooledRequest, number: int, gradients: Blocks) -> None:
-        """Starts to send the gradients of rows and of pooled vectors to their owners; `finish` ends it.
-
-        The empty frame of a host on this machine says that its gradients are complete in the memory that it shares. Its
-        frame in the next exchange of ids says that it does not read this host's any more.
-        """
-        send, arrivals = _Frames(self._own), _Arrivals(self._own)
-        for host in prepared.asks():
-            send.to(host, self._lookup.blocks(prepared, host, of="rows", only_trained=True))
-        for host in prepared.is_asked_by():
-            arrivals.of(host, self._lookup.blocks(prepared, host, of="served", only_trained=True))
-        pooled, poolers = self._pooled, self._pooled.layout.pooling_hosts
-        for host in poolers:
-            send.to(host, [] if pooled.is_shared_by(request, host) else gradients.frame(host))
-        for host in self._others if self._own in poolers else ():
-            is_shared = pooled.is_shared_with(request, host)
-            arrivals.of(host, [] if is_shared else [pooled.gradient_memory(request, host)])
+    def begin_gradients(self, requests: Sequence[Any], number: int, gradients: Blocks) -> None:
+        """As of `Exchange`."""
+        send, arrivals = _Frames(), _Arrivals()
+        for way, request in zip(self._ways, requests, strict=True):
+            for host in self._without_own(way.senders(request)):
+                send.to(host, way.outgoing_gradients(request, host, gradients))
+            for host in self._without_own(way.receivers(request)):
+                arrivals.of(host, way.arriving_gradients(request, host))
         self._begin(Tag.GRADIENTS, number, send, arrivals)
 
-    def _blocks_from_other_machines(self, activations: Blocks) -> dict[int, list[np.ndarray]]:
-        return {host: activations.of_owner(host) for host in self._apart}
-
-    @property
-    def _apart(self) -> list[int]:
-        """Hosts with which no memory is shared."""
-        return [host for host in self._others if host not in self._pooled.on_same_machine]
+    def _without_own(self, hosts: Sequence[int]) -> list[int]:
+        return [host for host in hosts if host != self._own]
 
     # ------------------------------------------------------------------ frames
 

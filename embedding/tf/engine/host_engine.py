@@ -14,7 +14,7 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
-from podembed.embedding.lookup.exchange import Alone
+from podembed.embedding.lookup.exchange import SingleHost
 from podembed.embedding.lookup.steps import LookupStep, LookupSteps
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
@@ -219,7 +219,7 @@ class InProcessEngine:
         self._calls: list[object] = []
         placement = [np.zeros(table.layout.num_buckets, np.int32) for table in spec.tables]
         lookups = spec.lookups(placement, host=0, num_hosts=1)
-        self._engine: HostEngine | None = HostEngine(spec, LookupSteps(lookups, Alone()))
+        self._engine: HostEngine | None = HostEngine(spec, LookupSteps(lookups, SingleHost()))
         if restore_from is None:
             self._host.initialize()
         else:

@@ -16,14 +16,14 @@ from podembed.embedding.kernels.requests import find_marked_bags, find_marked_ro
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup import prefetch
 from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
-from podembed.embedding.lookup.streams import Prepared
+from podembed.embedding.lookup.streams import RowsRequest
 from podembed.embedding.optimizers import SGD, Adam
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from tests.embedding import reference
-from tests.embedding.lookup import test_owner_pooled as test_pooled_lookup
-from tests.embedding.lookup import test_sharded as test_lookup
-from tests.embedding.lookup.test_owner_pooled import COMBINERS
+from tests.embedding.lookup import test_pooled_way as test_pooled_lookup
+from tests.embedding.lookup import test_rows_way as test_lookup
+from tests.embedding.lookup.test_pooled_way import COMBINERS
 from tests.long_tests import examples
 
 lengths_of_blocks = st.lists(st.integers(0, 70), max_size=4)
@@ -190,7 +190,7 @@ def test_rows_that_nobody_touched_are_early(seed: int, num_hosts: int) -> None:
 
 def test_a_rule_that_touches_all_rows_leaves_none_early() -> None:
     spec = test_lookup.table_spec("t", num_rows=20, dim=4, num_buckets=1, optimizer=Adam(0.1, lazy_adam=False))
-    lookup = test_lookup.ShardedLookup(
+    lookup = test_lookup.RowsWay(
         [spec],
         [test_lookup.FeatureBinding(name="f0", table=0, combiner="sum", column=0)],
         [np.zeros(1, np.int32)],
@@ -210,7 +210,7 @@ def test_seats_are_clean_after_marking() -> None:
     assert not marks.any()
 
 
-def rows_asked(prepared: Prepared, owner: int, order: Sequence[int]) -> dict[int, np.ndarray]:
+def rows_asked(prepared: RowsRequest, owner: int, order: Sequence[int]) -> dict[int, np.ndarray]:
     """By stream, the rows that a host asks of an owner; streams lie in this order."""
     pieces = np.split(prepared.asked[owner], np.cumsum(prepared.asked_counts[owner, order])[:-1])
     return dict(zip(order, pieces, strict=True))

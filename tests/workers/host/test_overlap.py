@@ -102,8 +102,9 @@ def test_early_vectors_are_most_of_the_audit_table(job: JobConfig, tmp_path: Pat
         generation = worker._present
         reader, lookups = generation._input.training(3), generation._lookups
         steps = [generation.windows.steps.prepare(reader, number) for number in (3, 4)]
-        lookups.both.pooled.split(steps[1].lookup.request, steps[0].lookup.request)
-        split = steps[1].lookup.request.splits[0]
+        before, after = (step.lookup.requests[1] for step in steps)
+        lookups.both.pooled.split(after, before)
+        split = after.splits[0]
         assert split is not None
         names = [lookups.both.features[at].name for at in lookups.both.layout.order]
         assert len(split.rest[names.index("audit")]) == 0

@@ -270,7 +270,7 @@ def test_a_generation_that_was_left_takes_no_memory(job: JobConfig, tmp_path: Pa
         pod.commit_as(BASE)
         pod.workers[0].abort("a test")
         fail(pod, 5, 12)
-        old = [weakref.ref(worker._present._lookups.both.sharded) for worker in pod.workers]
+        old = [weakref.ref(worker._present._lookups.both.rows) for worker in pod.workers]
         # The threads of this test keep their errors, whose frames lead everywhere.
         gc.collect()
         gc.disable()

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
-from podembed.embedding.lookup.exchange import Prefetched
-from podembed.embedding.lookup.owner_pooled import PooledLookup
-from podembed.embedding.lookup.streams import Prepared
+from podembed.embedding.lookup.streams import RowsRequest
 from podembed.workers.host.exchange import IdExchange
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.routes import Routes
-from tests.embedding.lookup import test_sharded as test_lookup
+from tests.embedding.lookup import test_rows_way as test_lookup
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes
 
 STEP = 3
 
 
 @pytest.fixture(scope="module")
-def planned() -> tuple[test_lookup.Pod, Prepared]:
+def planned() -> tuple[test_lookup.Pod, RowsRequest]:
     """Two lookups, and what the first one asks of both and both ask of it."""
     random = np.random.default_rng(1)
     pod = test_lookup.Pod.of(2, test_lookup.random_rows(random))
@@ -31,14 +30,14 @@ def planned() -> tuple[test_lookup.Pod, Prepared]:
     return pod, prepared[0]
 
 
-def outcome(planned: tuple[test_lookup.Pod, Prepared], way: str, frame: np.ndarray) -> BaseException:
+def outcome(planned: tuple[test_lookup.Pod, RowsRequest], way: str, frame: np.ndarray) -> BaseException:
     """How the first host ends when the second one sends this frame instead of its rows."""
     pod, prepared = planned
-    lookup = pod.lookups[0]
+    rows = pod.lookups[0]
     layout = ActivationLayout(num_samples=6, widths=(4,), owners=(-1,))
-    pooled = PooledLookup(lookup.tables, lookup.features[:1], layout, host=0, num_hosts=2)
+    activations = Blocks.of(layout, np.zeros(layout.num_floats, np.float32))
     with meshes(2) as ranks:
-        vectors = VectorExchange(Routes(ranks[0]), lookup, pooled, wire_dtype="float32", timeout_s=PATIENCE_S)
+        vectors = VectorExchange(Routes(ranks[0]), [rows], wire_dtype="float32", timeout_s=PATIENCE_S)
 
         def receive(rank: int, num_bytes: int) -> np.ndarray:
             return np.empty(num_bytes, np.uint8)
@@ -46,20 +45,22 @@ def outcome(planned: tuple[test_lookup.Pod, Prepared], way: str, frame: np.ndarr
         def send() -> None:
             ranks[1].exchange(tag=Tag.ROWS, step=STEP, send=[[frame], []], receive=receive, timeout_s=PATIENCE_S)
 
+        def prefetched() -> None:
+            vectors.begin_prefetch(rows, prepared, STEP, activations)
+            vectors.finish_prefetch(rows, prepared, activations)
+
         def rest() -> None:
-            activations = Blocks.of(layout, np.zeros(layout.num_floats, np.float32))
-            request = pooled.request({})
-            vectors.begin_vectors(prepared, request, STEP, activations, arrived_rows={}, arrived_pooled={})
+            vectors.begin_vectors([prepared], STEP, activations, arrived=[{}])
             vectors.finish()
 
-        ways = {"prefetched": lambda: vectors.prefetch_rows(prepared, STEP), "rest": rest}
+        ways = {"prefetched": prefetched, "rest": rest}
         found, _ = in_threads([ways[way], send])
     return found
 
 
-def lengths_and_floats(planned: tuple[test_lookup.Pod, Prepared]) -> tuple[int, int]:
+def lengths_and_floats(planned: tuple[test_lookup.Pod, RowsRequest]) -> tuple[int, int]:
     pod, prepared = planned
-    blocks = pod.lookups[0].blocks(prepared, 1, of="rows")
+    blocks = pod.lookups[0].outgoing_gradients(prepared, 1, None)
     return sum(len(block) for block in blocks), sum(block.size for block in blocks)
 
 
@@ -89,6 +90,7 @@ class Wire:
     """A mesh whose other host sends what a test says."""
 
     is_settling = False
+    mesh = SimpleNamespace(identity=SimpleNamespace(num_ranks=2, rank=0))
 
     def __init__(self, frame: np.ndarray) -> None:
         self.frame = frame
@@ -100,16 +102,21 @@ class Wire:
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        (np.zeros(2, np.int64), "whole int64 with 7 in front"),
-        (np.zeros(11, np.int32), "whole int64 with 7 in front"),
-        (np.array([0, 0, 1, 1, 1, 0, 0, 7], np.int64), "announced"),
-        (np.array([0, 0, 1, -1, 2, 0, 0, 7], np.int64), "announced"),
+        (np.zeros(2, np.int64), "whole int64 with 3 in front"),
+        (np.zeros(7, np.int32), "whole int64 with 3 in front"),
+        (np.array([0, 0, 2, 7], np.int64), "announced"),
+        (np.array([0, 0, -1, 7], np.int64), "announced"),
     ],
 )
 def test_requests_that_contradict_their_counts_are_refused(planned, frame: np.ndarray, text: str) -> None:
     pod, prepared = planned
-    layout = ActivationLayout(num_samples=6, widths=(4,), owners=(-1,))
-    pooled = PooledLookup(pod.lookups[0].tables, pod.lookups[0].features[:1], layout, host=0, num_hosts=2)
-    exchange = IdExchange(Wire(frame), timeout_s=1.0)  # type: ignore[arg-type]
+    exchange = IdExchange(Wire(frame), pod.lookups[:1], timeout_s=1.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=text):
-        exchange.exchange(1, prepared, pooled.request({}), weight=1.0, prefetched=Prefetched.NONE)
+        exchange.exchange(1, [prepared], weight=1.0, prefetches=0)
+
+
+@pytest.mark.parametrize("frame", [np.zeros(2, np.int64), np.array([0, 0, -1, 1, 5]), np.array([0, 0, 2, 0, 5])])
+def test_rows_that_contradict_their_counts_are_refused(planned, frame: np.ndarray) -> None:
+    pod, prepared = planned
+    with pytest.raises(ValueError, match="Found"):
+        pod.lookups[0].accept(prepared, [frame, frame])

@@ -12,7 +12,7 @@ import pytest
 from podembed.embedding.buckets import place
 from podembed.embedding.config import TableConfig
 from podembed.embedding.features.bags import split_bags
-from podembed.embedding.lookup.exchange import Alone
+from podembed.embedding.lookup.exchange import SingleHost
 from podembed.embedding.lookup.placement import place_tables
 from podembed.embedding.lookup.steps import LookupSteps
 from podembed.embedding.lookup.streams import FeatureBinding
@@ -490,7 +490,7 @@ def test_host_engines_on_two_placements_start_with_the_same_rows():
     whole = InProcessEngine(spec).read_tables()
     placement = [np.arange(t.layout.num_buckets, dtype=np.int32) % 3 for t in spec.tables]
     for host in range(3):
-        engine = HostEngine(spec, LookupSteps(spec.lookups(placement, host=host, num_hosts=3), Alone()))
+        engine = HostEngine(spec, LookupSteps(spec.lookups(placement, host=host, num_hosts=3), SingleHost()))
         engine.initialize()
         for table, arrays in zip(engine.tables, whole, strict=True):
             for bucket in table.buckets:

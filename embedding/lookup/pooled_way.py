@@ -1,4 +1,4 @@
-"""`PooledLookup`: the lookup that combines rows where they lie.
+"""`PooledWay`: the lookup that combines rows where they lie.
 
 It serves tables that lie whole on one host, and cut tables whose owners each pool their part of a bag.
 
@@ -8,7 +8,7 @@ rows (`accept`) and groups them (`group`). It combines the rows of each bag, str
 (`add_partial_sums`). Later the gradients of the bags come back to the owners (`gradient_memory`). Each touched row sums
 the gradients of all its bags, in host order, and is updated once (`update`).
 
-No id is looked for twice, and no row is copied. `ShardedLookup` is for all other tables. This module sends nothing
+No id is looked for twice, and no row is copied. `RowsWay` is for all other tables. This module sends nothing
 either: an `Exchange` moves the frames. A host that is alone asks only itself.
 """
 
@@ -29,14 +29,16 @@ from podembed.embedding.lookup.pooled_frames import AskedBags, BagKeys, PooledRe
 from podembed.embedding.lookup.prefetch import Part, Split
 from podembed.embedding.lookup.router import Router
 from podembed.embedding.lookup.streams import FeatureBinding
+from podembed.embedding.lookup.way import LookupPhase
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.row_index import RowIndexes
 from podembed.embedding.table.stores.store import PooledFeature
 from podembed.embedding.table.table import Pooling, Table, kind_of, pool_in_parallel
 
 
-class PooledLookup:
-    """The pooled features of one host. Mutated: rows and slots of the tables that it owns, and the buffers below.
+class PooledWay:
+    """As `Way`, for the pooled features of one host. Mutated: rows and slots of the tables that it owns, and the
+    buffers below.
 
     Args:
       tables: all tables of the job, as this host holds them.
@@ -51,6 +53,8 @@ class PooledLookup:
     Attributes:
       on_same_machine: hosts that share memory with this one.
     """
+
+    gather_phase, prefetch_phase = LookupPhase.POOL_FOR_OTHERS, LookupPhase.PREFETCH_POOL
 
     def __init__(
         self,
@@ -143,7 +147,12 @@ class PooledLookup:
         return any(owner != ROWS_TRAVEL for owner in self.layout.owners)
 
     def request(
-        self, batch: Mapping[str, Ragged], *, buffer: int = 0, layout: ActivationLayout | None = None
+        self,
+        bags: Mapping[str, Ragged],
+        *,
+        buffer: int = 0,
+        layout: ActivationLayout | None = None,
+        is_in_place: bool = True,
     ) -> PooledRequest:
         """Finds the owners of all ids, for a batch whose activations will lie in that buffer. Touches no table.
 
@@ -155,7 +164,7 @@ class PooledLookup:
         """
         is_usual = layout is None or layout.vectors == self.layout.vectors
         layout = layout or self.layout
-        asked = {at: self._asked(batch, at, layout) for at in layout.order if layout.owners[at] != ROWS_TRAVEL}
+        asked = {at: self._asked(bags, at, layout) for at in layout.order if layout.owners[at] != ROWS_TRAVEL}
         parts = {
             at: parts_of(*asked[at], self._features[at].combiner, num_hosts=self.num_hosts) for at in self._partial
         }
@@ -170,39 +179,39 @@ class PooledLookup:
             own_keys=[part.keys if isinstance(part, BagKeys) else part[1].values for part in of_owners[self.host]],
             layout=layout,
             buffer=buffer,
-            is_usual=is_usual,
+            is_usual=is_usual and is_in_place,
             splits=splits,
             divisors={at: cut[0].divisors for at, cut in parts.items()},
         )
 
-    def _asked(self, batch: Mapping[str, Ragged], at: int, layout: ActivationLayout) -> tuple[Router, Ragged]:
+    def _asked(self, bags: Mapping[str, Ragged], at: int, layout: ActivationLayout) -> tuple[Router, Ragged]:
         """The router of a feature's table, and its bags."""
         feature = self._features[at]
-        return self._routers[feature.table], batch[feature.name].padded(layout.vectors[at])
+        return self._routers[feature.table], bags[feature.name].padded(layout.vectors[at])
 
-    def accept(
-        self,
-        request: PooledRequest,
-        frames: Sequence[np.ndarray],
-        are_usual: Sequence[bool] = (),
-        *,
-        training_step: int | None = None,
-    ) -> None:
-        """Takes what every host asks, and finds the rows. The own entry may be anything and is filled in here.
+    def lay_out(self, request: PooledRequest, bags: Mapping[str, Ragged]) -> None:
+        """As of `Way`. A bag that is pooled has no places."""
 
-        Args:
-          frames: per host, as that host's `request` made it for this one.
-          are_usual: per host, `is_usual` of its request; empty if all are.
-          training_step: number of the step, of training.
+    def words(self, request: PooledRequest, host: int) -> list[np.ndarray]:
+        """As of `Way`: whether the batch is a usual one, and the frame."""
+        return [np.array([request.is_usual], np.int64), request.frames[host]]
+
+    def take_rows_asked(self) -> np.ndarray:
+        """As of `Way`. Rows are not counted where no row travels."""
+        return np.zeros(len(self._tables), np.int64)
+
+    def accept(self, request: PooledRequest, frames: Sequence[np.ndarray], *, training_step: int | None = None) -> None:
+        """As of `Way`.
 
         Raises:
           ValueError: a frame is not one, or has keys of buckets that are not held here. Or it has other numbers of
             vectors than a usual one and does not say so.
         """
-        taken = list(frames)
-        taken[self.host] = request.frames[self.host]
         request.bags = [
-            self._bags(frame, host, request.own_keys if host == self.host else None) for host, frame in enumerate(taken)
+            self._bags(request.frames[host], host, request.own_keys)
+            if host == self.host
+            else self._bags(frame[1:], host, None)
+            for host, frame in enumerate(frames)
         ]
         dynamic = [table for table in self._own_tables if self._tables[table].index.is_dynamic]
         if dynamic and training_step is not None:
@@ -213,7 +222,7 @@ class PooledLookup:
         for bags in request.bags if self._numbers else ():
             self._indexes.resolve(bags.key_lines(), bags.lines, bags.keys_and_rows)
         request.layouts = [
-            request.layout if host == self.host else self._layout_of(host, bags, not are_usual or are_usual[host])
+            request.layout if host == self.host else self._layout_of(host, bags, bool(frames[host][:1].any()))
             for host, bags in enumerate(request.bags)
         ]
 
@@ -236,12 +245,8 @@ class PooledLookup:
             last = self._layouts[host] = replace(self.layout, vectors=counts)
         return last
 
-    def group(self, request: PooledRequest, own_gradients: Sequence[np.ndarray]) -> None:
-        """Sorts what all hosts ask by row, for `split` and `update`.
-
-        Args:
-          own_gradients: per feature, where the gradients of this host's activations will lie: float32
-            `[vectors, width]`, columns side by side.
+    def group(self, request: PooledRequest, gradients: Blocks) -> None:
+        """As of `Way`: sorts what all hosts ask by row, for `split` and `update`.
 
         Raises:
           ValueError: a row is not held here.
@@ -250,7 +255,7 @@ class PooledLookup:
             return
         asked = [bags.lines for bags in request.bags]
         request.grouped, request.scaled = self._own.group(
-            asked, self._all_gradients(request, own_gradients), self._crew
+            asked, self._all_gradients(request, gradients.arrays), self._crew
         )
 
     def _all_gradients(self, request: PooledRequest, own_gradients: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -273,14 +278,14 @@ class PooledLookup:
         layout = request.layouts[host]
         if layout is self.layout:
             return self._answer_blocks[request.buffer][host]
-        return layout.blocks_of(self.host, self.answer(request, host))
+        return layout.blocks_of(self.host, self._answer(request, host))
 
     def _gradients_of(self, request: PooledRequest, host: int) -> Mapping[int, np.ndarray]:
         """By feature, where the gradients of another host are once they came."""
         layout = request.layouts[host]
         if layout is self.layout:
             return self._gradient_blocks[request.buffer][host]
-        return layout.blocks_of(self.host, self.gradient_memory(request, host))
+        return layout.blocks_of(self.host, self._gradient_memory(request, host))
 
     def split(self, request: PooledRequest, previous: PooledRequest) -> None:
         """Finds which of the bags that the hosts ask for have no row that `previous`, the step under way, will
@@ -300,28 +305,19 @@ class PooledLookup:
         widths = [self.layout.widths[at] for at in order]
         request.splits = [Split.worthwhile([found[at] for at in order], widths) for found in conflicts]
 
-    def pool_for_others(
-        self, request: PooledRequest, activations: Sequence[np.ndarray], part: Part = Part.REST
-    ) -> None:
-        """Combines what the other hosts asked into `answer`, or into the memory that they share.
-
-        Where all of them do, nothing is sent, and this host's own bags go along.
-
-        Args:
-          activations: as of `pool_own`.
-          part: of the bags; for a host without a split, all belong to the rest.
+    def gather(self, request: PooledRequest, activations: Blocks, part: Part = Part.REST) -> None:
+        """As of `Way`: combines what the other hosts asked, for sending or into the memory that they share. Where all
+        of them share theirs, nothing is sent, and this host's own bags go along.
         """
         hosts = [*self._answers] if self._numbers else []
         if self._pools_own_along:
             hosts.append(self.host)
-        self._pool(request, hosts, activations, part)
+        self._pool(request, hosts, activations.arrays, part)
 
-    def pool_own(self, request: PooledRequest, activations: Sequence[np.ndarray], part: Part = Part.REST) -> None:
-        """Combines what this host asked of itself, into its blocks of the activations, one a feature; nothing if
-        `pool_for_others` has done so.
-        """
+    def gather_own(self, request: PooledRequest, activations: Blocks, part: Part = Part.REST) -> None:
+        """As of `Way`; nothing if `gather` has done so."""
         if not self._pools_own_along:
-            self._pool(request, [self.host], activations, part)
+            self._pool(request, [self.host], activations.arrays, part)
 
     @property
     def _pools_own_along(self) -> bool:
@@ -360,12 +356,9 @@ class PooledLookup:
             found.append(Pooling(pool, bags.rows, bags.row_splits, bags.weights, combiner, block, **some))
         return found
 
-    def add_partial_sums(self, request: PooledRequest, activations: Blocks) -> None:
-        """Adds up what the owners of cut tables pooled, in the order of the hosts, once all of it is there. Divides by
-        the denominators of the bags.
-
-        Args:
-          activations: of this host's batch; `pool_own` has left the own part in its blocks.
+    def finish(self, request: PooledRequest, activations: Blocks) -> None:
+        """As of `Way`: adds up what the owners of cut tables pooled, in the order of the hosts, and divides by the
+        denominators of the bags.
         """
         found = [activations.partial_sums(owner) for owner in range(self.num_hosts)]
         for at in self._partial:
@@ -373,15 +366,55 @@ class PooledLookup:
             parts[self.host] = activations.arrays[at]
             add_up(parts, self.host, request.divisors[at])
 
-    def answer(self, request: PooledRequest, host: int) -> np.ndarray:
+    def sum_gradients(self, request: PooledRequest, gradients: Blocks) -> None:
+        """As of `Way`. Owners get the gradients of vectors as they are."""
+
+    def receivers(self, request: PooledRequest) -> Sequence[int]:
+        """As of `Way`."""
+        return [*self._answers] if self.host in self.layout.pooling_hosts else ()
+
+    def senders(self, request: PooledRequest) -> Sequence[int]:
+        """As of `Way`."""
+        return self.layout.pooling_hosts
+
+    def outgoing(self, request: PooledRequest, host: int) -> list[np.ndarray]:
+        """As of `Way`. An empty frame says that vectors are complete in the memory that the host shares."""
+        split = request.splits[host]
+        if self.is_shared_with(request, host):
+            return []
+        if split is None:
+            return [self._answer(request, host)]
+        return split.packed(Part.REST, self.prefetched(request, host))
+
+    def arriving(self, request: PooledRequest, host: int, activations: Blocks, *, is_split: bool) -> list[np.ndarray]:
+        """As of `Way`."""
+        if self.is_shared_by(request, host):
+            return []
+        return activations.of_owner(host) if is_split else activations.room(host)
+
+    def outgoing_gradients(self, request: PooledRequest, host: int, gradients: Blocks) -> list[np.ndarray]:
+        """As of `Way`. An empty frame says that gradients are complete in the memory that the host shares. Its frame in
+        the next exchange of ids says that it does not read this host's any more.
+        """
+        return [] if self.is_shared_by(request, host) else gradients.frame(host)
+
+    def arriving_gradients(self, request: PooledRequest, host: int) -> list[np.ndarray]:
+        """As of `Way`."""
+        return [] if self.is_shared_with(request, host) else [self._gradient_memory(request, host)]
+
+    def prefetch_partners(self) -> Sequence[int]:
+        """As of `Way`."""
+        return [host for host in self._answers if host not in self.on_same_machine]
+
+    def prefetched(self, request: PooledRequest, host: int) -> list[np.ndarray]:
+        """As of `Way`; with a split, the prefetched vectors first in each block."""
+        return list(request.layouts[host].blocks_of(self.host, self._answer(request, host)).values())
+
+    def _answer(self, request: PooledRequest, host: int) -> np.ndarray:
         """What goes to another host: the region of this owner in that host's activations, and its partial sums."""
         return self._memory(request, host, self._answers, self._odd_answers)
 
-    def answer_blocks(self, request: PooledRequest, host: int) -> list[np.ndarray]:
-        """The same as one block a feature; with a split, the prefetched vectors first in each."""
-        return list(request.layouts[host].blocks_of(self.host, self.answer(request, host)).values())
-
-    def gradient_memory(self, request: PooledRequest, host: int) -> np.ndarray:
+    def _gradient_memory(self, request: PooledRequest, host: int) -> np.ndarray:
         """Where the gradients of another host's activations belong, laid out as `answer`."""
         return self._memory(request, host, self._gradients, self._odd_gradients)
 
@@ -396,19 +429,13 @@ class PooledLookup:
             odd[host] = aligned_empty((length,))
         return odd[host][:length]
 
-    def update(
-        self, request: PooledRequest, own_gradients: Sequence[np.ndarray], learning_rates: Sequence[float]
-    ) -> None:
-        """Updates each touched row of the tables owned here once.
-
-        Args:
-          own_gradients: the memory that `group` was given, now filled.
-          learning_rates: one a table of the job.
-        """
+    def update(self, request: PooledRequest, gradients: Blocks, learning_rates: Sequence[float]) -> None:
+        """As of `Way`. Gradients lie where `group` was told."""
+        own_gradients = gradients.arrays
         scaled = request.scaled
         if scaled is not None and len(scaled.where):
-            gradients = self._all_gradients(request, own_gradients)
-            self._own.scale(scaled, [bags.lines for bags in request.bags], gradients, self._crew)
+            every = self._all_gradients(request, own_gradients)
+            self._own.scale(scaled, [bags.lines for bags in request.bags], every, self._crew)
             for host, number, out in scaled.weighted(self._own.dims):
                 at = self._of_owner[self.host][number]
                 blocks = self._own_blocks(own_gradients) if host == self.host else self._gradients_of(request, host)

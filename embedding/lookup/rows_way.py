@@ -1,11 +1,10 @@
-"""`ShardedLookup`: one host's half of every lookup and update, between its batch and the bytes that cross the network.
+"""`RowsWay`: the way of a lookup on which rows travel to the host of the samples, and are combined there.
 
-A step begins with the unique ids of each table, grouped by owner (`prepare`). Owners find their rows and gather them
-(`accept`, `gather`). The rows come back and are pooled (`pool`). Later the gradients are summed per unique row
+A step begins with the unique ids of each table, grouped by owner (`request`). Owners find their rows and gather them
+(`accept`, `gather`). The rows come back and are pooled (`finish`). Later the gradients are summed per unique row
 (`sum_gradients`). Owners add what all hosts sent, in host order, and update each touched row once (`update`).
 
-This module owns the arrays of that path. It sends nothing: an `Exchange` moves the bytes between these calls. A host
-that is alone has all rows, and combines them where they lie.
+A host that is alone has all rows, and combines them where they lie.
 
 Tables of one width form a group. Within a group, rows lie in one array ordered by owner, then by stream (see
 `streams`). What goes to one host, or comes from it, is one contiguous piece. So the network reads and writes the arrays
@@ -26,11 +25,12 @@ from podembed.embedding.kernels.crew import ONE_THREAD, Crew, column_parts, cut
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
 from podembed.embedding.kernels.requests import rows_by_host
 from podembed.embedding.lookup import compiled as kernels
+from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
 from podembed.embedding.lookup.prefetch import Part
 from podembed.embedding.lookup.router import Router
 from podembed.embedding.lookup.streams import (
     FeatureBinding,
-    Prepared,
+    RowsRequest,
     Stream,
     by_feature,
     groups_of,
@@ -38,13 +38,14 @@ from podembed.embedding.lookup.streams import (
     tables_of,
 )
 from podembed.embedding.lookup.wanted_rows import listed, split_rows, starts_by_host, starts_of
+from podembed.embedding.lookup.way import LookupPhase
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Pooling, Table, pool_in_parallel, update_in_parallel
 from podembed.embedding.table_spec import TableSpec
 
 
-class ShardedLookup:
-    """This host's shard of every table, and the lookup path over it. Mutated: the tables' rows and slots.
+class RowsWay:
+    """As `Way`, and this host's shard of every table. Mutated: the tables' rows and slots.
 
     Args:
       specs: all tables of the job.
@@ -52,12 +53,14 @@ class ShardedLookup:
       placement: per table, int32 `[num_buckets]`, the owner of each bucket.
       host: this host's number, 0-based.
       num_hosts: hosts of the generation.
-      elsewhere: positions of tables that are held here but looked up and updated by `PooledLookup`; with all their
+      elsewhere: positions of tables that are held here but looked up and updated by `PooledWay`; with all their
         features.
       tables: the shard, where it is here already; None allocates it.
       quantization: per table how looked-up rows are rounded before they are combined, or None; empty for none at all.
       crew: its threads do the work.
     """
+
+    gather_phase, prefetch_phase = LookupPhase.GATHER, LookupPhase.PREFETCH_GATHER
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class ShardedLookup:
     ) -> None:
         self._crew, self.host, self.num_hosts = crew, host, num_hosts
         self.features = tuple(feature for feature in features if feature.table not in elsewhere)
+        self._numbers = {feature.name: number for number, feature in enumerate(features)}
         if tables is None:
             tables = [
                 Table(spec, np.flatnonzero(owners == host)) for spec, owners in zip(specs, placement, strict=True)
@@ -93,11 +97,24 @@ class ShardedLookup:
             if num_hosts == 1 and self._quantization[at] is None and table.num_rows < 1 << 31
         )
         self._sums = [np.empty((0, group.dim), np.float32) for group in self.groups]
+        self._rows_asked = np.zeros(len(self.tables), np.int64)
         # Scratch of `unique_ids`, as much as threads have wanted at a time.
         self._hash_slots: list[np.ndarray] = []
 
-    def prepare(self, batch: Mapping[str, Ragged]) -> Prepared:
-        """Finds each stream's distinct ids and who owns their rows. Touches no table."""
+    @property
+    def is_used(self) -> bool:
+        """As of `Way`."""
+        return bool(self.groups)
+
+    def request(
+        self,
+        bags: Mapping[str, Ragged],
+        *,
+        buffer: int = 0,
+        layout: ActivationLayout | None = None,
+        is_in_place: bool = True,
+    ) -> RowsRequest:
+        """As of `Way`: finds each stream's distinct ids and who owns their rows."""
         num_streams = len(self._streams)
         counts = np.zeros((self.num_hosts, num_streams), np.int64)
         num_unique = np.zeros(num_streams, np.int64)
@@ -106,7 +123,7 @@ class ShardedLookup:
 
         def find(number: int) -> None:
             stream = self._streams[number]
-            values = [batch[feature.name].values for feature in stream.features]
+            values = [bags[feature.name].values for feature in stream.features]
             ids = values[0] if len(values) == 1 else np.concatenate(values)
             unique, inverse = self._distinct(ids, stream)
             num_unique[number] = len(unique)
@@ -121,15 +138,23 @@ class ShardedLookup:
                 place[number] = np.empty(len(ids), np.int32)
                 kernels.row_of_each_id(position, inverse, place[number])
 
-        num_ids = sum(batch[feature.name].num_ids for feature in self.features)
+        num_ids = sum(bags[feature.name].num_ids for feature in self.features)
         self._crew.run([partial(find, number) for number in self._order], size=FLOATS_PER_ENTRY * num_ids)
-        return self._arrange(batch, num_unique, counts, keys, place)
+        return self._arrange(bags, num_unique, counts, keys, place)
 
-    def rows_by_table(self, counts: np.ndarray) -> np.ndarray:
-        """Counts `[num_hosts, num_streams]` → int64 `[num_tables]`, the rows of all hosts together."""
-        found = np.zeros(len(self.tables), np.int64)
-        np.add.at(found, [stream.table for stream in self._streams], counts.sum(axis=0))
-        return found
+    def lay_out(self, request: RowsRequest, bags: Mapping[str, Ragged]) -> None:
+        """As of `Way`."""
+        request.features = bags
+
+    def words(self, request: RowsRequest, host: int) -> list[np.ndarray]:
+        """As of `Way`: how many rows of each stream, then the keys, group by group, stream by stream."""
+        return [request.asked_counts[host], request.asked[host]]
+
+    def take_rows_asked(self) -> np.ndarray:
+        """As of `Way`."""
+        taken = self._rows_asked.copy()
+        self._rows_asked[:] = 0
+        return taken
 
     def _distinct(self, ids: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray]:
         """The distinct ids in order of appearance, and which of them each id is."""
@@ -148,12 +173,12 @@ class ShardedLookup:
 
     def _arrange(
         self,
-        batch: Mapping[str, Ragged],
+        bags: Mapping[str, Ragged],
         num_unique: np.ndarray,
         counts: np.ndarray,
         keys: Sequence[np.ndarray],
         place: Sequence[np.ndarray],
-    ) -> Prepared:
+    ) -> RowsRequest:
         """Turns positions within one table, ordered by owner, into positions within a group, ordered by owner and then
         by stream.
         """
@@ -168,16 +193,16 @@ class ShardedLookup:
             starts = starts_of(counts[:, group.streams])
             for column, at in enumerate(group.streams):
                 if self.num_hosts == 1:
-                    index |= by_feature(place[at] + np.int32(starts[0, column]), self._streams[at], batch)
+                    index |= by_feature(place[at] + np.int32(starts[0, column]), self._streams[at], bags)
                     continue
                 # Row k of a stream's owner-ordered list sits this much further in the group's array.
                 shift = starts[:, column] - (np.cumsum(counts[:, at]) - counts[:, at])
                 moved = (np.arange(num_unique[at]) + np.repeat(shift, counts[:, at])).astype(np.int32)
                 positions = np.empty(len(place[at]), np.int32)
                 kernels.row_of_each_id(moved, place[at], positions)
-                index |= by_feature(positions, self._streams[at], batch)
-        return Prepared(
-            features=batch,
+                index |= by_feature(positions, self._streams[at], bags)
+        return RowsRequest(
+            features=bags,
             num_unique=num_unique,
             asked=asked,
             asked_counts=counts,
@@ -185,60 +210,59 @@ class ShardedLookup:
             index=index,
         )
 
-    def accept(
-        self,
-        prepared: Prepared,
-        wanted: Sequence[np.ndarray],
-        wanted_counts: np.ndarray,
-        *,
-        training_step: int | None = None,
-    ) -> None:
-        """Takes what every host asks of this one, and finds the rows. Its own entry may be anything and is filled in
-        here.
-
-        Args:
-          wanted: per host, int64 keys, group by group, stream by stream.
-          wanted_counts: int64 `[num_hosts, num_streams]`; not negative.
-          training_step: number of the step, of training.
+    def accept(self, request: RowsRequest, frames: Sequence[np.ndarray], *, training_step: int | None = None) -> None:
+        """As of `Way`.
 
         Raises:
           ValueError: the keys are not as many as the counts say, or of buckets that are not held here.
         """
-        taken = list(wanted)
-        taken[self.host] = prepared.asked[self.host]
-        counts = np.array(wanted_counts, np.int64)
-        counts[self.host] = prepared.asked_counts[self.host]
-        prepared.wanted = listed(taken, counts, [group.streams for group in self.groups])
-        self._resolve(prepared, training_step)
-        prepared.rows = [
+        num_streams = len(self._streams)
+        counts, wanted = np.zeros((self.num_hosts, num_streams), np.int64), [*frames]
+        counts[self.host], wanted[self.host] = self.words(request, self.host)
+        for host, frame in enumerate(frames):
+            if host == self.host:
+                continue
+            if len(frame) < num_streams or (frame[:num_streams] < 0).any():
+                raise ValueError(
+                    f"Found a request of {len(frame)} words from host {host}. Expected {num_streams} numbers of rows, "
+                    "none below 0, and as many keys. Check that all hosts are of one generation."
+                )
+            counts[host], wanted[host] = frame[:num_streams], frame[num_streams:]
+        request.wanted = listed(wanted, counts, [group.streams for group in self.groups])
+        np.add.at(self._rows_asked, [stream.table for stream in self._streams], counts.sum(axis=0))
+        self._resolve(request, training_step)
+        request.rows = [
             aligned_empty((int(starts[-1]), group.dim))
-            for group, starts in zip(self.groups, prepared.asked_starts, strict=True)
+            for group, starts in zip(self.groups, request.asked_starts, strict=True)
         ]
-        prepared.served = [
-            aligned_empty((len(rows.rows), group.dim)) for group, rows in zip(self.groups, prepared.wanted, strict=True)
+        request.served = [
+            aligned_empty((len(rows.rows), group.dim)) for group, rows in zip(self.groups, request.wanted, strict=True)
         ]
-        prepared.splits = [None] * self.num_hosts
+        request.splits = [None] * self.num_hosts
 
-    def _resolve(self, prepared: Prepared, training_step: int | None) -> None:
+    def _resolve(self, request: RowsRequest, training_step: int | None) -> None:
         """Turns the keys that the hosts want into rows."""
         calls: list[Callable[[], None]] = []
-        for tables, wanted in zip(self._tables_of, prepared.wanted, strict=True):
+        for tables, wanted in zip(self._tables_of, request.wanted, strict=True):
             for table, first, stop in tables:
                 index, keys = self.tables[table].index, wanted.rows[wanted.of_streams(first, stop)]
                 if index.is_dynamic and training_step is not None:
                     index.begin_step(training_step, [keys])
                 calls.append(partial(index.resolve, keys, keys))
-        self._crew.run(calls, size=FLOATS_PER_ENTRY * sum(len(wanted.rows) for wanted in prepared.wanted))
+        self._crew.run(calls, size=FLOATS_PER_ENTRY * sum(len(wanted.rows) for wanted in request.wanted))
         if self._in_place:
             # One host's rows lie stream by stream in either list, so the places of one are those of the other.
-            rows = self._group_arrays([wanted.rows.astype(np.int32) for wanted in prepared.wanted])
+            rows = self._group_arrays([wanted.rows.astype(np.int32) for wanted in request.wanted])
             for feature in self.features:
                 if feature.table in self._in_place:
-                    found = prepared.own_rows[feature.name] = np.empty_like(prepared.index[feature.name])
-                    kernels.row_of_each_id(rows[feature.table], prepared.index[feature.name], found)
+                    found = request.own_rows[feature.name] = np.empty_like(request.index[feature.name])
+                    kernels.row_of_each_id(rows[feature.table], request.index[feature.name], found)
 
-    def split(self, prepared: Prepared, previous: Prepared) -> None:
-        """Finds which of the rows that the hosts want no gradient of `previous`, the step under way, will change.
+    def group(self, request: RowsRequest, gradients: Blocks) -> None:
+        """As of `Way`. Where gradients of rows lie, they lie since `accept`."""
+
+    def split(self, request: RowsRequest, previous: RowsRequest) -> None:
+        """As of `Way`.
 
         Raises:
           ValueError: a row is not held here.
@@ -246,7 +270,7 @@ class ShardedLookup:
         if self._in_place.issuperset(feature.table for feature in self.features):
             return  # there is nothing to gather
         late = []
-        for number, wanted in enumerate(prepared.wanted):
+        for number, wanted in enumerate(request.wanted):
             flags = np.empty(len(wanted.rows), bool)
             before = previous.wanted[number]
             for table, first, stop in self._tables_of[number]:
@@ -256,7 +280,7 @@ class ShardedLookup:
             by_place = np.empty(len(flags), bool)
             by_place[wanted.places] = flags
             late.append(by_place)
-        prepared.splits = split_rows(prepared.wanted, late, [group.dim for group in self.groups], own=self.host)
+        request.splits = split_rows(request.wanted, late, [group.dim for group in self.groups], own=self.host)
 
     def _find_late(self, touched: np.ndarray, wanted: np.ndarray, at: int, found: np.ndarray) -> None:
         """Writes which of the rows that are wanted of a table are among the touched ones."""
@@ -268,21 +292,18 @@ class ShardedLookup:
         with table.marked([touched]) as marks:
             kernels.find_marked_rows(wanted, marks, found)
 
-    def gather(self, prepared: Prepared, part: Part = Part.REST) -> None:
-        """Reads the rows that the hosts want: `served` for the others, straight into `rows` for this host.
-
-        Args:
-          part: of the rows; for a host without a split, all belong to the rest.
+    def gather(self, request: RowsRequest, activations: Blocks | None = None, part: Part = Part.REST) -> None:
+        """As of `Way`: `served` for the other hosts, straight into `rows` for this one.
 
         Raises:
           ValueError: a row is not held here.
         """
         calls: list[Callable[[], None]] = []
         size = 0
-        for number, wanted in enumerate(prepared.wanted):
+        for number, wanted in enumerate(request.wanted):
             if all(table in self._in_place for table, _, _ in self._tables_of[number]):
                 continue
-            found = wanted.targets_of(part, *self._memory(prepared, number))
+            found = wanted.targets_of(part, *self._memory(request, number))
             if found is None:
                 continue
             addresses, entries = found
@@ -298,23 +319,69 @@ class ShardedLookup:
             size += 2 * len(addresses) * self.groups[number].dim
         self._crew.run(calls, size=size)
 
-    def _memory(self, prepared: Prepared, number: int) -> tuple[np.ndarray, np.ndarray, int, int]:
+    def _memory(self, request: RowsRequest, number: int) -> tuple[np.ndarray, np.ndarray, int, int]:
         """Where the rows of a group lie: served ones, asked ones, this host, where its own begin among the asked."""
-        own_start = int(prepared.asked_starts[number][self.host])
-        return prepared.served[number], prepared.rows[number], self.host, own_start
+        own_start = int(request.asked_starts[number][self.host])
+        return request.served[number], request.rows[number], self.host, own_start
 
-    def blocks(self, prepared: Prepared, host: int, *, of: str, only_trained: bool = False) -> list[np.ndarray]:
+    def gather_own(self, request: RowsRequest, activations: Blocks, part: Part = Part.REST) -> None:
+        """As of `Way`. `gather` has read them."""
+
+    def receivers(self, request: RowsRequest) -> Sequence[int]:
+        """As of `Way`."""
+        return request.is_asked_by()
+
+    def senders(self, request: RowsRequest) -> Sequence[int]:
+        """As of `Way`."""
+        return request.asks()
+
+    def outgoing(self, request: RowsRequest, host: int) -> list[np.ndarray]:
+        """As of `Way`."""
+        split, served = request.splits[host], self.prefetched(request, host)
+        return served if split is None else split.packed(Part.REST, served)
+
+    def arriving(self, request: RowsRequest, host: int, activations: Blocks, *, is_split: bool) -> list[np.ndarray]:
+        """As of `Way`."""
+        return self._blocks(request, host, of="rows")
+
+    def outgoing_gradients(self, request: RowsRequest, host: int, gradients: Blocks) -> list[np.ndarray]:
+        """As of `Way`."""
+        return self._blocks(request, host, of="rows", only_trained=True)
+
+    def arriving_gradients(self, request: RowsRequest, host: int) -> list[np.ndarray]:
+        """As of `Way`."""
+        return self._blocks(request, host, of="served", only_trained=True)
+
+    def prefetch_partners(self) -> Sequence[int]:
+        """As of `Way`. Rows go through no shared memory."""
+        return [host for host in range(self.num_hosts) if host != self.host]
+
+    def prefetched(self, request: RowsRequest, host: int) -> list[np.ndarray]:
+        """As of `Way`."""
+        return self._blocks(request, host, of="served")
+
+    def _blocks(self, request: RowsRequest, host: int, *, of: str, only_trained: bool = False) -> list[np.ndarray]:
         """The pieces of one host, by group."""
         numbers = [number for number, group in enumerate(self.groups) if group.is_trained or not only_trained]
-        return [self.piece(prepared, number, host, of=of) for number in numbers]
+        return [self.piece(request, number, host, of=of) for number in numbers]
 
-    def piece(self, prepared: Prepared, group: int, host: int, *, of: str) -> np.ndarray:
+    def piece(self, request: RowsRequest, group: int, host: int, *, of: str) -> np.ndarray:
         """The contiguous rows of one host in a group's array: `rows` (owned by it) or `served` (asked by it)."""
-        starts = prepared.asked_starts[group] if of == "rows" else prepared.wanted[group].host_starts
-        array = prepared.rows[group] if of == "rows" else prepared.served[group]
+        starts = request.asked_starts[group] if of == "rows" else request.wanted[group].host_starts
+        array = request.rows[group] if of == "rows" else request.served[group]
         return array[starts[host] : starts[host + 1]]
 
-    def pool(self, prepared: Prepared, out: Mapping[str, np.ndarray]) -> None:
+    def finish(self, request: RowsRequest, activations: Blocks) -> None:
+        """As of `Way`. Samples behind those of the batch get zeros."""
+        blocks = self._by_name(activations)
+        self.pool(request, blocks)
+        for feature in self.features:
+            blocks[feature.name][request.features[feature.name].num_samples :] = 0.0
+
+    def _by_name(self, blocks: Blocks) -> dict[str, np.ndarray]:
+        return {feature.name: blocks.arrays[self._numbers[feature.name]] for feature in self.features}
+
+    def pool(self, request: RowsRequest, out: Mapping[str, np.ndarray]) -> None:
         """Combines the rows of each sample's ids into activations.
 
         Args:
@@ -322,51 +389,55 @@ class ShardedLookup:
             are left alone.
         """
         if any(self._quantization):
-            self._quantize(prepared)
-        rows = self._group_arrays(prepared.rows)
+            self._quantize(request)
+        rows = self._group_arrays(request.rows)
         poolings = []
         for feature in self.features:
-            ragged = prepared.features[feature.name]
+            ragged = request.features[feature.name]
             block = out[feature.name][: ragged.num_samples]
             bags = ragged.row_splits, ragged.weights, feature.combiner, block
             if feature.table in self._in_place:
                 pool = self.tables[feature.table].store.pool
-                poolings.append(Pooling(pool, prepared.own_rows[feature.name], *bags))
+                poolings.append(Pooling(pool, request.own_rows[feature.name], *bags))
             else:
                 pool = partial(kernels.pool, rows[feature.table])
-                poolings.append(Pooling(pool, prepared.index[feature.name], *bags))
+                poolings.append(Pooling(pool, request.index[feature.name], *bags))
         pool_in_parallel(poolings, self._crew)
 
-    def _quantize(self, prepared: Prepared) -> None:
+    def _quantize(self, request: RowsRequest) -> None:
         """Rounds the rows that came for this step, where their table says so; the tables keep theirs."""
         for number, group in enumerate(self.groups):
-            counts = prepared.asked_counts[:, group.streams]
+            counts = request.asked_counts[:, group.streams]
             stream_of_row = np.repeat(np.tile(group.streams, self.num_hosts), counts.reshape(-1))
             for at in group.streams:
                 quantization = self._quantization[self._streams[at].table]
                 if quantization is not None:
                     here = np.flatnonzero(stream_of_row == at)
-                    rows = prepared.rows[number][here]
+                    rows = request.rows[number][here]
                     quantization.apply(rows)
-                    prepared.rows[number][here] = rows
+                    request.rows[number][here] = rows
 
-    def sum_gradients(self, prepared: Prepared, gradients: Mapping[str, np.ndarray]) -> None:
+    def sum_gradients(self, request: RowsRequest, gradients: Blocks) -> None:
+        """As of `Way`."""
+        self.sum_by_row(request, self._by_name(gradients))
+
+    def sum_by_row(self, request: RowsRequest, gradients: Mapping[str, np.ndarray]) -> None:
         """Replaces `rows` of trained tables by the gradient of each, summed over this host's samples and features.
 
         Args:
           gradients: per feature float32 `[num_samples or more, dim]`, of the activations.
         """
         if self.num_hosts == 1:
-            prepared.rows = [self._scratch(number, len(rows)) for number, rows in enumerate(prepared.rows)]
-        sums = self._group_arrays(prepared.rows)
+            request.rows = [self._scratch(number, len(rows)) for number, rows in enumerate(request.rows)]
+        sums = self._group_arrays(request.rows)
 
         def add(stream: Stream, columns: slice) -> None:
             """All gradients of a stream, for some columns: sums of a row stay in the order of its ids."""
             for feature in stream.features:
-                ragged = prepared.features[feature.name]
+                ragged = request.features[feature.name]
                 kernels.sum_gradients(
                     gradients[feature.name][: ragged.num_samples, columns],
-                    prepared.index[feature.name],
+                    request.index[feature.name],
                     ragged.row_splits,
                     ragged.weights,
                     feature.combiner,
@@ -375,7 +446,7 @@ class ShardedLookup:
 
         num_threads = self._crew.num_threads
         cleared = [
-            rows for rows, group in zip(prepared.rows, self.groups, strict=True) if rows.size and group.is_trained
+            rows for rows, group in zip(request.rows, self.groups, strict=True) if rows.size and group.is_trained
         ]
         streams = [self._streams[number] for group in self.groups if group.is_trained for number in group.streams]
         parts = cut([len(array) for array in cleared], [array.size for array in cleared], num_threads)
@@ -386,7 +457,7 @@ class ShardedLookup:
             for stream in streams
             for columns in column_parts(sums[stream.table].shape[1], num_threads)
         ]
-        num_ids = sum(prepared.features[feature.name].num_ids for stream in streams for feature in stream.features)
+        num_ids = sum(request.features[feature.name].num_ids for stream in streams for feature in stream.features)
         self._crew.run(calls, size=FLOATS_PER_ENTRY * num_ids)
 
     def _scratch(self, group: int, num_rows: int) -> np.ndarray:
@@ -395,15 +466,16 @@ class ShardedLookup:
             self._sums[group] = aligned_empty((num_rows + num_rows // 4, self.groups[group].dim))
         return self._sums[group][:num_rows]
 
-    def update(self, prepared: Prepared, learning_rates: Sequence[float]) -> None:
-        """Adds the gradients of all hosts, in host order, and updates each touched row once.
+    def update(self, request: RowsRequest, gradients: Blocks | None, learning_rates: Sequence[float]) -> None:
+        """As of `Way`.
 
         Args:
+          gradients: gradients of activations, which `sum_gradients` has taken.
           learning_rates: one a table.
         """
         found = {}
-        for number, wanted in enumerate(prepared.wanted):
-            addresses = wanted.addresses(*self._memory(prepared, number))
+        for number, wanted in enumerate(request.wanted):
+            addresses = wanted.addresses(*self._memory(request, number))
             for table, first, stop in self._tables_of[number] if self.groups[number].is_trained else ():
                 rows = wanted.of_streams(first, stop)
                 found[table] = wanted.rows[rows], addresses[rows]

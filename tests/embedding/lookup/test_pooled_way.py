@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from podembed.embedding.config import TableConfig
 from podembed.embedding.kernels.arrays import aligned_empty
-from podembed.embedding.lookup.activation_layout import ActivationLayout, pooling_owners
-from podembed.embedding.lookup.owner_pooled import PooledLookup
+from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks, pooling_owners
 from podembed.embedding.lookup.pooled_frames import PooledRequest
+from podembed.embedding.lookup.pooled_way import PooledWay
 from podembed.embedding.lookup.pooling_choice import can_pool_at_owner
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
@@ -59,7 +59,7 @@ class Pod:
                 held = np.arange(spec.layout.num_buckets) if owners[at] == host else np.empty(0, np.int64)
                 tables.append(Table(spec, held))
                 tables[-1].initialize()
-            self.lookups.append(PooledLookup(tables, features, self.layout, host=host, num_hosts=num_hosts))
+            self.lookups.append(PooledWay(tables, features, self.layout, host=host, num_hosts=num_hosts))
             self.activations.append(aligned_empty((self.layout.num_floats,)))
             self.gradients.append(aligned_empty((self.layout.num_floats,)))
             self.gradients[-1][:] = np.random.default_rng(host).standard_normal(self.layout.num_floats)
@@ -69,24 +69,27 @@ class Pod:
         hosts = range(len(self.lookups))
         requests = [lookup.request(batch) for lookup, batch in zip(self.lookups, batches, strict=True)]
         for host, lookup in enumerate(self.lookups):
-            frames = [requests[other].frames[host].copy() for other in hosts]
+            frames = [np.concatenate(self.lookups[other].words(requests[other], host)) for other in hosts]
             lookup.accept(requests[host], frames)
-            lookup.group(requests[host], self.layout.blocks(self.gradients[host]))
+            lookup.group(requests[host], Blocks.of(self.layout, self.gradients[host]))
         return requests
 
     def step(self, batches: list[dict[str, Ragged]]) -> None:
         hosts = range(len(self.lookups))
         requests = self.accepted(batches)
         for host, lookup in enumerate(self.lookups):
-            own = self.layout.blocks(self.activations[host])
-            lookup.pool_for_others(requests[host], own)
-            lookup.pool_own(requests[host], own)
+            own = Blocks.of(self.layout, self.activations[host])
+            lookup.gather(requests[host], own)
+            lookup.gather_own(requests[host], own)
             for other in hosts:
                 if other != host and other not in lookup.on_same_machine:
-                    self.activations[other][self.layout.region(host)] = lookup.answer(requests[host], other)
-                    lookup.gradient_memory(requests[host], other)[:] = self.gradients[other][self.layout.region(host)]
+                    (answer,), (room,) = (
+                        way(requests[host], other) for way in (lookup.outgoing, lookup.arriving_gradients)
+                    )
+                    self.activations[other][self.layout.region(host)] = answer
+                    room[:] = self.gradients[other][self.layout.region(host)]
         for host, lookup in enumerate(self.lookups):
-            lookup.update(requests[host], self.layout.blocks(self.gradients[host]), RATES)
+            lookup.update(requests[host], Blocks.of(self.layout, self.gradients[host]), RATES)
 
     def table(self, at: int) -> Table:
         return self.lookups[self.owners[at]]._tables[at]
@@ -193,7 +196,7 @@ def test_an_id_outside_the_table_is_refused_where_it_comes_from() -> None:
     alone = Pod(1, [0, 0, 0]).lookups[0]
     request = alone.request(batch)
     with pytest.raises(ValueError, match=r"Found id 7 for a table of 7 rows"):
-        alone.accept(request, request.frames)
+        alone.accept(request, [np.empty(0, np.int64)])
     with pytest.raises(ValueError, match=r"Found id 7 for a table of 7 rows"):
         Pod(2, [0, 0, 0]).lookups[1].request(batch)
 
@@ -203,13 +206,13 @@ def test_a_damaged_frame_is_refused(damage: str) -> None:
     pod = Pod(2, [0, 0, 0])
     batch = {f"f{at}": Ragged.of([0, 1], [0, 2]) for at in range(4)}
     own, theirs = pod.lookups[0].request(batch), pod.lookups[1].request(batch)
-    frame = theirs.frames[0]
+    frame = np.concatenate(pod.lookups[1].words(theirs, 0))
     if damage == "length":
         frame = frame[:-1]
     elif damage == "splits":
-        frame[3 * 4 + 1] = 5
+        frame[1 + 3 * 4 + 1] = 5
     elif damage == "count":
-        frame[1] = -1
+        frame[2] = -1
     else:
         frame[-1] = 1 << 20 if damage == "row" else -1
     with pytest.raises(ValueError, match="Found"):

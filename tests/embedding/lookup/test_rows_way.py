@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from podembed.embedding.buckets import BucketLayout, place
 from podembed.embedding.initializers import Constant
-from podembed.embedding.lookup.sharded import ShardedLookup
-from podembed.embedding.lookup.streams import FeatureBinding, Prepared
+from podembed.embedding.lookup.rows_way import RowsWay
+from podembed.embedding.lookup.streams import FeatureBinding, RowsRequest
 from podembed.embedding.optimizers import SGD, Adagrad, Optimizer, RowWiseAdagrad
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table_spec import TableSpec
@@ -63,13 +63,13 @@ WIDTH = sum(SPECS[table].dim for table in TABLE_OF_FEATURE)
 class Pod:
     """The lookups of all hosts, and what the network between them does."""
 
-    lookups: list[ShardedLookup]
+    lookups: list[RowsWay]
 
     @staticmethod
     def of(num_hosts: int, rows: Sequence[np.ndarray], features: Sequence[FeatureBinding] = FEATURES) -> Pod:
         sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in SPECS]
         placement = place(bucket_bytes=sizes, num_hosts=num_hosts)
-        pod = Pod([ShardedLookup(SPECS, features, placement, host=h, num_hosts=num_hosts) for h in range(num_hosts)])
+        pod = Pod([RowsWay(SPECS, features, placement, host=h, num_hosts=num_hosts) for h in range(num_hosts)])
         for lookup in pod.lookups:
             for table, values in zip(lookup.tables, rows, strict=True):
                 table.initialize()
@@ -78,15 +78,14 @@ class Pod:
                     table.bucket(int(bucket))["rows"][: len(real)] = real
         return pod
 
-    def forward(self, batches: Sequence[dict[str, Ragged]]) -> tuple[list[Prepared], list[np.ndarray]]:
+    def forward(self, batches: Sequence[dict[str, Ragged]]) -> tuple[list[RowsRequest], list[np.ndarray]]:
         """Each host's activations `[num_samples, WIDTH]`; they begin as NaN, so that a column left out shows."""
-        prepared = [lookup.prepare(batch) for lookup, batch in zip(self.lookups, batches, strict=True)]
+        prepared = [lookup.request(batch) for lookup, batch in zip(self.lookups, batches, strict=True)]
         for here, lookup in enumerate(self.lookups):
             # A host's own entries are its own business: what is passed for them must not matter.
-            wanted = [np.full(3, -9, np.int64) if there == here else p.asked[here] for there, p in enumerate(prepared)]
-            counts = np.stack([p.asked_counts[here] for p in prepared]).astype(np.int64)
-            counts[here] = -1
-            lookup.accept(prepared[here], wanted, counts)
+            frames = frames_for(here, self.lookups, prepared)
+            frames[here] = np.full(3, -9, np.int64)
+            lookup.accept(prepared[here], frames)
         for lookup, one in zip(self.lookups, prepared, strict=True):
             lookup.gather(one)
         self._swap(prepared, send="served", receive="rows")
@@ -97,12 +96,12 @@ class Pod:
             activations.append(out)
         return prepared, activations
 
-    def backward(self, prepared: Sequence[Prepared], gradients: Sequence[np.ndarray], rate: float = RATE) -> None:
+    def backward(self, prepared: Sequence[RowsRequest], gradients: Sequence[np.ndarray], rate: float = RATE) -> None:
         for lookup, one, gradient in zip(self.lookups, prepared, gradients, strict=True):
-            lookup.sum_gradients(one, by_feature(gradient, lookup.features))
+            lookup.sum_by_row(one, by_feature(gradient, lookup.features))
         self._swap(prepared, send="rows", receive="served")
         for lookup, one in zip(self.lookups, prepared, strict=True):
-            lookup.update(one, [rate] * len(SPECS))
+            lookup.update(one, None, [rate] * len(SPECS))
 
     def array(self, table: int, name: str = "rows") -> np.ndarray:
         """One array of a table in row order, collected from its owners."""
@@ -115,7 +114,7 @@ class Pod:
         assert not np.isnan(values).any(), "a bucket has no owner"
         return values
 
-    def _swap(self, prepared: Sequence[Prepared], *, send: str, receive: str) -> None:
+    def _swap(self, prepared: Sequence[RowsRequest], *, send: str, receive: str) -> None:
         """What `workers.host.host` does with the network between two calls."""
         for group in range(len(self.lookups[0].groups)):
             for here, lookup in enumerate(self.lookups):
@@ -127,6 +126,11 @@ class Pod:
                         assert sent.flags.c_contiguous
                         assert room.flags.c_contiguous
                         room[...] = sent
+
+
+def frames_for(here: int, lookups: Sequence[RowsWay], requests: Sequence[RowsRequest]) -> list[np.ndarray]:
+    """What all hosts ask of one."""
+    return [np.concatenate(way.words(request, here)) for way, request in zip(lookups, requests, strict=True)]
 
 
 def by_feature(columns: np.ndarray, features: Sequence[FeatureBinding]) -> dict[str, np.ndarray]:
@@ -302,7 +306,7 @@ def test_a_batch_without_any_id_gives_zeros_and_changes_nothing(num_hosts: int) 
 def test_only_distinct_rows_are_asked_for() -> None:
     pod = Pod.of(2, random_rows(np.random.default_rng(3)))
     batch = {**one_sample({}), "f0": Ragged.of_lists([[1, 1, 2]]), "f3": Ragged.of_lists([[2, 2, 3]])}
-    prepared = pod.lookups[0].prepare(batch)
+    prepared = pod.lookups[0].request(batch)
     assert prepared.num_unique.tolist() == [0, 0, 3, 0]
     assert prepared.asked_counts.sum(axis=0).tolist() == [0, 0, 3, 0]
     assert sum(map(len, prepared.asked)) == 3
@@ -316,9 +320,9 @@ def test_the_next_batch_may_be_prepared_and_accepted_before_the_update() -> None
     gradients = [rng.standard_normal((4, WIDTH)).astype(np.float32) for _ in range(2)]
     early, late = Pod.of(2, rows), Pod.of(2, rows)
     prepared, _ = early.forward(batches[0])
-    ahead = [lookup.prepare(batch) for lookup, batch in zip(early.lookups, batches[1], strict=True)]
+    ahead = [lookup.request(batch) for lookup, batch in zip(early.lookups, batches[1], strict=True)]
     for here, lookup in enumerate(early.lookups):
-        lookup.accept(ahead[here], [p.asked[here] for p in ahead], np.stack([p.asked_counts[here] for p in ahead]))
+        lookup.accept(ahead[here], frames_for(here, early.lookups, ahead))
     early.backward(prepared, gradients)
     for lookup, one in zip(early.lookups, ahead, strict=True):
         lookup.gather(one)
@@ -350,8 +354,8 @@ def test_the_result_is_the_same_bits_each_time_and_on_each_placement_of_the_same
 def test_a_wide_feature_leaves_the_columns_of_others_alone() -> None:
     pod = Pod.of(1, random_rows(np.random.default_rng(6)))
     lookup = pod.lookups[0]
-    prepared = lookup.prepare(one_sample({"f0": [1]}))
-    lookup.accept(prepared, [np.empty(0, np.int64)], np.zeros((1, len(SPECS)), np.int64))
+    prepared = lookup.request(one_sample({"f0": [1]}))
+    lookup.accept(prepared, [np.empty(0, np.int64)])
     lookup.gather(prepared)
     out = np.full((2, WIDTH + 4), 7.0, np.float32)
     lookup.pool(prepared, by_feature(out, FEATURES))
