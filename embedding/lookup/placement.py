@@ -46,7 +46,7 @@ MAX_BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class PlacementWay:
     """How a table lies on the hosts.
 
     Attributes:
@@ -83,7 +83,7 @@ def ways(
     num_features: Sequence[int],
     num_hosts: int,
     chosen: Sequence[Chosen] | None = None,
-) -> list[Way]:
+) -> list[PlacementWay]:
     """Which tables are placed whole on so many hosts, and why.
 
     Args:
@@ -107,22 +107,22 @@ def _way(
     num_features: int,
     most_features: float,
     chosen: Chosen | None,
-) -> Way:
+) -> PlacementWay:
     share = f"a host's fair share, {fair_bytes / 2**20:,.1f} MiB"
     if spec.layout.num_buckets == 1:
-        return Way(is_whole=True, size_bytes=size_bytes, reason="one bucket")
+        return PlacementWay(is_whole=True, size_bytes=size_bytes, reason="one bucket")
     if (why := why_not_pooled(spec)) is not None:
-        return Way(is_whole=False, size_bytes=size_bytes, reason=why)
+        return PlacementWay(is_whole=False, size_bytes=size_bytes, reason=why)
     if size_bytes > fair_bytes:
-        return Way(is_whole=False, size_bytes=size_bytes, reason=f"above {share}")
+        return PlacementWay(is_whole=False, size_bytes=size_bytes, reason=f"above {share}")
     if chosen is not None:
-        return Way(is_whole=chosen.is_whole, size_bytes=size_bytes, reason=chosen.reason)
+        return PlacementWay(is_whole=chosen.is_whole, size_bytes=size_bytes, reason=chosen.reason)
     if num_features > most_features:
         reason = (
             f"work: features {num_features}, more than {most_features:.2g}, {MOST_WORK:g} times a host's fair share"
         )
-        return Way(is_whole=False, size_bytes=size_bytes, reason=reason)
-    return Way(is_whole=True, size_bytes=size_bytes, reason=f"within {share}")
+        return PlacementWay(is_whole=False, size_bytes=size_bytes, reason=reason)
+    return PlacementWay(is_whole=True, size_bytes=size_bytes, reason=f"within {share}")
 
 
 def buckets_for_work(*, num_rows: int, num_features: int, all_features: int, most_hosts: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.embedding.lookup.placement import Chosen, Way, place_tables, ways
+from podembed.embedding.lookup.placement import Chosen, PlacementWay, place_tables, ways
 from podembed.embedding.lookup.pooling_choice import CutWay, why_not_pooled
 from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.api.text import columns, format_bytes, printable
@@ -42,7 +42,7 @@ class PlannedTable:
     """
 
     spec: TableSpec
-    way: Way
+    way: PlacementWay
     num_features: int
     hosts: tuple[int, ...]
     why: str
@@ -116,7 +116,7 @@ def plan(
 
 def _table(
     spec: TableSpec,
-    way: Way,
+    way: PlacementWay,
     num_features: int,
     owners: np.ndarray,
     *,
