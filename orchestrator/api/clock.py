@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time is read and spent."""
+    """Reads time and waits."""
 
     def monotonic_s(self) -> float:
         """Seconds since some moment; never falls."""

@@ -220,7 +220,7 @@ class FailureConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """Where a new run begins, instead of with initial values. Step, data and schedules begin anew; only state is taken
+    """The beginning of a new run, instead of initial values. Step, data and schedules begin anew; only state is taken
     over.
 
     Attributes:

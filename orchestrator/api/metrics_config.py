@@ -52,7 +52,7 @@ class TracedSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig:
-    """Where a run's measurements go. None of it changes a number of the run, and none of it can stop it.
+    """The places where a run's measurements go. None of it changes a number of the run, and none of it can stop it.
 
     Attributes:
       in_run: write them to `metrics/` in the run's folder, at most 64 MiB. `podembed top`, `health` and `report` read

@@ -154,7 +154,7 @@ def echoes(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def _in_order(failures: Sequence[Failure]) -> list[Failure]:
-    """By the time at which processes ended; in the order in which the driver learnt of them where that is unknown."""
+    """Failures in the order in which processes ended, or in which the driver learnt of them where that is unknown."""
     return sorted(failures, key=lambda failure: failure.ended_unix_s or math.inf)
 
 
@@ -189,7 +189,7 @@ _VERB = {
 
 
 def roots(failures: Sequence[Failure]) -> list[Failure]:
-    """Those that the others follow from. When a member of the gang is gone, JAX aborts the rest. Of several device
+    """The failures that caused the others. When a member of the gang is gone, JAX aborts the rest. Of several device
     processes that died, only the first may therefore be a root. Host processes die for reasons of their own.
     """
     lost = [failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG)]

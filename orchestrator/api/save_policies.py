@@ -52,7 +52,7 @@ class SavePolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EverySteps:
-    """At each multiple of `steps`."""
+    """Saves at each multiple of `steps`."""
 
     steps: int
 
@@ -78,7 +78,7 @@ class EverySeconds:
 
 @dataclass(frozen=True, slots=True)
 class AfterEvaluation:
-    """After every evaluation on the way."""
+    """Saves after every evaluation on the way."""
 
     needs_evaluation: ClassVar[bool] = True
 
@@ -88,7 +88,7 @@ class AfterEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class OnBest:
-    """After an evaluation that is better than that of every commit so far."""
+    """Saves after an evaluation that is better than that of every commit so far."""
 
     metric: str
     order: Order | None = None

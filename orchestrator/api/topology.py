@@ -22,7 +22,7 @@ _IRONWOOD = ("4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
 
 
 def _cubes(most_x: int, most_y: int, most_z: int) -> tuple[str, ...]:
-    """Those made of cubes of 4 x 4 x 4 chips."""
+    """Topologies made of cubes of 4 x 4 x 4 chips."""
     ranges = [range(4, most + 1, 4) for most in (most_x, most_y, most_z)]
     return tuple(f"{x}x{y}x{z}" for x in ranges[0] for y in ranges[1] for z in ranges[2])
 

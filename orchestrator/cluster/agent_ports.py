@@ -30,7 +30,7 @@ def free_agent_ports(address: str = "") -> dict[str, Any]:
 
 
 def tell_daemons() -> None:
-    """From now on, daemons that this process starts are told the port that their dashboard agent listens at."""
+    """Tells daemons that this process starts from now on the port of their dashboard agent."""
     from ray._private import services
 
     if not isinstance(services.start_ray_process, functools.partial):

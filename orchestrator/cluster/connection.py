@@ -85,7 +85,7 @@ class Connection:
 
 
 class _ForeignConnection(Connection):
-    """To a cluster that others started, which they have to mend."""
+    """A connection to a cluster that others started, which they have to mend."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -210,7 +210,7 @@ class _Shared:
         return self._connection
 
     def left(self) -> None:
-        """To be called in a turn, by a user that needs it no more."""
+        """Notes that a user needs the connection no more. To be called in a turn."""
         self.num_users -= 1
         if self.num_users == 0:
             self._connection = None
@@ -494,7 +494,7 @@ def is_left_behind() -> bool:
 
 
 def cluster_address() -> str:
-    """Where other programs join the cluster that this one is connected to, as `RAY_ADDRESS` has it."""
+    """The address at which other programs join this one's cluster, as `RAY_ADDRESS` has it."""
     import ray
 
     return ray.get_runtime_context().gcs_address

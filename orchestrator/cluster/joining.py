@@ -34,7 +34,7 @@ LAST_PORT = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Joined:
-    """Where hosts are started.
+    """The cluster in which hosts are started.
 
     Attributes:
       cluster: the machines; None for hosts in the driver's own process.

@@ -35,8 +35,8 @@ HELD_STATES = ("CREATED", "RESCHEDULING")  # the latter after the loss of a node
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a host runs: a bundle of a placement group, and the node that it lies on, empty while Ray looks for another
-    one.
+    """The place of a host: a bundle of a placement group, and the node that it lies on, empty while Ray looks for
+    another one.
     """
 
     group: Any
@@ -233,7 +233,7 @@ def this_node() -> str:
 
 
 def live_nodes() -> set[str]:
-    """Those that Ray takes for alive."""
+    """Nodes that Ray takes for alive."""
     import ray
 
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -249,12 +249,12 @@ def answering_nodes() -> set[str]:
 
 
 def daemon_of(node: Mapping[str, Any]) -> Address:
-    """Where the daemon of a node of `ray.nodes` listens."""
+    """The address of the daemon of a node of `ray.nodes`."""
     return node["NodeManagerAddress"], node["NodeManagerPort"]
 
 
 def taking_connections(daemons: Mapping[str, Address], *, timeout_s: float = CONNECT_S) -> set[str]:
-    """Those machines whose daemon takes a connection. Kernels take them, however busy a machine is, so that one which
+    """Machines whose daemon takes a connection. Kernels take them, however busy a machine is, so that one which
     does not is gone or cut off.
     """
     todo = [*daemons.items()]
@@ -293,7 +293,7 @@ def await_placement(group: Any, check: Callable[[], None]) -> None:
 
 
 def held_bundles(groups: Sequence[Any]) -> dict[str, int]:
-    """By node, how many bundles of these placement groups have their room there."""
+    """The number of bundles of these placement groups on each node."""
     from ray.util.placement_group import placement_group_table
 
     counts: dict[str, int] = {}

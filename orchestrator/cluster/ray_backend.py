@@ -329,7 +329,7 @@ class RayBackend:
             ray.util.remove_placement_group(group)
 
     def held_places(self, others: Sequence[Any] = ()) -> dict[str, int]:
-        """By node, how many hosts this backend has room reserved for, in its own placement groups and in `others`."""
+        """The number of hosts with reserved room on each node, in this backend's placement groups and in `others`."""
         own = {id(group): group for reservation in self._reservations.values() for group in reservation.groups}
         return held_bundles([*own.values(), *others])
 

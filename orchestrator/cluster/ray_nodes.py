@@ -146,8 +146,8 @@ class RayNodes:
         self._connection.renew()
 
     def _tell_niceness(self, *, timeout_s: float = 0.0) -> None:
-        """Says once how nice the hosts are to other programs: beside a busy one it looks like training that is merely
-        slow.
+        """Reports once how nice the hosts are to other programs: beside a busy one it looks like training that is
+        merely slow.
         """
         import ray
         import ray.exceptions
@@ -191,7 +191,7 @@ class RayNodes:
             self._tell_niceness(timeout_s=ANSWER_S)
 
     def killed_for_memory(self, workers: Collection[Worker]) -> set[Worker]:
-        """Those of these dead processes that the kernel may have killed for want of memory."""
+        """The processes among these dead ones that the kernel may have killed for want of memory."""
         return self._kills.grown(workers, self._handles) if self._connection.answers() else set()
 
     def machine_of(self, host: int) -> str:
@@ -199,7 +199,7 @@ class RayNodes:
         return self._addresses.get(self._backend.placed.get(host, ""), "")
 
     def placed(self) -> Mapping[int, FailureDomain]:
-        """By host, the domain of the machine on which it was put last."""
+        """The domain of the machine on which each host was put last."""
         return {host: self._domain(machine) for host, machine in self._backend.placed.items() if machine}
 
     def ask(self, num_hosts: int, avoid: frozenset[str]) -> None:
@@ -257,7 +257,7 @@ class KillCounters:
         self._before = {handle.worker: _asked(handle) for pair in handles for handle in (pair.host, pair.device)}
 
     def grown(self, workers: Collection[Worker], handles: Sequence[HostHandles]) -> set[Worker]:
-        """Those of the workers on whose machine the kernel has killed since. Waits a moment for the answers."""
+        """Workers on whose machine the kernel has killed since. Waits a moment for the answers."""
         partners = {
             own.worker: other for pair in handles for own, other in ((pair.host, pair.device), (pair.device, pair.host))
         }

@@ -29,7 +29,7 @@ def is_searched_first(folder: str, path: list[str]) -> bool:
 
 
 def driver_path() -> SearchPath:
-    """Where this program looks for modules, without what belongs to its Python: workers have a Python of their own."""
+    """Folders in which this program looks for modules, but for those of its Python: workers have their own."""
     paths = sysconfig.get_paths()
     libraries = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     libraries |= {*site.getsitepackages(), site.getusersitepackages()}

@@ -104,7 +104,7 @@ class CallbackThread:
         self._say()
 
     def _say(self) -> None:
-        """Says what callbacks raised, each text once."""
+        """Reports what callbacks raised, each text once."""
         while not self._failures.empty():
             failure = self._failures.get()
             said = f"{failure.callback}: {failure.error}"

@@ -50,7 +50,7 @@ Emit = Callable[[Event], None]
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
-    """Those that are shown; arrays are not."""
+    """The fields that are shown; arrays are not."""
     return [(field.name, getattr(value, field.name)) for field in fields(value) if field.repr]
 
 

@@ -180,7 +180,7 @@ class ProgramsCompiled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSlow(Event):
-    """For some windows a host worked much longer than the others.
+    """A host worked much longer than the others for some windows.
 
     Attributes:
       ratio: its work time over the median of the others'.

@@ -82,5 +82,5 @@ def tell(reporter: Reporter, event: Event) -> None:
 
 
 def print_sentence(event: Event) -> None:
-    """For programs without a reporter."""
+    """Prints an event's sentence, for programs without a reporter."""
     print(sentence(event))

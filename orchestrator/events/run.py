@@ -224,7 +224,7 @@ class SurvivorsDropped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersKilled(Event):
-    """At the end of the run workers did not leave in order. All was committed by then."""
+    """Workers did not leave in order at the end of the run. All was committed by then."""
 
     level: ClassVar[Level] = Level.WARNING
     reason: str

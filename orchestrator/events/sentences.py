@@ -194,7 +194,7 @@ def _kept(recovery: Recovery) -> str:
 
 
 def _restore(totals: Mapping[str, Any]) -> str:
-    """Where the rows of a generation came from, with numbers."""
+    """The sources of a generation's rows, with numbers."""
     moved = ""
     if totals["buckets_moved"]:
         size = format_bytes(totals["bytes_moved"])

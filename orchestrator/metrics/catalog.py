@@ -35,7 +35,7 @@ class MetricSeries:
 
     @property
     def full_name(self) -> str:
-        """With the prefix, and `_total` for a counter."""
+        """The name with the prefix, and `_total` for a counter."""
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 

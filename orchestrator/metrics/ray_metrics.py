@@ -78,7 +78,7 @@ class RaySink:
         return self._metrics[name]
 
     def flush(self) -> None:
-        """Says again what was measured last, every 10 s."""
+        """Repeats the last measurements every 10 s."""
         if self._monotonic_s() - self._said_s < self.flush_s:
             return
         self._said_s = self._monotonic_s()

@@ -197,8 +197,8 @@ class Segments:
 
 
 def thinned(data: bytes) -> bytes:
-    """Without every second point; a single one goes, too. Where there is none, without every second event of the most
-    frequent kind.
+    """The lines without every second point; a single one goes, too. Where there is none, without every second event of
+    the most frequent kind.
     """
     lines = data.splitlines(keepends=True)
     of_kind: defaultdict[bytes, list[int]] = defaultdict(list)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def measuring(
     config: MetricsConfig, store: Store, emit: Emit, *, watch: PointJudge | None = None, is_in_cluster: bool = False
 ) -> Iterator[Emit]:
-    """Where a driver's events go from now on: to the sinks, and then to `emit`.
+    """Sends a driver's events to the sinks from now on, and then to `emit`.
 
     Args:
       store: store of the run.

@@ -134,7 +134,7 @@ class TensorBoardSink:
 
 
 def tag_of(one: Measurement) -> str:
-    """Where TensorBoard shows a series. It makes groups of what stands before a slash."""
+    """The tag of a series in TensorBoard, which groups series by the part before a slash."""
     return _tag(one.name, [one.labels[name] for name in one.metric.labels if one.labels.get(name)])
 
 

@@ -40,7 +40,7 @@ class RecordedPlans:
         *,
         previous: Mapping[str, Sequence[int]] | None = None,
     ) -> PlacementPlan:
-        """Where the run's tables lie on so many hosts. `chosen` and `previous` as of `plan`."""
+        """The places of the run's tables on so many hosts. `chosen` and `previous` as of `plan`."""
         run = self._run
         return plan(
             run.job,
@@ -125,7 +125,7 @@ def _reasons(found: PlacementPlan) -> tuple[TableReason, ...]:
 
 
 def planned(run: OpenRun, base: Manifest | None, *, num_hosts: int) -> PlacementPlan:
-    """Where the tables of a run will lie when it goes on from a commit; None for its beginning."""
+    """The places of a run's tables when it goes on from a commit; None for its beginning."""
     plans = RecordedPlans(run, ScalingConfig(num_hosts=num_hosts), emit=lambda event: None)
     record = plans.at(num_hosts=num_hosts, step=base.step if base else 0)
     return plans.tables(

@@ -79,7 +79,7 @@ def read_plan(store: Store, *, step: int, num_hosts: int) -> PlanRecord | None:
 
 
 def plan_steps(store: Store, *, num_hosts: int) -> list[int]:
-    """From which steps on there are plans for so many hosts, rising."""
+    """The steps from which on there are plans for so many hosts, rising."""
     return sorted(step for step, hosts in plan_names(store) if hosts == num_hosts)
 
 

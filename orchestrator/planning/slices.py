@@ -108,7 +108,7 @@ def gradient_bytes(job: JobConfig) -> int:
 
 
 def ids_per_bag(job: JobConfig, profiles: Sequence[TableProfile]) -> Mapping[str, float]:
-    """By feature the mean length of its bags.
+    """The mean length of each feature's bags.
 
     Args:
       profiles: one a table.

@@ -54,7 +54,7 @@ class TableTraffic:
 
     @property
     def way(self) -> str:
-        """In words."""
+        """The way in words."""
         if self.table.is_on_devices:
             return "on devices"
         if not self.table.is_pooled:

@@ -310,7 +310,7 @@ class Pod:
             raise self._loss()
 
     def _find_loss(self) -> None:
-        """Without a cluster no call of Ray is made any more: it might start another one."""
+        """Notes the loss of the cluster. No call of Ray is made any more: it might start another one."""
         why = self._cluster_lost()
         if self._lost is None and why is not None:
             self._lose(why)

@@ -219,7 +219,7 @@ def _await(
 
 
 def _end_now(runner: Runner, sleep: Callable[[float], None], *, is_told: bool) -> int:
-    """After the second request the attempt is to end at once, after a third it is ended; its exit code still counts."""
+    """Ends the attempt at a second request, and kills it at a third. Its exit code still counts."""
     try:
         if not is_told:
             runner.stop()

@@ -49,7 +49,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where rows that are read together come from. `first_row` counts in the file; `group` is the row group or
+    """The origin of rows that are read together. `first_row` counts in the file; `group` is the row group or
     block.
     """
 
@@ -134,7 +134,7 @@ class BadRowLog:
                 self._tell(column)
 
     def take(self) -> tuple[BadRow, ...]:
-        """Those that were added since the last call."""
+        """The rows that were added since the last call."""
         with self._lock:
             taken = tuple(self._new)
             self._new.clear()

@@ -187,13 +187,13 @@ class Negatives:
 
 
 def chance_key(feature: str, kind: Chance) -> str:
-    """By what name a batch of the reader has what models get to know of the ids of a feature."""
+    """The name in a reader's batch of what models get to know of a feature's ids."""
     return f"{feature}/{kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class IdColumn:
-    """Where the ids of one feature come from and how a value becomes a row of its table. `workers.columns.id_columns`
+    """The source of one feature's ids, and the way from a value to a row of its table. `workers.columns.id_columns`
     has the table of all cases.
 
     Attributes:

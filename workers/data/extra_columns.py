@@ -122,7 +122,7 @@ class ListColumn:
 
     @property
     def length_key(self) -> str:
-        """By what name a batch of the reader has the lengths, int32 `[n]`."""
+        """The name in a reader's batch of the lengths, int32 `[n]`."""
         return f"{self.name}/length"
 
 

@@ -136,7 +136,7 @@ class FaultPoints:
         return any(point.startswith(prefix) for point in self._by_point)
 
     def hit(self, point: str, *, step: int | None = None, detail: str = "", acts: bool = True) -> Fault | None:
-        """Says that the process is at a point. What strikes the process itself happens before this returns, or instead.
+        """Marks a point of the process. A fault of the process itself happens before this returns, or instead.
 
         Args:
           acts: False leaves also what strikes the process to the caller, who must call `act`.

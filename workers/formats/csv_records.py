@@ -174,7 +174,7 @@ def _all_ends(pieces: Iterator[bytes], scanner: RecordScanner) -> Iterator[np.nd
 
 @numba.njit(nogil=True, cache=True)
 def _mode_after(mode: int, character: int, delimiter: int, quote: int) -> int:
-    """Where a record stands behind a character that does not end it."""
+    """The state of a record behind a character that does not end it."""
     if mode == _QUOTED:
         return _QUOTE_IN_QUOTED if character == quote else _QUOTED
     if mode == _QUOTE_IN_QUOTED and character == quote:

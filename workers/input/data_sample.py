@@ -56,7 +56,7 @@ class FrequentIds:
 
     @staticmethod
     def of(keys: np.ndarray, counts: np.ndarray | None = None, *, least: int, most: int) -> FrequentIds:
-        """At most `most` of each feature that come `least` times or more; the most frequent first.
+        """The ids of each feature that come `least` times or more, at most `most`, the most frequent first.
 
         Args:
           keys: uint64 `[n]`, in any order. One sort of all costs a fraction of one for each feature.
@@ -195,7 +195,7 @@ def bins_of_numbers(numbers: np.ndarray) -> np.ndarray:
 
 
 def _one_of_each(ragged: Ragged, rows: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where one id of each sample lies, and which samples have none. `where` is 0 for the first id, up to 1."""
+    """The position of one id of each sample, and which samples have none. `where` is 0 for the first id, up to 1."""
     starts = ragged.row_splits[rows]
     lengths = ragged.row_splits[rows + 1] - starts
     places = starts + (where * lengths).astype(np.int64)

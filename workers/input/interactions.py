@@ -43,7 +43,7 @@ class Interactions:
         return ids if self.owner is None else self.owner.rows_of(ids)
 
     def spans(self, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where in `ids` those of each owner begin and end, int64.
+        """Begin and end of each owner's ids in `ids`, int64.
 
         Args:
           owners: owners as `owner_rows` returns them.

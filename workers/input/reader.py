@@ -89,7 +89,7 @@ class _DecodedPiece:
     rows: np.ndarray | None = None
 
     def place_of(self, row: int) -> int:
-        """Where a row of the piece, which the block has, lies in it."""
+        """The position in the block of a row of the piece that the block has."""
         return row if self.rows is None else int(np.searchsorted(self.rows, row))
 
 

@@ -109,7 +109,7 @@ def chance_shapes(
 
 
 def num_parts(source: IdColumn, room: int) -> int:
-    """In how many parts an evaluation looks at the candidates of a sample.
+    """Number of parts in which an evaluation looks at the candidates of a sample.
 
     Args:
       room: candidates that are scored at once.
@@ -124,7 +124,7 @@ def num_parts(source: IdColumn, room: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranks:
-    """Where the positive candidate of each sample stands among its other candidates. Arrays int64 `[n]`.
+    """The rank of each sample's positive candidate among its other candidates. Arrays int64 `[n]`.
 
     Attributes:
       above: candidates with a higher score.
@@ -143,7 +143,7 @@ class Ranks:
         return Ranks(*map(np.concatenate, columns))
 
     def of(self, samples: np.ndarray) -> Ranks:
-        """Those of some samples, by their numbers or a mask."""
+        """The ranks of some samples, by their numbers or a mask."""
         return Ranks(self.above[samples], self.tied[samples], self.others[samples])
 
 

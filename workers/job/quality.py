@@ -97,7 +97,7 @@ def cross_entropies(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
-    """In float64, over what has weight.
+    """The mean in float64, over rows with weight.
 
     Raises:
       QualityError: there is no weight at all.

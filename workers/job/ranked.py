@@ -116,7 +116,7 @@ class _Ties:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """By counted group, the first run with a sample of label 1."""
+        """The first run of each counted group with a sample of label 1."""
         found = np.flatnonzero(self.positives)
         return found[np.unique(self.group[found], return_index=True)[1]]
 
@@ -227,7 +227,7 @@ class GroupedAUC:
 
 
 def _without_overlap(group: np.ndarray, before: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Where each run begins if those of a group may not overlap: `before`, or the end of the run ahead of it.
+    """The begin of each run if those of a group may not overlap: `before`, or the end of the run ahead of it.
 
     Args:
       group: int64 `[num_runs]`, rising.

@@ -120,7 +120,7 @@ def _current_name(module: str) -> str:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Where a module is found; None if it or a package above it is nowhere.
+    """The place of a module; None if it or a package above it is not found.
 
     Raises:
       ModuleNotFoundError: a package above it is there, and imports something that is not.

@@ -218,7 +218,7 @@ class Bags:
         self._altered = np.zeros(len(job.tables), np.int64)
 
     def of(self, features: Mapping[str, Ragged], *, counted: Collection[str] | None = None) -> Mapping[str, Ragged]:
-        """By feature, one bag for each vector that the lookup shall return. Those of a sequence are the positions that
+        """Bags by feature, one for each vector that the lookup shall return. Those of a sequence are the positions that
         there are: where they go is known once all hosts have said how many they have.
 
         Args:

@@ -248,7 +248,7 @@ class StepwiseDevice:
         self._is_in_gang = True
 
     def open_line(self, spec: DriverLineSpec) -> tuple[str, int]:
-        """From now on the driver can call at the address that this returns."""
+        """Opens the driver's line. Returns its address."""
         door = DriverDoor(spec)
         self._driver_line = LineServer(self.answer_driver, self._packing, door, name="calls of the driver")
         return door.address
@@ -278,7 +278,7 @@ class StepwiseDevice:
         self._may_ask = None in spec.learning_rates
 
     def detach(self) -> None:
-        """From now on functions find no engine."""
+        """Detaches the engine from functions."""
         self.give_up()
         self._attached = None
         self._may_ask = False

@@ -50,7 +50,7 @@ class DriverLineSpec:
 
 
 class DriverDoor:
-    """Where a process lets its driver in. Mutated by `close` only."""
+    """The door by which a process lets its driver in. Mutated by `close` only."""
 
     def __init__(self, spec: DriverLineSpec) -> None:
         self._spec = spec

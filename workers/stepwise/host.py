@@ -104,7 +104,7 @@ class StepwiseHost:
         self._mesh.connect(addresses, timeout_s=timeout_s)
 
     def open_line(self, spec: DriverLineSpec) -> tuple[str, int]:
-        """From now on the driver can call at the address that this returns."""
+        """Opens the driver's line. Returns its address."""
         door = DriverDoor(spec)
         self._driver_line = LineServer(self.answer_driver, self._packing, door, name="calls of the driver")
         return door.address
@@ -245,7 +245,7 @@ class StepwiseHost:
         )
 
     def slot_of_gradients(self) -> int | None:
-        """Where the gradients that come next belong; None if no training batch waits for any."""
+        """The slot of the gradients that come next; None if no training batch waits for any."""
         number = self._running.next_lookup_to_update
         return None if number is None or self._values is None else number % self._values.place.num_slots
 

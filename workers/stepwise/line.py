@@ -62,7 +62,7 @@ class Raised:
 
 
 class RemoteReport(Exception):
-    """Where in another process an error was raised."""
+    """The place in another process where an error was raised."""
 
 
 class MessageConnection:
@@ -95,7 +95,7 @@ class MessageConnection:
         return found
 
     def wait_forever(self) -> None:
-        """From now on the other process may take its time."""
+        """Waits without limit from now on: the other process may take its time."""
         self._connection.settimeout(None)
 
     def hang_up(self) -> None:

@@ -24,7 +24,7 @@ from podembed.workers.device.doorway import DoorKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueMemory:
-    """Where a host holds the memory.
+    """The place of the memory in a host.
 
     Attributes:
       process, descriptor, name: of the host process, of the file in it, and of the file alone.

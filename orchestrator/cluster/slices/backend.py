@@ -155,14 +155,14 @@ class SliceBackend(RayBackend):
 
 
 def addresses() -> dict[str, str]:
-    """By node, the address by which the cluster knows it."""
+    """The address of each node in the cluster."""
     import ray
 
     return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
 
 def gang_variables(places: Sequence[Place], address_of: Mapping[str, str]) -> dict[int, dict[str, str]]:
-    """By placement group, the variables in which libtpu finds the slices that train together. A slice that trains alone
+    """Variables of each placement group in which libtpu finds the slices that train together. A slice that trains alone
     gets them, too: those that its machines were started with may speak of others that are gone.
     """
     from ray.util.tpu import get_tpu_coordinator_env_vars

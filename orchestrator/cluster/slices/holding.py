@@ -34,7 +34,7 @@ class Hold:
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """By host, the node of its bundle; empty while it has none."""
+        """The node of each host's bundle; empty while it has none."""
         return tuple(nodes_of(self.group))
 
 

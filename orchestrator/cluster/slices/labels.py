@@ -41,7 +41,7 @@ def part_of(node: Mapping[str, Any], topology: Topology | None) -> SliceMember |
 
 
 def selectors(chosen: Slice, topology: Topology) -> list[dict[str, str]]:
-    """By host of a slice, the labels of its machine. A machine that takes the place of a lost one has them, too."""
+    """The labels of the machine of each host of a slice. A machine that takes the place of a lost one has them, too."""
     if topology.hosts == 1:
         return [{NODE_ID: machine} for machine in chosen.machines]
     return [{SLICE_NAME: chosen.name, WORKER_ID: str(worker)} for worker in range(topology.hosts)]
