@@ -16,8 +16,7 @@ from podembed.workers.device.shared_memory import ChannelEnd, ChannelLayout, Cha
 from podembed.workers.faults.frames import frame_spoiler
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.storage import faulty_store
-from podembed.workers.host.device_tables.device_ids import DeviceIds, ids_layout
-from podembed.workers.host.device_tables.rows import DeviceRows
+from podembed.workers.host.device_tables import DeviceIds, DeviceRows, ids_layout
 from podembed.workers.host.input import HostInput
 from podembed.workers.host.lookups import HostLookups
 from podembed.workers.host.row_norms import RowNorms
