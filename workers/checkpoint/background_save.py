@@ -148,12 +148,14 @@ class BackgroundSave:
             )
         if self._undo is not None and attempt:
             self._undo.freeze(attempt, before_failed=before_failed)
+        # Now it is known whether the save before became a commit. If not, its changes count again.
         joins_before = before_failed and self._has_begun
         if self._has_begun and not before_failed:
             self._has_parent = self._tracks_changes and self._written is not None
             self._digests = self._written or {}
         self._written, self._has_begun = None, True
         self._seen_waits = self.rows.num_waits
+        # Last: from here on the saving thread may read.
         self.rows.freeze(joins_before=joins_before)
 
     def track(self, tables: Sequence[TableFiles], commit: str = "", *, is_read: bool = False) -> None:
@@ -225,6 +227,7 @@ class BackgroundSave:
         except RowsSpoilt as found:
             return ShardReceipt(tables=(), is_delta=is_delta, spoilt=found.spoilt)
         finally:
+            # Also after an error: training must not keep rows, or wait, for a save that has ended.
             self._threads = None
             self.rows.end()
         self._written = receipt.digests
@@ -357,6 +360,7 @@ class _Staging:
 
     def begin(self) -> None:
         """All buffers are free. No thread of an earlier save may be at work."""
+        # A new queue, since a save that was given up may have left buffers out of the old one.
         self._free = queue.SimpleQueue()
         for buffer in self._buffers:
             self._free.put(buffer)

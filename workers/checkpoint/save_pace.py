@@ -196,6 +196,7 @@ class SavePace:
                 self._sleep(_CROWDED_NAP_S)
             else:
                 break
+        # Counted when it begins: the pace of the next piece takes this one for done.
         self._begun_bytes += num_bytes
         self._last_bytes, self._last_s = num_bytes, self._now_s()
 

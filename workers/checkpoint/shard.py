@@ -171,6 +171,7 @@ def write_shard(
         with threads.writes():
             try:
                 pieces = zip(*(split_buckets(value, plan.rows_per_bucket) for value in values), strict=True)
+                # Before the write: a state with such rows must not even look like a part of a commit.
                 for at, piece in enumerate(pieces):
                     require_numbers(plan, bucket + at, piece)
                 return checkpoint_files.write_buckets(store, plan, bucket, values)
@@ -189,10 +190,12 @@ def write_shard(
         described = threads.submit(partial(describe, plan)) if is_first else None
         receipts = []
         for bucket in map(int, table.buckets[::count]):
+            # Waits for a free staging buffer, so the threads bound what is copied ahead.
             values = view.values(table, bucket, count)
             receipts.append(threads.submit(partial(write, plan, bucket, values)))
             on_chunk()
         written.append((plan, described, receipts))
+    # Durable before the receipt exists: the driver publishes what receipts name.
     threads.finish()
     return ShardReceipt(
         tables=tuple(
@@ -238,6 +241,7 @@ def write_shard_delta(
             positions = view.changed(table, bucket)
             if len(positions):
                 values = view.values(table, bucket)
+                # A copy: the buffer goes back as soon as the digest is there, and the part is written later.
                 changed = [value[positions] for value in values]
                 digests.append(threads.submit(partial(digest, plan, bucket, values)))
                 writer.add(bucket, plan.layout.ids_of(bucket, positions), changed)

@@ -76,6 +76,7 @@ class Undo:
                 log.begin()
         for log in self._logs.values():
             log.freeze()
+        # Named last: a commit of that name can be acknowledged only when its moment is frozen in all logs.
         self._newer = commit
 
     def acknowledge(self, commit: str) -> None:

@@ -92,6 +92,7 @@ class MeshSetup:
         """
         deadline_s = self._clock() + timeout_s
         try:
+            # Its readiness alone wakes the loop, which looks at the signal itself.
             self._watch(self._abort_signal, lambda: None)
             self._watch(self._listener, self._accept)
             while missing := self._missing():
@@ -107,6 +108,7 @@ class MeshSetup:
                 self._listen_again()
                 for key, _ in self._selector.select(self._seconds_to_wait(deadline_s)):
                     key.data()
+            # Taken out, so that `_close` closes only what is left over.
             connected, self._connected = self._connected, {}
             return connected
         finally:
@@ -157,9 +159,11 @@ class MeshSetup:
             # Else the client left before we looked.
             return
         self._exhaustion = None
+        # Strangers may connect as well, and must not use up the descriptors that hosts need.
         self._make_room()
         nonce = secrets.token_bytes(NONCE_BYTES)
         dialogue = answer(self._identity, nonce=nonce, is_connected=self._connected.__contains__)
+        # Among the candidates before anything can fail, so that `_close` finds it.
         candidate = self._add(connection, f"{peer[0]}:{peer[1]}", dialogue, rank=None)
         prepare(connection)
         self._watch(connection, partial(self._read, candidate))
@@ -201,6 +205,7 @@ class MeshSetup:
             self._exhaustion = error
             self._redial(rank)
             return
+        # Since the first dial without an answer: repeated dials must not start the time again.
         self._unanswered_since_s.setdefault(rank, self._clock())
         dialogue = dial(self._identity, expected_rank=rank, nonce=secrets.token_bytes(NONCE_BYTES))
         candidate = self._add(connection, f"{host}:{port}", dialogue, rank=rank)
@@ -276,6 +281,7 @@ class MeshSetup:
         try:
             while True:
                 turn = candidate.dialogue.send(message)  # type: ignore[arg-type]
+                # A handshake fits any socket buffer, so a short send means a peer that reads nothing.
                 if turn.message and candidate.connection.send(turn.message) < len(turn.message):
                     self._drop(candidate, "the peer takes no data in the handshake")
                     return
@@ -304,11 +310,13 @@ class MeshSetup:
         """A connected host either sends its first frame early, which is fine, or has closed and must connect anew."""
         connection = self._connected[rank]
         try:
+            # Peeked, not taken: the byte belongs to a frame.
             is_alive = bool(connection.recv(1, socket.MSG_PEEK))
         except BlockingIOError:
             return
         except OSError:
             is_alive = False
+        # In both cases: a connection with a byte to read would wake the loop for ever.
         self._selector.unregister(connection)
         if not is_alive:
             connection.close()
@@ -340,6 +348,7 @@ class MeshSetup:
             self._problems[rank] = reason
 
     def _redial(self, rank: int) -> None:
+        # Of two hosts the one of higher rank dials. Pauses grow, since a host that is not there may be restarting.
         if rank < self._identity.rank:
             self._dial_at_s[rank] = self._clock() + self._pause_s[rank]
             self._pause_s[rank] = min(2 * self._pause_s[rank], _LONGEST_PAUSE_S)

@@ -94,6 +94,7 @@ class RemoteFiles:
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Path → bytes of every file below the folder; empty if there is none."""
+        # Clients keep listings, and other processes write here.
         self._filesystem.invalidate_cache()
         try:
             details = self._call("find", self._path(prefix), detail=True)
@@ -112,6 +113,7 @@ class RemoteFiles:
         return [name.rsplit("/", 1)[-1] for name in names if name != prefix]
 
     def delete(self, name: str) -> None:
+        # Services take the deletion of a missing object for done, so only a look tells.
         self._named(name, lambda: self._call("info", self._path(name)))
         self._named(name, lambda: self._call("rm_file", self._path(name)))
 
@@ -133,6 +135,7 @@ class RemoteFiles:
     def _create(self, name: str, data: bytes) -> bool:
         path = self._path(name)
         if isinstance(self._filesystem, MemoryFileSystem):
+            # Shared by all stores of this process, as is the memory.
             with _MEMORY_LOCK:
                 return self._look_then_write(path, data)
         if self._exclusive_options is None:
