@@ -16,7 +16,6 @@ from podembed.workers.device.shared_memory import ChannelEnd, ChannelLayout, Cha
 from podembed.workers.faults.frames import frame_spoiler
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.storage import faulty_store
-from podembed.workers.host.device_tables import DeviceIds, DeviceRows, ids_layout
 from podembed.workers.host.input import HostInput
 from podembed.workers.host.lookups import HostLookups
 from podembed.workers.host.row_norms import RowNorms
@@ -24,6 +23,7 @@ from podembed.workers.host.same_machine import share_pooled
 from podembed.workers.host.shard import Shard, Survivor
 from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.host.step import Steps
+from podembed.workers.host.tables_on_devices import DeviceIds, DeviceRows, ids_layout
 from podembed.workers.host.windows import Windows
 from podembed.workers.job.tables import device_tables
 from podembed.workers.liveness.progress import Tracker

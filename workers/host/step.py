@@ -15,10 +15,10 @@ from podembed.embedding.lookup.activation_layout import Blocks
 from podembed.embedding.lookup.steps import LookupStep, LookupSteps
 from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
-from podembed.workers.host.device_tables import DeviceIds
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.lookups import HostLookups, HostSequences, Lengths
 from podembed.workers.host.prefetch_choice import PrefetchChoice
+from podembed.workers.host.tables_on_devices import DeviceIds
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.job.padding import LARGEST_LEVELS
 from podembed.workers.job.tables import learning_rates
