@@ -62,7 +62,9 @@ def test_codes_and_output_of_jobs_come_back(dashboard: str, tmp_path: Path, caps
     printed = capsys.readouterr().out
     assert "arguments ['train', '88', 'a b']" in printed
     assert "arguments ['train', '0', 'a b']" in printed
-    assert [notice.split(":")[0] for notice in notices] == [f"submitted test-{tmp_path.name}-a{at}" for at in (1, 2)]
+    # On a busy machine there is also one that the cluster is waited for.
+    submitted = [notice.split(":")[0] for notice in notices if notice.startswith("submitted ")]
+    assert submitted == [f"submitted test-{tmp_path.name}-a{at}" for at in (1, 2)]
 
 
 @pytest.mark.ray
