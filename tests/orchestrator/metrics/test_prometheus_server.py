@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from podembed.orchestrator.metrics.catalog import CATALOG, PREFIX
-from podembed.orchestrator.metrics.grafana import text
 from podembed.orchestrator.metrics.reading import RunStream, StreamReader
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
+from tests.orchestrator.metrics.test_grafana import DASHBOARD
 from tests.processes import free_port, wait_for
 
 PROMETHEUS = shutil.which("prometheus")
@@ -114,7 +114,7 @@ def test_prometheus_has_what_the_run_has(tmp_path: Path) -> None:
 
 def queries(run: str) -> Iterator[str]:
     """Those of the dashboard, as Grafana sends them."""
-    for panel in json.loads(text())["panels"]:
+    for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", []):
             yield target["expr"].replace("$run", run).replace("$__rate_interval", "30s").replace("$__range", "10m")
 
