@@ -28,7 +28,7 @@ from podembed.embedding.ragged import Ragged
 
 if TYPE_CHECKING:
     from podembed.embedding.features.activations import Activations
-    from podembed.embedding.features.inputs import Sparse
+    from podembed.embedding.tf.features.inputs import Sparse
     from podembed.embedding.tf.keras import keras_optimizers, schedules
     from podembed.embedding.tf.keras.reducer import GradientReducer, default_gradient_reducer
     from podembed.embedding.tf.keras.row_slices import RowSlices
@@ -54,7 +54,7 @@ _LATE = {
     "PerReplica": "podembed.embedding.tf.replicas.per_replica",
     "ReduceOp": "podembed.embedding.tf.replicas.reduction",
     "RowSlices": "podembed.embedding.tf.keras.row_slices",
-    "Sparse": "podembed.embedding.features.inputs",
+    "Sparse": "podembed.embedding.tf.features.inputs",
     "TPUEmbedding": "podembed.embedding.tf.tpu_embedding.embedding",
     "TPUEmbeddingForServing": "podembed.embedding.tf.tpu_embedding.serving",
     "Variable": "podembed.embedding.tf.keras.variable",

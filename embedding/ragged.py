@@ -142,3 +142,20 @@ def _check(ids: np.ndarray, splits: np.ndarray) -> None:
             f"Found row_splits falling from {splits[at]} to {splits[at + 1]} at sample {at}. Expected them never to "
             "fall. Sort the samples."
         )
+
+
+def by_position(rows: Ragged, positions: int, *, columns: np.ndarray | None = None) -> Ragged:
+    """Cuts every row into bags, one for each position; ids beyond the last position are left out.
+
+    Args:
+      columns: int64 `[num_ids]`, the position of each id in its row, rising; None where they count from 0.
+    """
+    splits = rows.row_splits
+    row = np.repeat(np.arange(rows.num_samples), np.diff(splits))
+    position = np.arange(rows.num_ids) - splits[row] if columns is None else columns
+    kept = position < positions
+    # Rows come in order and columns within a row do too, so bags never fall.
+    bag = row[kept] * positions + position[kept]
+    bag_splits = np.zeros(rows.num_samples * positions + 1, np.int64)
+    np.cumsum(np.bincount(bag, minlength=len(bag_splits) - 1), out=bag_splits[1:])
+    return Ragged(rows.values[kept], bag_splits, None if rows.weights is None else rows.weights[kept])

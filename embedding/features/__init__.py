@@ -1,7 +1,4 @@
-"""What goes into a lookup and what comes out of it, by feature: nested structures, ragged and sparse inputs, shapes,
-activations.
+"""What goes into a lookup and what comes out of it, by feature: ids outside of a vocabulary, activations, their order.
 
-Values only; the tables that they meet are in `embedding.lookup`.
-
-Read `structures.py` and `inputs.py` first, then `activations.py`.
+Values only; the tables that they meet are in `embedding.lookup`. Read `activations.py` first.
 """

@@ -11,9 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from podembed.embedding.config import TableConfig
-from podembed.embedding.features.structures import shown_path
 from podembed.embedding.hashing import mix64
 from podembed.embedding.ragged import Ragged
+
+
+def shown_path(path: str) -> str:
+    """A path for messages, where that of a single leaf would be invisible."""
+    return path or "(the only feature)"
 
 
 def fit_ids(path: str, bags: Ragged, table: TableConfig) -> tuple[Ragged, int]:

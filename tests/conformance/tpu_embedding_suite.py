@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from podembed.embedding.features.inputs import Sparse
 from podembed.embedding.initializers import Constant
 from podembed.embedding.optimizers import (
     FTRL,
@@ -31,6 +30,7 @@ from podembed.embedding.optimizers import (
 )
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.tf.engine.order import OrderError
+from podembed.embedding.tf.features.inputs import Sparse
 from podembed.embedding.tf.replicas.per_replica import PerReplica
 from podembed.embedding.tf.replicas.reduction import ReduceOp
 from podembed.embedding.tf.replicas.strategies import get_replica_context

@@ -14,10 +14,10 @@ import pyarrow as pa
 import scipy.sparse
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.features.inputs import Sparse
-from podembed.embedding.features.structures import flatten_with_paths
 from podembed.embedding.optimizers import Optimizer
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.tf.features.inputs import Sparse
+from podembed.embedding.tf.features.structures import flatten_with_paths
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from tests.conformance.embedding_oracle import Bag, Oracle, OracleFeature, OracleTable
 

@@ -13,13 +13,12 @@ import numpy as np
 
 from podembed.embedding.buckets import within_reason
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.features.bags import by_position
 from podembed.embedding.features.id_policies import fit_ids
 from podembed.embedding.lookup.placement import Chosen, buckets_for_work
 from podembed.embedding.lookup.pooling_choice import CutWay, cut_way, why_not_pooled
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import learning_rate_at
-from podembed.embedding.ragged import Ragged
+from podembed.embedding.ragged import Ragged, by_position
 from podembed.embedding.row_optimizers.base import needs_step
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.formats.rows_file import RowsOfFile

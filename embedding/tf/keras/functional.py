@@ -19,7 +19,7 @@ import optax
 
 from podembed.embedding.tf.keras.row_slices import RowSlices
 from podembed.embedding.tf.keras.variable import Variable, bound
-from podembed.embedding.tracing import current_trace
+from podembed.embedding.tf.tracing import current_trace
 
 if TYPE_CHECKING:
     from podembed.embedding.tf.keras.optimizer import KerasOptimizer

@@ -18,7 +18,7 @@ from podembed.embedding.tf.keras import functional as keras_functional
 from podembed.embedding.tf.keras.module_members import ModuleMembers
 from podembed.embedding.tf.keras.schedules import FunctionSchedule, LearningRateSchedule
 from podembed.embedding.tf.keras.variable import Variable
-from podembed.embedding.tracing import current_trace, require_own_trace
+from podembed.embedding.tf.tracing import current_trace, require_own_trace
 
 _FUNCTIONAL = (
     "Inside use the pure form: `transformation = optimizer.as_optax()`, then `transformation.update(gradients, state, "

@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from podembed.embedding.tf.keras.array_operators import plain
 from podembed.embedding.tf.keras.variable import Variable, assignments_refused, bound, reads_recorded, variables_of
-from podembed.embedding.tracing import current_trace, require_own_trace
+from podembed.embedding.tf.tracing import current_trace, require_own_trace
 
 
 def gradients_of(loss: Callable[[], Any], variables: Sequence[Variable]) -> list[jax.Array | None]:

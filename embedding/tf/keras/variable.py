@@ -20,7 +20,7 @@ import numpy as np
 from jax.core import Tracer
 
 from podembed.embedding.tf.keras.array_operators import ArrayOperators, plain
-from podembed.embedding.tracing import current_trace, require_own_trace
+from podembed.embedding.tf.tracing import current_trace, require_own_trace
 
 # Set while a loss is being differentiated: the reader gets every variable that is read, and assignments are refused.
 _on_read: ContextVar[Callable[[Variable], None] | None] = ContextVar("_on_read", default=None)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from podembed.embedding.features.bags import share_ends
-from podembed.embedding.features.inputs import Sparse, checked_places, checked_row_splits, is_of
-from podembed.embedding.features.structures import flatten_with_paths, pack_like
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.tf.features.bags import share_ends
+from podembed.embedding.tf.features.inputs import Sparse, checked_places, checked_row_splits, is_of
+from podembed.embedding.tf.features.structures import flatten_with_paths, pack_like
 from podembed.embedding.tf.replicas.per_replica import PerReplica
 
 

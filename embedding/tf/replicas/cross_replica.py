@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from podembed.embedding.features.structures import flatten
+from podembed.embedding.tf.features.structures import flatten
 from podembed.embedding.tf.replicas.batch_shares import split_over
 from podembed.embedding.tf.replicas.distributed_input import (
     DistributedDataset,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podembed.embedding.features.structures import flatten_with_paths, leaves_of_replicas, pack_like
+from podembed.embedding.tf.features.structures import flatten_with_paths, leaves_of_replicas, pack_like
 from podembed.embedding.tf.replicas.batch_shares import rows_of, split_over
 from podembed.embedding.tf.replicas.per_replica import PerReplica, local_value
 

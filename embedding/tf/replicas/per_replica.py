@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from podembed.embedding.features.structures import is_nested
+from podembed.embedding.tf.features.structures import is_nested
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podembed.embedding.features.structures import flatten, leaves_of_replicas, pack_like
+from podembed.embedding.tf.features.structures import flatten, leaves_of_replicas, pack_like
 from podembed.embedding.tf.replicas.per_replica import PerReplica
 
 Axis = int | Sequence[int] | None

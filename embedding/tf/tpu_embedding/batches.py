@@ -15,10 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from podembed.embedding.features.bags import bags_of, share_ends, split_bags
-from podembed.embedding.features.id_policies import fit_ids
-from podembed.embedding.features.inputs import FeatureInput, host_array, read_input, with_weight
-from podembed.embedding.features.shapes import (
+from podembed.embedding.features.id_policies import fit_ids, shown_path
+from podembed.embedding.optimizers import FTRL, AdagradMomentum, Adam, Lion, Momentum
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.tf.engine.engine import Share
+from podembed.embedding.tf.features.bags import bags_of, share_ends, split_bags
+from podembed.embedding.tf.features.inputs import FeatureInput, host_array, read_input, with_weight
+from podembed.embedding.tf.features.shapes import (
     Shape,
     is_sequence,
     keeps_positions,
@@ -26,16 +29,7 @@ from podembed.embedding.features.shapes import (
     shape_of_input,
     share_of,
 )
-from podembed.embedding.features.structures import (
-    flatten,
-    flatten_with_paths,
-    pack_like,
-    require_same_structure,
-    shown_path,
-)
-from podembed.embedding.optimizers import FTRL, AdagradMomentum, Adam, Lion, Momentum
-from podembed.embedding.ragged import Ragged
-from podembed.embedding.tf.engine.engine import Share
+from podembed.embedding.tf.features.structures import flatten, flatten_with_paths, pack_like, require_same_structure
 from podembed.embedding.tf.replicas.per_replica import PerReplica
 from podembed.embedding.tf.tpu_embedding.declared import DeclaredTables
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from podembed.embedding.features.shapes import (
+from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.tf.engine.engine import Engine, EngineSpec, no_first_values
+from podembed.embedding.tf.features.shapes import (
     Shape,
     check_shapes,
     merged_shapes,
@@ -21,8 +23,6 @@ from podembed.embedding.features.shapes import (
     share_of,
     times,
 )
-from podembed.embedding.optimizers import Optimizer
-from podembed.embedding.tf.engine.engine import Engine, EngineSpec, no_first_values
 from podembed.embedding.tf.keras.module_members import ModuleMembers
 from podembed.embedding.tf.replicas.dynamic_rates import DynamicRates, RatesOfDriver
 from podembed.embedding.tf.replicas.kept import Kept
@@ -32,7 +32,7 @@ from podembed.embedding.tf.tpu_embedding.attaching import require_same_configura
 from podembed.embedding.tf.tpu_embedding.declared import DeclaredTables
 from podembed.embedding.tf.tpu_embedding.engine_specs import engine_spec, serialized_config
 from podembed.embedding.tf.tpu_embedding.host_tables import HostTables
-from podembed.embedding.tracing import require_eager
+from podembed.embedding.tf.tracing import require_eager
 
 
 class BuiltEmbedding(ModuleMembers):

@@ -19,7 +19,7 @@ from podembed.embedding.tf.keras.variable import Variable
 from podembed.embedding.tf.replicas.per_replica import PerReplica
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.embedding.tf.tpu_embedding.serving import TPUEmbeddingForServing
-from podembed.embedding.tracing import require_eager
+from podembed.embedding.tf.tracing import require_eager
 
 Embedding = TPUEmbedding | TPUEmbeddingForServing
 Path = str | os.PathLike[str]

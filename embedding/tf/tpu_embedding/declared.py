@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.features.structures import flatten_with_paths, pack_like, shown_path
+from podembed.embedding.features.id_policies import shown_path
 from podembed.embedding.optimizers import ROW_OPTIMIZERS, Optimizer
 from podembed.embedding.table_spec import TableSpec
+from podembed.embedding.tf.features.structures import flatten_with_paths, pack_like
 from podembed.embedding.tf.tpu_config.learning_rate_tags import TaggedLearningRate
 
 

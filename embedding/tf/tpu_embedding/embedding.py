@@ -14,12 +14,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from podembed.embedding.features.shapes import (
+from podembed.embedding.tf.features.shapes import (
     check_shapes,
 )
 from podembed.embedding.tf.tpu_embedding.batches import StepValues
 from podembed.embedding.tf.tpu_embedding.state import EmbeddingState
-from podembed.embedding.tracing import require_eager
+from podembed.embedding.tf.tracing import require_eager
 
 _logger = logging.getLogger(__name__)
 # By the key of an embedding. Of the process, since every run of a function gets a new copy of the embedding.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from podembed.embedding.features.shapes import Shape, is_sequence, share_of
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.engine.engine import EngineSpec
+from podembed.embedding.tf.features.shapes import Shape, is_sequence, share_of
 from podembed.embedding.tf.replicas.strategies import Strategy
 from podembed.embedding.tf.tpu_config.serialized import UnsupportedConfigField, serialize_config, to_config
 from podembed.embedding.tf.tpu_embedding.declared import DeclaredTables

@@ -12,7 +12,7 @@ from podembed.embedding.tf.engine.host_engine import whole_table
 from podembed.embedding.tf.engine.table_storage import WrittenTables, storage
 from podembed.embedding.tf.keras.variable import Variable
 from podembed.embedding.tf.tpu_embedding.declared import DeclaredTables
-from podembed.embedding.tracing import require_own_trace
+from podembed.embedding.tf.tracing import require_own_trace
 
 
 class HostTables:

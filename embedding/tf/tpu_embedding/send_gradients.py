@@ -14,14 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from podembed.embedding.features.bags import share_ends
-from podembed.embedding.features.inputs import host_array
 from podembed.embedding.tf.engine.engine import Engine
 from podembed.embedding.tf.engine.order import ANY_NAME
+from podembed.embedding.tf.features.bags import share_ends
+from podembed.embedding.tf.features.inputs import host_array
 from podembed.embedding.tf.replicas.dynamic_rates import RatesQuestion, agreed
 from podembed.embedding.tf.replicas.strategies import running_engines
 from podembed.embedding.tf.tpu_config.serialized import check_learning_rates, parse_config
-from podembed.embedding.tracing import require_eager
+from podembed.embedding.tf.tracing import require_eager
 
 
 def send_tpu_embedding_gradients(

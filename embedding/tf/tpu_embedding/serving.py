@@ -18,21 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.features.bags import bags_of
-from podembed.embedding.features.id_policies import fit_ids, without
-from podembed.embedding.features.inputs import FeatureInput, read_input, weight_dtype, weight_kind, with_weight
-from podembed.embedding.features.shapes import is_sequence
-from podembed.embedding.features.structures import (
-    flatten,
-    flatten_with_paths,
-    pack_like,
-    require_same_structure,
-    shown_path,
-)
+from podembed.embedding.features.id_policies import fit_ids, shown_path, without
 from podembed.embedding.optimizers import Optimizer
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.engine.table_storage import WrittenTables, storage
+from podembed.embedding.tf.features.bags import bags_of
+from podembed.embedding.tf.features.inputs import FeatureInput, read_input, weight_dtype, weight_kind, with_weight
+from podembed.embedding.tf.features.shapes import is_sequence
+from podembed.embedding.tf.features.structures import flatten, flatten_with_paths, pack_like, require_same_structure
 from podembed.embedding.tf.keras.module_members import ModuleMembers
 from podembed.embedding.tf.keras.variable import Variable
 from podembed.embedding.tf.replicas.strategies import current_strategy

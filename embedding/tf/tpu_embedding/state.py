@@ -12,7 +12,7 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.engine.table_storage import WrittenTables, storage
 from podembed.embedding.tf.keras.variable import Variable
 from podembed.embedding.tf.tpu_embedding.building import BuiltEmbedding
-from podembed.embedding.tracing import require_eager
+from podembed.embedding.tf.tracing import require_eager
 
 _logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ import pytest
 
 from podembed.embedding.buckets import place
 from podembed.embedding.config import TableConfig
-from podembed.embedding.features.bags import split_bags
 from podembed.embedding.lookup.exchange import SingleHost
 from podembed.embedding.lookup.placement import place_tables
 from podembed.embedding.lookup.steps import LookupSteps
@@ -22,6 +21,7 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.engine.engine import EngineSpec, Share
 from podembed.embedding.tf.engine.host_engine import HostEngine, InProcessEngine
 from podembed.embedding.tf.engine.order import OrderError
+from podembed.embedding.tf.features.bags import split_bags
 from podembed.embedding.tf.replicas.strategies import get_replica_context
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.liveness.worker import Worker

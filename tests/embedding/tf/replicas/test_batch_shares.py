@@ -8,8 +8,8 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.embedding.features.inputs import Sparse, read_input
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.tf.features.inputs import Sparse, read_input
 from podembed.embedding.tf.replicas.batch_shares import rows_of, split_over
 from podembed.embedding.tf.replicas.per_replica import PerReplica, local_value
 from tests.long_tests import examples

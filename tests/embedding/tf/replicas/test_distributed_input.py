@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from podembed.embedding.features.inputs import Sparse
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.tf.features.inputs import Sparse
 from podembed.embedding.tf.replicas.distributed_input import DistributedDataset, InputContext, datasets_from_function
 from podembed.embedding.tf.replicas.per_replica import PerReplica
 from podembed.embedding.tf.replicas.strategies import LocalStrategy

@@ -11,9 +11,9 @@ import pytest
 import scipy.sparse as sp
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.features.inputs import Sparse
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.tf.features.inputs import Sparse
 from podembed.embedding.tf.keras.variable import Variable
 from podembed.embedding.tf.replicas.per_replica import PerReplica
 from podembed.embedding.tf.replicas.strategies import LocalStrategy

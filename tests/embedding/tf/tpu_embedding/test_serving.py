@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.features.inputs import Sparse
 from podembed.embedding.optimizers import SGD, Adagrad
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.tf.features.inputs import Sparse
 from podembed.embedding.tf.keras.keras_optimizers import SGD as DenseSGD
 from podembed.embedding.tf.keras.tape import GradientTape
 from podembed.embedding.tf.replicas.strategies import LocalStrategy

@@ -10,13 +10,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from podembed.embedding.features.structures import shown_path
-from podembed.embedding.ragged import Ragged
+from podembed.embedding.features.id_policies import shown_path
+from podembed.embedding.ragged import Ragged, by_position
 
 if TYPE_CHECKING:  # `inputs` needs JAX, which processes that only hold rows do not load
-    from podembed.embedding.features.inputs import FeatureInput
+    from podembed.embedding.tf.features.inputs import FeatureInput
 
 
 def bags_of(feature_input: FeatureInput, *, num_bags: int, is_sequence: bool) -> Ragged:
@@ -39,23 +37,6 @@ def bags_of(feature_input: FeatureInput, *, num_bags: int, is_sequence: bool) ->
         )
     rows = Ragged(feature_input.ids, feature_input.row_splits, feature_input.weights)
     return by_position(rows, positions, columns=feature_input.columns)
-
-
-def by_position(rows: Ragged, positions: int, *, columns: np.ndarray | None = None) -> Ragged:
-    """Cuts every row into bags, one for each position; ids beyond the last position are left out.
-
-    Args:
-      columns: int64 `[num_ids]`, the position of each id in its row, rising; None where they count from 0.
-    """
-    splits = rows.row_splits
-    row = np.repeat(np.arange(rows.num_samples), np.diff(splits))
-    position = np.arange(rows.num_ids) - splits[row] if columns is None else columns
-    kept = position < positions
-    # Rows come in order and columns within a row do too, so bags never fall.
-    bag = row[kept] * positions + position[kept]
-    bag_splits = np.zeros(rows.num_samples * positions + 1, np.int64)
-    np.cumsum(np.bincount(bag, minlength=len(bag_splits) - 1), out=bag_splits[1:])
-    return Ragged(rows.values[kept], bag_splits, None if rows.weights is None else rows.weights[kept])
 
 
 def split_bags(bags: Ragged, first_axis: int, num_shares: int) -> list[Ragged]:

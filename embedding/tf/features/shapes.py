@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from podembed.embedding.config import FeatureConfig
-from podembed.embedding.features.inputs import FeatureInput
-from podembed.embedding.features.structures import shown_path, sorted_keys
+from podembed.embedding.features.id_policies import shown_path
+from podembed.embedding.tf.features.inputs import FeatureInput
+from podembed.embedding.tf.features.structures import sorted_keys
 
 Shape = tuple[int | None, ...]
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podembed.embedding.features.bags import bags_of, split_bags
-from podembed.embedding.features.inputs import Sparse, read_input, with_weight
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.tf.features.bags import bags_of, split_bags
+from podembed.embedding.tf.features.inputs import Sparse, read_input, with_weight
 
 
 def test_rows_are_bags_where_there_is_no_sequence():

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from podembed.embedding.features.structures import shown_path
+from podembed.embedding.features.id_policies import shown_path
 from podembed.embedding.ragged import Ragged
 
 Kind = Literal["dense", "sparse", "ragged"]

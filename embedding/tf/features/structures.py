@@ -96,11 +96,6 @@ def sorted_keys(structure: Mapping[Any, Any]) -> list[Any]:
         ) from error
 
 
-def shown_path(path: str) -> str:
-    """A path for messages, where that of a single leaf would be invisible."""
-    return path or "(the only feature)"
-
-
 def _is_flat_dict(structure: Any) -> bool:
     """A dict of leaves, which most structures are. Each step asks several times, so these get by without recursion."""
     return type(structure) is dict and not any(map(is_nested, structure.values()))

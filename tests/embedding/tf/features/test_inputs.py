@@ -11,8 +11,8 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podembed.embedding.features.inputs import Sparse, read_input, with_weight
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.tf.features.inputs import Sparse, read_input, with_weight
 
 
 def rows_of(found):

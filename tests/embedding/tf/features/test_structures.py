@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podembed.embedding.features.structures import flatten, flatten_with_paths, pack_like, require_same_structure
+from podembed.embedding.tf.features.structures import flatten, flatten_with_paths, pack_like, require_same_structure
 
 Pair = namedtuple("Pair", ["left", "right"])
 STRUCTURES = st.recursive(
