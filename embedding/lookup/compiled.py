@@ -1,7 +1,8 @@
 """The kernels of a lookup and an update, in the order of a step, and their compilation ahead of the first step.
 
-ids → `unique_ids` → `route` → (owners: `gather_to`) → `row_of_each_id` → `pool` → device → `sum_gradients` → (owners:
-`Table.update`). A host that holds the whole table can skip the gather: `pool` takes the table itself as `rows`.
+ids → `unique_ids` → `route` → (owners: `rows_of_dense_keys`, `gather_to`) → `row_of_each_id` → `pool` → device →
+`sum_gradients` → (owners: `Table.update`). A host that holds the whole table can skip the gather: `pool` takes the
+table itself as `rows`.
 """
 
 from __future__ import annotations

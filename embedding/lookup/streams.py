@@ -68,7 +68,7 @@ class Group:
 
 @dataclass(slots=True)
 class RowsRequest:
-    """One batch after deduplication. Filled by `prepare`, then `accept`; used up by `update`.
+    """One batch after deduplication. Made by `RowsWay.request`, filled by `accept`; used up by `update`.
 
     Attributes:
       features: the batch, by feature.
