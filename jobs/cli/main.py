@@ -325,7 +325,7 @@ def _gathered(arguments: list[str]) -> list[str]:
 
 def _run(command: Any) -> int:
     # Imported late: `--help` should not wait for JAX.
-    from podembed.orchestrator import outcomes
+    from podembed.jobs import outcomes
     from podembed.orchestrator.cluster import connection as ray_connection
 
     if isinstance(command, Train | Resume):

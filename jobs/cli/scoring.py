@@ -95,7 +95,7 @@ def run(command: Scoring) -> int:
     """Carries out a command and returns its exit code.
 
     Raises:
-      ConfigurationError, InputError, StorageError, QualityError: see `orchestrator.outcomes` for the words and codes.
+      ConfigurationError, InputError, StorageError, QualityError: see `jobs.outcomes` for the words and codes.
     """
     match command:
         case Evaluate():

@@ -48,9 +48,9 @@ def run(command: Supervise) -> int:
     Raises:
       ConfigurationError: the command is none that can be supervised, or there is no cluster.
     """
+    from podembed.jobs.supervise.supervision import LocalRunner, supervise
     from podembed.orchestrator.api.config import ConfigurationError
     from podembed.orchestrator.api.signals import StopSignals
-    from podembed.orchestrator.supervise.supervision import LocalRunner, supervise
 
     if command.max_failures < 0:
         raise ConfigurationError(f"Found --max-failures {command.max_failures}. Expected 0 or more.")
@@ -58,7 +58,7 @@ def run(command: Supervise) -> int:
     if command.address is None:
         runner: Any = LocalRunner(new_process())
     else:
-        from podembed.orchestrator.supervise.ray_jobs import RayJobRunner
+        from podembed.jobs.supervise.ray_jobs import RayJobRunner
 
         runner = RayJobRunner(address=command.address, working_dir=command.working_dir, name=name, notice=_notice)
     with StopSignals(words="the command is asked to commit and leave") as stop:

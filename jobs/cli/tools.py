@@ -166,7 +166,7 @@ def run(command: Tool) -> int:
     """Carries out a command and returns its exit code.
 
     Raises:
-      ConfigurationError, StorageError, RunIsHeld: see `orchestrator.outcomes` for the words and codes.
+      ConfigurationError, StorageError, RunIsHeld: see `jobs.outcomes` for the words and codes.
     """
     # Imported late: `--help` should not wait for them.
     from podembed.jobs.cli import looking, tidying

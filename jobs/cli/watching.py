@@ -43,7 +43,7 @@ def run(command: Watching) -> int:
     """Carries out a command and returns its exit code.
 
     Raises:
-      ConfigurationError, StorageError: see `orchestrator.outcomes` for the words and codes.
+      ConfigurationError, StorageError: see `jobs.outcomes` for the words and codes.
     """
     return _report(command) if isinstance(command, Report) else _top(command)
 

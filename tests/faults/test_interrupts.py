@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from podembed.jobs.outcomes import EXIT_INTERRUPTED
 from podembed.orchestrator.commit.holder import read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_commit_names, read_head
-from podembed.orchestrator.outcomes import EXIT_INTERRUPTED
 from podembed.workers.storage.store import Store
 from tests.faults.interrupted_process import HANGS_S
 from tests.jobs.cli.test_main import run

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from podembed.jobs.supervise.ray_jobs import RayJobRunner
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.supervise.ray_jobs import RayJobRunner
 from tests.dashboard import cluster_for_jobs
 
 END_S = 900

@@ -12,13 +12,13 @@ import sys
 import time
 from typing import Any
 
+from podembed.jobs.outcomes import exit_code
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowTrained
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.outcomes import exit_code
 from podembed.workers.job.reference import JobReference
 
 COMMIT_EVERY = 10

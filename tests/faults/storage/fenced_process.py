@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
+from podembed.jobs.outcomes import exit_code
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.outcomes import exit_code
 from podembed.workers.job.reference import JobReference
 
 

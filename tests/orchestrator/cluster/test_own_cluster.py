@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from podembed.jobs.outcomes import exit_code
+from podembed.jobs.supervise.supervision import Again, after_exit
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.run_errors import EXIT_TOO_FEW_HOSTS, ClusterNotStarted
 from podembed.orchestrator.cluster.own_cluster import LONGEST_SOCKET_BYTES, OwnCluster, socket_base
 from podembed.orchestrator.cluster.processes import FOLDER_PREFIX
-from podembed.orchestrator.outcomes import exit_code
-from podembed.orchestrator.supervise.supervision import Again, after_exit
 from tests.processes import wait_for
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from podembed.jobs.outcomes import EXIT_CONFIGURATION, exit_code
 from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
@@ -18,7 +19,6 @@ from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.lease_files import read_claims, read_lineage
 from podembed.orchestrator.commit.vanished import RunVanished
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.outcomes import EXIT_CONFIGURATION, exit_code
 from podembed.tools.fsck.check import check_run
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.jobs.outcomes import exit_code
 from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION, JobFailed
-from podembed.orchestrator.outcomes import exit_code
 from podembed.orchestrator.run.dead_letters import FOLDER, DeadLetters
 from podembed.tools.fsck.check import check_run
 from podembed.workers.data.bad_rows import BadRow

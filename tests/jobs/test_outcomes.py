@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from podembed.jobs.outcomes import exit_code
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.run_errors import CrashLoop, JobFailed
 from podembed.orchestrator.commit.holder import Holder, RunIsHeld
 from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.run_record import RunMismatch
-from podembed.orchestrator.outcomes import exit_code
 from podembed.orchestrator.run.input_record import InputChanged
 from podembed.workers.data.columns import DataConfigError
 from podembed.workers.data.input_errors import InputError

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from podembed.jobs.supervise.driver_pulse import DriverSigns, heartbeat_of
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.run_errors import EXIT_STOPPED
 from podembed.orchestrator.commit.holder import Holder
-from podembed.orchestrator.supervise.driver_pulse import DriverSigns, heartbeat_of
 
 # Ray kills a stopped job's driver 3 s after SIGTERM unless told otherwise; a window and a commit take longer.
 GRACE_S = 120

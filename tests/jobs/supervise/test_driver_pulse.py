@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from podembed.orchestrator.api.signals import StopSignals
-from podembed.orchestrator.commit.claiming import acquire
-from podembed.orchestrator.commit.holder import Heartbeat, Holder
-from podembed.orchestrator.supervise import driver_pulse, supervision
-from podembed.orchestrator.supervise.driver_pulse import (
+from podembed.jobs.supervise import driver_pulse, supervision
+from podembed.jobs.supervise.driver_pulse import (
     FROZEN_ELSEWHERE_S,
     FROZEN_S,
     DriverPulse,
     DriverSigns,
     heartbeat_of,
 )
-from podembed.orchestrator.supervise.supervision import LocalRunner, supervise
+from podembed.jobs.supervise.supervision import LocalRunner, supervise
+from podembed.orchestrator.api.signals import StopSignals
+from podembed.orchestrator.commit.claiming import acquire
+from podembed.orchestrator.commit.holder import Heartbeat, Holder
 from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.storage.store import Store
 

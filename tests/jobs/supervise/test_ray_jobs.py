@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from podembed.jobs.supervise import ray_jobs
+from podembed.jobs.supervise.ray_jobs import LOST_EXIT_CODE, RayJobRunner
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.run_errors import EXIT_STOPPED
-from podembed.orchestrator.supervise import ray_jobs
-from podembed.orchestrator.supervise.ray_jobs import LOST_EXIT_CODE, RayJobRunner
 
 
 @dataclass

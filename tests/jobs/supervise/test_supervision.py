@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podembed.orchestrator.api.run_errors import EXIT_CRASH_LOOP, EXIT_STOPPED
-from podembed.orchestrator.api.signals import StopSignals
-from podembed.orchestrator.supervise.supervision import (
+from podembed.jobs.supervise.supervision import (
     LONGEST_DELAY_S,
     Again,
     Done,
@@ -22,6 +20,8 @@ from podembed.orchestrator.supervise.supervision import (
     after_exit,
     supervise,
 )
+from podembed.orchestrator.api.run_errors import EXIT_CRASH_LOOP, EXIT_STOPPED
+from podembed.orchestrator.api.signals import StopSignals
 
 
 @pytest.mark.parametrize("exit_code", [1, 2, 86, 87, 130])

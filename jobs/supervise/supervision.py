@@ -2,7 +2,7 @@
 
 Ray runs a submitted job once and a killed driver restarts nothing, so trying again belongs to somebody outside.
 Attempts are made by a `Runner`: processes of this machine (`LocalRunner`), or Ray jobs
-(`orchestrator.supervise.ray_jobs`).
+(`jobs.supervise.ray_jobs`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from podembed.jobs.outcomes import EXIT_INTERRUPTED
+from podembed.jobs.supervise.driver_pulse import LOOK_EVERY_S, DriverPulse, DriverSigns, heartbeat_of
 from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION, EXIT_FENCED, EXIT_STOPPED, EXIT_USER_ERROR
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.holder import Holder
-from podembed.orchestrator.outcomes import EXIT_INTERRUPTED
-from podembed.orchestrator.supervise.driver_pulse import LOOK_EVERY_S, DriverPulse, DriverSigns, heartbeat_of
 from podembed.workers.liveness.process_statistics import read_statistics
 from podembed.workers.liveness.progress import machine_identity
 
