@@ -36,6 +36,7 @@ from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from podembed.embedding.optimizers import Adagrad  # noqa: E402
 from podembed.jobs.cli.settings import parse_resources  # noqa: E402
 from podembed.jobs.models.dlrm import DLRM  # noqa: E402
+from podembed.jobs.reporters.console import ConsoleReporter  # noqa: E402
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig  # noqa: E402
 from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
 from podembed.orchestrator.cluster.connection import connected  # noqa: E402
@@ -44,7 +45,6 @@ from podembed.orchestrator.driver.driver import Driver  # noqa: E402
 from podembed.orchestrator.driver.generation import Generation, Placement  # noqa: E402
 from podembed.orchestrator.events.progress import WindowReport  # noqa: E402
 from podembed.orchestrator.events.reporter import tell  # noqa: E402
-from podembed.orchestrator.reporters.console import ConsoleReporter  # noqa: E402
 from podembed.orchestrator.run.opening import create_run  # noqa: E402
 from podembed.workers.data.columns import IdColumn  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402

@@ -6,11 +6,11 @@ import time
 from dataclasses import replace
 
 from podembed.jobs.fitting import fit
+from podembed.jobs.reporters.console import ConsoleReporter
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts, check_job, check_policies, check_storage
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import Reporter
-from podembed.orchestrator.reporters.console import ConsoleReporter
 from podembed.orchestrator.run.opening import create_run
 from podembed.workers.job.reference import AnyJob, JobReference
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from podembed.embedding.config import FeatureConfig, TableConfig
     from podembed.jobs.prepare.from_dataset import prepare_dataset
+    from podembed.jobs.reporters.console import ConsoleReporter
     from podembed.jobs.trainer import Trainer
     from podembed.orchestrator.api.config import (
         CheckpointConfig,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from podembed.orchestrator.events.progress import WindowReport
     from podembed.orchestrator.events.reporter import Reporter, SilentReporter
     from podembed.orchestrator.metrics.point import Measurement, Point
-    from podembed.orchestrator.reporters.console import ConsoleReporter
     from podembed.orchestrator.stepwise.pod import PodLost
     from podembed.orchestrator.stepwise.strategy import PodStrategy
     from podembed.serving.artifact.export_model import export_model
@@ -86,7 +86,7 @@ _WHERE = {
     "Callback": "workers.control.callback",
     "CheckpointConfig": "orchestrator.api.config",
     "ConfigurationError": "orchestrator.api.config",
-    "ConsoleReporter": "orchestrator.reporters.console",
+    "ConsoleReporter": "jobs.reporters.console",
     "CrashLoop": "orchestrator.api.run_errors",
     "CsvData": "workers.data.config",
     "DataConfigError": "workers.data.columns",

@@ -19,13 +19,13 @@ from podembed.jobs.cli.job_choice import job_reference
 from podembed.jobs.cli.main import default_storage
 from podembed.jobs.cli.settings import named_by_flags, parse_hosts, run_config, scaling_config
 from podembed.jobs.cli.summary import command_name
+from podembed.jobs.reporters.console import ConsoleReporter
+from podembed.jobs.reporters.json_log import JsonReporter
 from podembed.jobs.search_path import current_folder
 from podembed.orchestrator.api.config import ConfigurationError, RunConfig, WarmStart
 from podembed.orchestrator.api.policy_checks import check_hosts, check_policies
 from podembed.orchestrator.commit.run_record import find_run
 from podembed.orchestrator.events.reporter import Reporter, tell
-from podembed.orchestrator.reporters.console import ConsoleReporter
-from podembed.orchestrator.reporters.json_log import JsonReporter
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.workers.storage.store import Store
 

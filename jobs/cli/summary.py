@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from podembed.jobs.reporters.console import LastingConsole
+from podembed.jobs.reporters.json_log import SUMMARY, JsonReporter
 from podembed.orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import with_metric
 from podembed.orchestrator.api.result import Result, is_same_loss
@@ -19,8 +21,6 @@ from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.events.reporter import Reporter
 from podembed.orchestrator.events.sentences import NO_FIGURE, figures
-from podembed.orchestrator.reporters.console import LastingConsole
-from podembed.orchestrator.reporters.json_log import SUMMARY, JsonReporter
 from podembed.orchestrator.run.history_record import HistoryRecord, read_history
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.job.job import JobConfig

@@ -81,7 +81,7 @@ READS_CLOCK = {
     "orchestrator/cluster/places.py",
     "orchestrator/cluster/processes.py",
     "orchestrator/cluster/slices/backend.py",
-    "orchestrator/reporters/console.py",
+    "jobs/reporters/console.py",
     "orchestrator/driver/event_log.py",
     "orchestrator/run/input_record.py",
     "orchestrator/run/job_settings.py",

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podembed.jobs.reporters.json_log import JsonReporter
 from podembed.orchestrator.events.commits import CommitLost, Committed
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.reporter import tell
 from podembed.orchestrator.metrics.catalog import CATALOG
-from podembed.orchestrator.reporters.json_log import JsonReporter
 from tests.orchestrator.events.test_events import TYPES, example
 from tests.orchestrator.metrics.windows import recovery, window
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from podembed.jobs.reporters.console import ConsoleReporter
 from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.reporters.console import ConsoleReporter
 from podembed.workers.job.ranking import Baseline
 from tests.clock import FakeClock
 
