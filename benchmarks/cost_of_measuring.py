@@ -95,7 +95,7 @@ class Counted:
 def count_in_this_process(folder: str) -> Counted:
     """Wraps what measures in a driver, a host or a device process, whichever this one is."""
     from podembed.orchestrator.driver import windows as driver
-    from podembed.orchestrator.metrics import hub
+    from podembed.tools.metrics import hub
     from podembed.workers.device.measures.window import WindowMeasures
     from podembed.workers.device.tables.held import HeldTables
     from podembed.workers.host import windows as host

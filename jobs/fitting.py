@@ -25,10 +25,10 @@ from podembed.orchestrator.events.run import (
     RowGroupsShared,
     RunOpened,
 )
-from podembed.orchestrator.metrics.sinks import measuring
 from podembed.orchestrator.run.finished import finished, untrained
 from podembed.orchestrator.run.run import OpenRun
 from podembed.tools.health.watch import HealthWatch
+from podembed.tools.metrics.sinks import measuring
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.sources import ReaderSource
 from podembed.workers.job.job import JobConfig

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from podembed.orchestrator.commit.run_record import RunMismatch
     from podembed.orchestrator.events.progress import WindowReport
     from podembed.orchestrator.events.reporter import Reporter, SilentReporter
-    from podembed.orchestrator.metrics.point import Measurement, Point
     from podembed.orchestrator.stepwise.pod import PodLost
     from podembed.orchestrator.stepwise.strategy import PodStrategy
     from podembed.serving.artifact.export_model import export_model
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from podembed.serving.predict.predict import predict
     from podembed.serving.predict.rank import rank_all
     from podembed.serving.predict.recommend import recommend
+    from podembed.tools.metrics.point import Measurement, Point
     from podembed.workers.columns.vocabulary import vocabulary_size
     from podembed.workers.control.callback import Callback
     from podembed.workers.control.stopping import EarlyStopping
@@ -96,9 +96,9 @@ _WHERE = {
     "EquinoxModel": "workers.model.equinox_model",
     "Evaluation": "orchestrator.api.result",
     "FailureConfig": "orchestrator.api.config",
-    "Measurement": "orchestrator.metrics.point",
+    "Measurement": "tools.metrics.point",
     "MetricsConfig": "orchestrator.api.config",
-    "Point": "orchestrator.metrics.point",
+    "Point": "tools.metrics.point",
     "FeatureConfig": "embedding.config",
     "Fenced": "orchestrator.commit.lease",
     "FlaxModel": "workers.model.flax_models",

@@ -16,7 +16,7 @@ from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.orchestrator.events.event import Event, Level
 from podembed.orchestrator.events.progress import WindowReport, WindowTrained
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.metrics.measurer import Measurer
+from podembed.tools.metrics.measurer import Measurer
 from podembed.workers.job.ranking import Baseline
 
 NOTICE, ACTIVITY, SUMMARY, FAILURE = "notice", "activity", "summary", "failed"

@@ -34,7 +34,7 @@ KNOWS_RAY = {
     "orchestrator/cluster/slices/backend.py",
     "orchestrator/cluster/slices/holding.py",
     "orchestrator/stepwise/strategy.py",
-    "orchestrator/metrics/ray_metrics.py",
+    "tools/metrics/ray_metrics.py",
     "orchestrator/cluster/worker_path.py",
     "orchestrator/cluster/job_modules.py",
 }

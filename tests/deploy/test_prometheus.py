@@ -14,12 +14,12 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
 from podembed.orchestrator.events.progress import HostKeepsUp, HostSlow
 from podembed.orchestrator.events.run import GenerationStarted
-from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import POINT, StreamLine
-from podembed.orchestrator.metrics.prometheus import PrometheusSink
 from podembed.tools.health.alarms import ALARMS
 from podembed.tools.health.prometheus_rules import text
 from podembed.tools.health.watch import HealthWatch
+from podembed.tools.metrics.measurer import Measurer
+from podembed.tools.metrics.point import POINT, StreamLine
+from podembed.tools.metrics.prometheus import PrometheusSink
 from podembed.workers.liveness.progress import Phase
 from tests.architecture.test_imports import ROOT
 from tests.clock import FakeClock

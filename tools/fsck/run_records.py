@@ -11,7 +11,6 @@ from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord, read_run
 from podembed.orchestrator.commit.verification import Damage
-from podembed.orchestrator.metrics.segments import FOLDER as METRICS
 from podembed.orchestrator.planning.recorded_plans import damaged_plans
 from podembed.orchestrator.run.history_record import FOLDER as HISTORY
 from podembed.orchestrator.run.history_record import read_history
@@ -20,6 +19,7 @@ from podembed.orchestrator.run.job_settings import read_settings
 from podembed.orchestrator.run.policy_record import FOLDER as POLICIES
 from podembed.orchestrator.run.policy_record import read_policies
 from podembed.tools.fsck.findings import Finding, damage_of, finding_of_run
+from podembed.tools.metrics.segments import FOLDER as METRICS
 from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused

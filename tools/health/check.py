@@ -11,10 +11,10 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import format_duration, plural
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
-from podembed.orchestrator.metrics.point import Point
-from podembed.orchestrator.metrics.reading import StreamReader
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.watch import HealthWatch
+from podembed.tools.metrics.point import Point
+from podembed.tools.metrics.reading import StreamReader
 from podembed.workers.storage.store import Store
 
 

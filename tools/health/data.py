@@ -2,7 +2,7 @@
 shifted, and slow drift.
 
 Each input is judged by what was usual while the reference grew, since data sorted by user, say, is never alike. Two
-or three readings must agree before an alarm begins. How much is chance, `orchestrator.metrics.data` says.
+or three readings must agree before an alarm begins. How much is chance, `tools.metrics.data` says.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from podembed.orchestrator.api.text import plural
-from podembed.orchestrator.metrics.data import CERTAINLY, LEAST_USUAL, USUAL_AT_MOST, became_certain
-from podembed.orchestrator.metrics.point import Point
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import Standing, shortened
+from podembed.tools.metrics.data import CERTAINLY, LEAST_USUAL, USUAL_AT_MOST, became_certain
+from podembed.tools.metrics.point import Point
 
 KEPT = 6
 SURE_TIMES, VAGUE_TIMES = 2, 3

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from podembed.orchestrator.api.text import plural
-from podembed.orchestrator.metrics.point import Point
 from podembed.tools.health.alarms import StandingAlarm
+from podembed.tools.metrics.point import Point
 
 Standing = Collection[tuple[str, str]]
 """Keys of the findings that stood before."""

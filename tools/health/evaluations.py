@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from podembed.orchestrator.api.save_policies import Order, is_better, order_of
-from podembed.orchestrator.metrics.point import Point
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import Standing, is_window, window_s
 from podembed.tools.health.scores import CHUNK_POSITIVES, CHUNK_STEPS, CHUNKS, LEAST_STEPS
+from podembed.tools.metrics.point import Point
 
 CONSTANT_BEGINS, CONSTANT_ENDS = 1.0, 0.995
 """Normalized entropy, which is 1 for the share of positives as the only score."""

@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from podembed.orchestrator.metrics.point import Point
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import Standing, is_window
+from podembed.tools.metrics.point import Point
 
 CHUNK_STEPS = 20
 """Means over fewer steps are mostly noise."""

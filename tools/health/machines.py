@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 
 from podembed.orchestrator.api.text import format_bytes, format_duration, plural
-from podembed.orchestrator.metrics.point import Point
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import MeasuredSpan, Standing, is_window, recent, total_s, weighted, window_s
+from podembed.tools.metrics.point import Point
 
 COMMITS_LOOKBACK_S = 120.0
 """Commits come in tens of seconds and more."""

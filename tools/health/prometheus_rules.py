@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 
-from podembed.orchestrator.metrics.catalog import CATALOG
 from podembed.tools.health.alarms import ALARMS
+from podembed.tools.metrics.catalog import CATALOG
 
 _HEAD = """\
 # Alerts of Prometheus for the alarms of runs, as `podembed health` finds them. Name this file under `rule_files`.

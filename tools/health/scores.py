@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.metrics.point import Point
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import Standing, is_window
+from podembed.tools.metrics.point import Point
 
 CHUNK_STEPS = 50
 CHUNK_POSITIVES = 1000.0

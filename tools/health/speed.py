@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from podembed.orchestrator.decisions.stragglers import SLOW_RATIO, WELL_RATIO, slow_hosts
-from podembed.orchestrator.metrics.point import Point
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import MeasuredSpan, Standing, is_window, recent, total_s, weighted, window_s
+from podembed.tools.metrics.point import Point
 from podembed.workers.liveness.progress import Phase
 
 LOOKBACK_S = 60.0

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.metrics.point import Point
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.detector import Standing, is_window, shortened
+from podembed.tools.metrics.point import Point
 
 LOOKS = 3
 LEAST_STEPS = 200

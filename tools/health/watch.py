@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
-from podembed.orchestrator.metrics.point import Point
 from podembed.tools.health.alarms import ALARMS, StandingAlarm
 from podembed.tools.health.data import DataChanges
 from podembed.tools.health.detector import Detector, is_window
@@ -21,6 +20,7 @@ from podembed.tools.health.machines import Commits, MemoryGrows
 from podembed.tools.health.scores import CalibrationCheck, DenseUpdates
 from podembed.tools.health.speed import SlowHost, device_bound, input_bound
 from podembed.tools.health.tables import TableHealth
+from podembed.tools.metrics.point import Point
 
 DETECTORS: Sequence[Callable[[], Detector]] = (
     input_bound,

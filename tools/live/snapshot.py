@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from podembed.orchestrator.api.configuration_error import ConfigurationError
 from podembed.orchestrator.commit.holder import HEARTBEAT_FRESH_S, Heartbeat, read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_claims
-from podembed.orchestrator.metrics.point import Point, StreamLine
-from podembed.orchestrator.metrics.reading import FAULTS, RunStream, StreamReader
 from podembed.orchestrator.run.reference import open_run_store
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.watch import HealthWatch
+from podembed.tools.metrics.point import Point, StreamLine
+from podembed.tools.metrics.reading import FAULTS, RunStream, StreamReader
 
 MOST_FAULTS = 50
 # What people should know of.

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from podembed.orchestrator.api.text import format_bytes, format_duration, format_rate, plural, printable
-from podembed.orchestrator.metrics.point import Point, StreamLine
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.live.snapshot import HostView, LiveSnapshot
+from podembed.tools.metrics.point import Point, StreamLine
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SOURCES = ("input", "device", "hosts", "storage")

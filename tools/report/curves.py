@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from podembed.orchestrator.api.text import printable
-from podembed.orchestrator.metrics.catalog import CATALOG
+from podembed.tools.metrics.catalog import CATALOG
 from podembed.tools.report.material import Material
 
 MOST_POINTS = 600

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.api.save_policies import Order, is_better, order_of
 from podembed.orchestrator.commit.holder import HEARTBEAT_FRESH_S
-from podembed.orchestrator.metrics.point import Measurement, StreamLine
-from podembed.orchestrator.metrics.reading import RunStream, StreamReader
 from podembed.orchestrator.run.input_record import InputRecord, read_input
 from podembed.orchestrator.run.policy_record import PolicyRecord, read_policies
 from podembed.orchestrator.run.reference import open_run_store
 from podembed.tools.health.alarms import StandingAlarm
 from podembed.tools.health.check import replayed
 from podembed.tools.inspect.inspect_run import RunDescription, describe
+from podembed.tools.metrics.point import Measurement, StreamLine
+from podembed.tools.metrics.reading import RunStream, StreamReader
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 

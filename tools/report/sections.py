@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from podembed.orchestrator.api.text import format_bytes, format_duration, plural
 from podembed.orchestrator.commit.checkpoint import CommitInfo
 from podembed.orchestrator.commit.run_record import SHUFFLED
-from podembed.orchestrator.metrics.point import Measurement, StreamLine
-from podembed.orchestrator.metrics.reading import FAULTS
 from podembed.orchestrator.run.history import median_samples_per_s
+from podembed.tools.metrics.point import Measurement, StreamLine
+from podembed.tools.metrics.reading import FAULTS
 from podembed.tools.report.commands import commands_of
 from podembed.tools.report.curves import evaluations_of, within, worded
 from podembed.tools.report.markup import Html, command, element, figure, folded, join, pairs, table

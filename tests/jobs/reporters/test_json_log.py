@@ -13,9 +13,9 @@ from podembed.jobs.reporters.json_log import JsonReporter
 from podembed.orchestrator.events.commits import CommitLost, Committed
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.reporter import tell
-from podembed.orchestrator.metrics.catalog import CATALOG
+from podembed.tools.metrics.catalog import CATALOG
 from tests.orchestrator.events.test_events import TYPES, example
-from tests.orchestrator.metrics.windows import recovery, window
+from tests.tools.metrics.windows import recovery, window
 
 
 def lines_of(*events: Event) -> list[dict[str, Any]]:

@@ -21,8 +21,8 @@ from podembed.workers.input.data_sample import Sampler
 from podembed.workers.input.index import build_index
 from podembed.workers.input.sources import job_plan, open_reader
 from podembed.workers.job.job import JobConfig
-from tests.orchestrator.metrics.windows import window
 from tests.tools.health.points import Driver
+from tests.tools.metrics.windows import window
 
 BATCH_SIZE = 1024
 VOCABULARY = 4_000

@@ -9,13 +9,13 @@ from typing import Any
 
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
-from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import Point
 from podembed.tools.health.watch import HealthWatch
+from podembed.tools.metrics.measurer import Measurer
+from podembed.tools.metrics.point import Point
 from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
 from tests.clock import FakeClock
-from tests.orchestrator.metrics.windows import window
+from tests.tools.metrics.windows import window
 
 USUAL: Mapping[Phase, float] = {Phase.READ: 0.02, Phase.DEVICE: 0.4, Phase.ID_EXCHANGE: 0.1, Phase.POOL: 0.4}
 

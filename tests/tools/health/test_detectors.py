@@ -10,12 +10,12 @@ import pytest
 
 from podembed.orchestrator.events.commits import CommitDelayed, Committed
 from podembed.orchestrator.events.health import AlarmBegan
-from podembed.orchestrator.metrics.reading import without_lost
 from podembed.tools.health.check import replayed
+from podembed.tools.metrics.reading import without_lost
 from podembed.workers.job.window_figures import DenseNorms, LabelFigures
 from podembed.workers.liveness.progress import Phase
-from tests.orchestrator.metrics.windows import recovery
 from tests.tools.health.points import Driver
+from tests.tools.metrics.windows import recovery
 
 READS = {Phase.READ: 0.5, Phase.DEVICE: 0.2, Phase.POOL: 0.2}
 DEVICE = {Phase.READ: 0.0, Phase.DEVICE: 0.93, Phase.POOL: 0.05}

@@ -10,11 +10,11 @@ import pytest
 from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.events.commits import Committed
 from podembed.orchestrator.events.progress import Evaluated
-from podembed.orchestrator.metrics.reading import without_lost
 from podembed.tools.health.check import replayed
+from podembed.tools.metrics.reading import without_lost
 from podembed.workers.job.window_figures import LabelFigures
-from tests.orchestrator.metrics.windows import recovery
 from tests.tools.health.points import Driver
+from tests.tools.metrics.windows import recovery
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan
 from podembed.orchestrator.events.run import SinkFailed
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.metrics.hub import MetricsHub, PointJudge
-from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import Point, StreamLine
+from podembed.tools.metrics.hub import MetricsHub, PointJudge
+from podembed.tools.metrics.measurer import Measurer
+from podembed.tools.metrics.point import Point, StreamLine
 from tests.clock import FakeClock
-from tests.orchestrator.metrics.windows import window
+from tests.tools.metrics.windows import window
 
 BEGAN = AlarmBegan(
     alarm="slow_storage", subject="", step=10, is_note=False, finding="commits take 9 s", remedy="Use another disk."

@@ -16,10 +16,10 @@ from podembed.orchestrator.driver import windows
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.metrics.reading import StreamReader
 from podembed.orchestrator.run.reference import open_commit
 from podembed.tools.health import machines, speed
 from podembed.tools.inspect.extract import extract
+from podembed.tools.metrics.reading import StreamReader
 from podembed.workers.faults.plan import Fault, FaultPlan
 from podembed.workers.host import row_norms
 from podembed.workers.host.row_norms import QUANTILES, sampled_ids

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from podembed.orchestrator.events.commits import Committed
-from podembed.orchestrator.metrics.reading import without_lost
 from podembed.tools.health.check import replayed
+from podembed.tools.metrics.reading import without_lost
 from podembed.workers.host.row_norms import TableNorms
-from tests.orchestrator.metrics.windows import recovery
 from tests.tools.health.points import Driver
+from tests.tools.metrics.windows import recovery
 
 SOUND = TableNorms(
     table="clicks",

@@ -17,10 +17,10 @@ from rich.console import Console
 
 from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.metrics.point import Measurement, StreamLine
 from podembed.tools.live.snapshot import LiveSnapshot, Watcher
 from podembed.tools.live.view import screen
 from podembed.tools.live.watching import LONGEST_START_S, _Lines, watch
+from podembed.tools.metrics.point import Measurement, StreamLine
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.long_tests import long_case

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from podembed.orchestrator.api.config import CheckpointConfig
-from podembed.orchestrator.metrics.point import POINT, Measurement, Point, StreamLine
-from podembed.orchestrator.metrics.segments import Segments
+from podembed.tools.metrics.point import POINT, Measurement, Point, StreamLine
+from podembed.tools.metrics.segments import Segments
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.small_job import small_job

@@ -16,8 +16,8 @@ import pytest
 import vl_convert
 
 from podembed.orchestrator.api.config import ScalingConfig
-from podembed.orchestrator.metrics.point import Measurement, Point
 from podembed.orchestrator.run.job_settings import SettingChange, SettingsRecord
+from podembed.tools.metrics.point import Measurement, Point
 from podembed.tools.report.charts import CONFIG, curve_chart, line_keys, time_line_chart
 from podembed.tools.report.commands import commands_of
 from podembed.tools.report.curves import Curve

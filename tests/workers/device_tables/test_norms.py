@@ -12,8 +12,8 @@ import pytest
 
 from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.driver import windows
-from podembed.orchestrator.metrics.point import Point
-from podembed.orchestrator.metrics.reading import StreamReader
+from podembed.tools.metrics.point import Point
+from podembed.tools.metrics.reading import StreamReader
 from podembed.workers.device.tables.held import rows_here, rows_there
 from podembed.workers.host import row_norms
 from podembed.workers.host.row_norms import QUANTILES, sampled_ids

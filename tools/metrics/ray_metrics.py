@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from podembed.orchestrator.metrics.catalog import CATALOG
-from podembed.orchestrator.metrics.point import Measurement, StreamLine
+from podembed.tools.metrics.catalog import CATALOG
+from podembed.tools.metrics.point import Measurement, StreamLine
 
 
 class RaySink:

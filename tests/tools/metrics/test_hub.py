@@ -16,15 +16,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.run import MetricsServed, SinkFailed
-from podembed.orchestrator.metrics import hub
-from podembed.orchestrator.metrics.catalog import CATALOG
-from podembed.orchestrator.metrics.hub import MetricsHub, Sink
-from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import Point, StreamLine
-from podembed.orchestrator.metrics.sinks import CallbackSink, measuring
+from podembed.tools.metrics import hub
+from podembed.tools.metrics.catalog import CATALOG
+from podembed.tools.metrics.hub import MetricsHub, Sink
+from podembed.tools.metrics.measurer import Measurer
+from podembed.tools.metrics.point import Point, StreamLine
+from podembed.tools.metrics.sinks import CallbackSink, measuring
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
-from tests.orchestrator.metrics.windows import window
+from tests.tools.metrics.windows import window
 
 WAIT_S = 60.0
 
@@ -203,7 +203,7 @@ def test_prometheus_scrapes_what_a_run_measures(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_said_and_taken_when_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from podembed.orchestrator.metrics.prometheus import PrometheusSink
+    from podembed.tools.metrics.prometheus import PrometheusSink
 
     monkeypatch.setattr(PrometheusSink, "flush_s", 0.05)
     with socket.socket() as taken:

@@ -10,12 +10,12 @@ import pytest
 from podembed.orchestrator.decisions.failure import FaultClass
 from podembed.orchestrator.events.commits import Committed
 from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, NothingLeft
-from podembed.orchestrator.metrics.measurer import MOST_RATES, Measurer
-from podembed.orchestrator.metrics.point import Point
+from podembed.tools.metrics.measurer import MOST_RATES, Measurer
+from podembed.tools.metrics.point import Point
 from podembed.workers.host.row_norms import TableNorms
 from podembed.workers.job.window_figures import DenseNorms, figures_of
 from tests.clock import FakeClock
-from tests.orchestrator.metrics.windows import recovery, window
+from tests.tools.metrics.windows import recovery, window
 from tests.workers.job.counts import counts
 
 

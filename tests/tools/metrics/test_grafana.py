@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from podembed.orchestrator.metrics.catalog import CATALOG
+from podembed.tools.metrics.catalog import CATALOG
 
 DASHBOARD = json.loads((Path(__file__).parents[3] / "docs" / "grafana.json").read_text(encoding="utf-8"))
 SERIES = {metric.full_name: metric for metric in CATALOG.values()}

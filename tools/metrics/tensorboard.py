@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
-from podembed.orchestrator.metrics.point import Measurement, Point, StreamLine
+from podembed.tools.metrics.point import Measurement, Point, StreamLine
 
 _Fold = Callable[[Iterable[float]], float]
 

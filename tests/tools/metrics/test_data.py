@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from podembed.orchestrator.metrics import data
-from podembed.orchestrator.metrics.data import DataSeries, distance_beyond_chance
+from podembed.tools.metrics import data
+from podembed.tools.metrics.data import DataSeries, distance_beyond_chance
 from podembed.workers.input.data_sample import MOST_FREQUENT, NUM_BINS, DataSample, FrequentIds
 
 NAMED_NOTHING = FrequentIds(np.zeros(0, np.uint64), np.zeros(0, np.int64))

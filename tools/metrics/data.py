@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from podembed.orchestrator.metrics.point import Measurement
+from podembed.tools.metrics.point import Measurement
 from podembed.workers.input.data_sample import NOTHING, NUM_BINS, DataSample, FrequentIds
 
 CHUNK_SAMPLES = 4096

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from podembed.orchestrator.metrics.point import POINT, Point, StreamLine, point_of
-from podembed.orchestrator.metrics.segments import MOST_SEGMENT_BYTES, SegmentName, list_segments
 from podembed.orchestrator.run.history import Window, median_samples_per_s
+from podembed.tools.metrics.point import POINT, Point, StreamLine, point_of
+from podembed.tools.metrics.segments import MOST_SEGMENT_BYTES, SegmentName, list_segments
 from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 

@@ -17,8 +17,8 @@ from typing import Protocol
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.run import SinkFailed
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import POINT, Point, StreamLine
+from podembed.tools.metrics.measurer import Measurer
+from podembed.tools.metrics.point import POINT, Point, StreamLine
 from podembed.workers.liveness.carried_error import words_of
 
 MOST_LINES = 4096

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from podembed.orchestrator.metrics import segments as segments_module
-from podembed.orchestrator.metrics.point import POINT, Measurement, Point, StreamLine
-from podembed.orchestrator.metrics.reading import StreamReader, without_lost
-from podembed.orchestrator.metrics.segments import MERGED, Segments, list_segments
+from podembed.tools.metrics import segments as segments_module
+from podembed.tools.metrics.point import POINT, Measurement, Point, StreamLine
+from podembed.tools.metrics.reading import StreamReader, without_lost
+from podembed.tools.metrics.segments import MERGED, Segments, list_segments
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Files, Store
 from tests.clock import FakeClock

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from podembed.orchestrator.metrics.catalog import CATALOG, PREFIX
-from podembed.orchestrator.metrics.reading import RunStream, StreamReader
+from podembed.tools.metrics.catalog import CATALOG, PREFIX
+from podembed.tools.metrics.reading import RunStream, StreamReader
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
-from tests.orchestrator.metrics.test_grafana import DASHBOARD
 from tests.processes import free_port, wait_for
+from tests.tools.metrics.test_grafana import DASHBOARD
 
 PROMETHEUS = shutil.which("prometheus")
 WAIT_S = 180.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from podembed.orchestrator.metrics.catalog import CATALOG
+from podembed.tools.metrics.catalog import CATALOG
 
 PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from podembed.orchestrator.metrics.catalog import CATALOG, MetricSeries
+from podembed.tools.metrics.catalog import CATALOG, MetricSeries
 
 # The kind of a line that is no event.
 POINT = "point"

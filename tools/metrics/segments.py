@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.metrics.point import POINT, StreamLine
+from podembed.tools.metrics.point import POINT, StreamLine
 from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 

@@ -11,14 +11,14 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.run import MetricsServed, SinkFailed
-from podembed.orchestrator.metrics.hub import MetricsHub, PointJudge, Sink
-from podembed.orchestrator.metrics.measurer import Measurer
-from podembed.orchestrator.metrics.point import Point, StreamLine
-from podembed.orchestrator.metrics.segments import Segments
+from podembed.tools.metrics.hub import MetricsHub, PointJudge, Sink
+from podembed.tools.metrics.measurer import Measurer
+from podembed.tools.metrics.point import Point, StreamLine
+from podembed.tools.metrics.segments import Segments
 from podembed.workers.storage.store import Store
 
 if TYPE_CHECKING:
-    from podembed.orchestrator.metrics.prometheus import PrometheusSink
+    from podembed.tools.metrics.prometheus import PrometheusSink
 
 
 @contextlib.contextmanager
@@ -40,16 +40,16 @@ def measuring(
         driver = f"{int(clock.wall_s() * 1e3):013d}-{secrets.token_hex(2)}"
         sinks.append(Segments(store, driver=driver, monotonic_s=clock.monotonic_s))
     if config.port is not None:
-        from podembed.orchestrator.metrics.prometheus import PrometheusSink
+        from podembed.tools.metrics.prometheus import PrometheusSink
 
         served = PrometheusSink(config.port, run=name, monotonic_s=clock.monotonic_s)
         sinks.append(served)
     if config.tensorboard is not None:
-        from podembed.orchestrator.metrics.tensorboard import TensorBoardSink
+        from podembed.tools.metrics.tensorboard import TensorBoardSink
 
         sinks.append(TensorBoardSink(config.tensorboard, is_full=config.tensorboard_all))
     if config.ray or (config.ray is None and is_in_cluster):
-        from podembed.orchestrator.metrics.ray_metrics import RaySink
+        from podembed.tools.metrics.ray_metrics import RaySink
 
         sinks.append(RaySink(run=name, monotonic_s=clock.monotonic_s))
     if config.on_point is not None:

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from podembed.orchestrator.metrics.catalog import CATALOG, PREFIX
-from podembed.orchestrator.metrics.point import StreamLine
+from podembed.tools.metrics.catalog import CATALOG, PREFIX
+from podembed.tools.metrics.point import StreamLine
 
 # Gauges that a window may leave out, such as before it has anything to compare with.
 _OF_WINDOWS = {"samples_per_cpu_second"}

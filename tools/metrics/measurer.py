@@ -17,8 +17,8 @@ from podembed.orchestrator.events.progress import (
     WindowTrained,
 )
 from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, Recovered
-from podembed.orchestrator.metrics.data import DataSeries
-from podembed.orchestrator.metrics.point import Measurement, Point
+from podembed.tools.metrics.data import DataSeries
+from podembed.tools.metrics.point import Measurement, Point
 from podembed.workers.host.row_norms import QUANTILES, TableNorms
 from podembed.workers.liveness.progress import Phase
 

@@ -14,12 +14,12 @@ from podembed.orchestrator.api.metrics_config import MetricsConfig
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
 from podembed.orchestrator.events.run import GenerationLost, SinkFailed
-from podembed.orchestrator.metrics.catalog import CATALOG
-from podembed.orchestrator.metrics.point import Point
-from podembed.orchestrator.metrics.sinks import measuring
-from podembed.orchestrator.metrics.tensorboard import SUMMARY
+from podembed.tools.metrics.catalog import CATALOG
+from podembed.tools.metrics.point import Point
+from podembed.tools.metrics.sinks import measuring
+from podembed.tools.metrics.tensorboard import SUMMARY
 from podembed.workers.storage.store import Store
-from tests.orchestrator.metrics.windows import recovery, window
+from tests.tools.metrics.windows import recovery, window
 
 
 def measured(tmp_path: Path, config: MetricsConfig, events: Sequence[Event]) -> list[Event]:
