@@ -24,8 +24,8 @@ from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.driver.event_log import LoggedEvent
 from podembed.orchestrator.events.progress import WindowTrained
 from podembed.orchestrator.events.run import DriverBegan, DriverEnded, GenerationLost, Recovered
-from podembed.orchestrator.run.committed_rows import row_batches
 from podembed.orchestrator.run.reference import CommittedState, open_commit
+from podembed.serving.committed_rows import row_batches
 from podembed.tools.fsck.check import check_run
 from podembed.tools.inspect.diff import diff
 from podembed.workers.faults.inject import FaultRecord

@@ -65,7 +65,7 @@ def _report(command: Report) -> int:
     from podembed.orchestrator.api.clock import SYSTEM_CLOCK
     from podembed.orchestrator.api.config import ConfigurationError
     from podembed.orchestrator.api.text import format_bytes, printable
-    from podembed.orchestrator.run.new_files import new_file
+    from podembed.serving.new_files import new_file
     from podembed.tools.report.material import distinct_names, read_material
     from podembed.tools.report.page import render_report
     from podembed.version import version

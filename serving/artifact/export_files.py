@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-from podembed.orchestrator.run.new_files import new_folder, taken
+from podembed.serving.new_files import new_folder, taken
 from podembed.workers.data.files import filesystem_of
 
 MANIFEST = "manifest.json"

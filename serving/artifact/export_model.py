@@ -18,11 +18,11 @@ from typing import BinaryIO
 import numpy as np
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.run.committed_rows import BATCH_BYTES
 from podembed.serving.artifact import exported_columns, exported_extra, exported_model
 from podembed.serving.artifact.export_files import MANIFEST, ExportFiles, export_folder
 from podembed.serving.artifact.input_schema import input_schema
 from podembed.serving.artifact.row_formats import ExportSource, write_npy
+from podembed.serving.committed_rows import BATCH_BYTES
 from podembed.serving.predict.committed_model import CommittedModel, with_commit
 from podembed.serving.predict.portable_forward import export_forward, output_shapes
 from podembed.serving.predict.trained_forward import SCORED_PARTS, check_dense

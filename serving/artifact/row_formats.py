@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.run.committed_rows import row_batches
+from podembed.serving.committed_rows import row_batches
 from podembed.workers.checkpoint.checkpoint_files import ArrayFiles, TableFiles
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.store import Store

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from podembed.embedding.ragged import Ragged
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.run.new_files import new_file
+from podembed.serving.new_files import new_file
 from podembed.serving.predict.committed_model import CommittedModel
 from podembed.serving.predict.trained_kinds import index_as_trained
 from podembed.workers.data.batch import Batch

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
-from podembed.orchestrator.run.committed_rows import BATCH_BYTES
-from podembed.orchestrator.run.new_files import new_file
 from podembed.orchestrator.run.reference import CommittedState
 from podembed.serving.artifact.row_formats import ExportSource, write_npy, write_parquet, write_safetensors
+from podembed.serving.committed_rows import BATCH_BYTES
+from podembed.serving.new_files import new_file
 from podembed.workers.storage.store import place
 
 Format = Literal["npy", "parquet", "safetensors"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.orchestrator.api.text import printable
-from podembed.orchestrator.run.committed_rows import read_rows
 from podembed.orchestrator.run.reference import CommittedState
+from podembed.serving.committed_rows import read_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

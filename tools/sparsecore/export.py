@@ -14,9 +14,9 @@ from typing import BinaryIO
 import numpy as np
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.run.committed_rows import BATCH_BYTES, row_batches
-from podembed.orchestrator.run.new_files import new_folder
 from podembed.orchestrator.run.reference import CommittedState
+from podembed.serving.committed_rows import BATCH_BYTES, row_batches
+from podembed.serving.new_files import new_folder
 from podembed.tools.sparsecore.folder import (
     RECORD_FILE,
     WIDENED,

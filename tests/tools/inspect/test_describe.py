@@ -19,9 +19,9 @@ import pytest
 import zarr
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.run.committed_rows import row_batches
-from podembed.orchestrator.run.new_files import new_file
 from podembed.orchestrator.run.reference import CommittedState, open_commit
+from podembed.serving.committed_rows import row_batches
+from podembed.serving.new_files import new_file
 from podembed.tools.inspect.describe import Format, export
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from tests.orchestrator.committed_tables import (

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.run.committed_rows import row_batches
 from podembed.orchestrator.run.reference import CommittedState, open_commit, split_reference
+from podembed.serving.committed_rows import row_batches
 from podembed.tools.inspect.extract import extract, render
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.storage.store import Store
