@@ -34,13 +34,13 @@ from benchmarks.recovery import KillingReporter, WatchedDriver  # noqa: E402
 from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from podembed.embedding.optimizers import RowWiseAdagrad  # noqa: E402
 from podembed.jobs.models.dlrm import DLRM  # noqa: E402
+from podembed.jobs.planning.memory import host_memory  # noqa: E402
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig  # noqa: E402
 from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
 from podembed.orchestrator.cluster.connection import connected  # noqa: E402
 from podembed.orchestrator.cluster.ray_backend import RayBackend  # noqa: E402
 from podembed.orchestrator.decisions.table_plan import plan  # noqa: E402
 from podembed.orchestrator.events.reporter import tell  # noqa: E402
-from podembed.orchestrator.planning.memory import host_memory  # noqa: E402
 from podembed.orchestrator.planning.traffic import traffic_of  # noqa: E402
 from podembed.orchestrator.run.opening import create_run  # noqa: E402
 from podembed.workers.data.columns import IdColumn  # noqa: E402

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from podembed.jobs.cli.data_arguments import plan_arguments
 from podembed.jobs.cli.job_choice import job_reference
 from podembed.jobs.cli.settings import named_by_flags
+from podembed.jobs.planning.memory import host_memory, render_memory
+from podembed.jobs.planning.step import render_step
+from podembed.jobs.planning.tables import render_tables
 from podembed.jobs.search_path import current_folder
 from podembed.orchestrator.api.config import ConfigurationError, FailureConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.decisions.table_plan import PlacementPlan as PlannedTables
 from podembed.orchestrator.decisions.table_plan import plan as plan_tables
-from podembed.orchestrator.decisions.table_plan import render
-from podembed.orchestrator.planning.memory import host_memory, render_memory
 from podembed.orchestrator.planning.recorded import planned
-from podembed.orchestrator.planning.slices import on_slices, render_slices
-from podembed.orchestrator.planning.traffic import render_step, sent_bytes, traffic_of
+from podembed.orchestrator.planning.traffic import traffic_of
 from podembed.orchestrator.run.opening import open_run
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.lengths import index_at_hand
@@ -61,20 +61,12 @@ def plan(command: Plan) -> int:
         hosts = plural(base.hosts, "host") if base else ""
         print(f"{hosts} at commit {base.name}, {num_hosts} planned\n" if base else "no commit yet\n")
         found = planned(run, base, num_hosts=num_hosts)
-    print(render(found), flush=True)
-    _show_step(job, found, index, problem=problem, scaling=scaling, num_slices=command.slices)
+    print(render_tables(found), flush=True)
+    _show_step(job, found, index, problem=problem)
     return 0
 
 
-def _show_step(
-    job: JobConfig,
-    found: PlannedTables,
-    index: InputIndex | None,
-    *,
-    problem: str | None,
-    scaling: ScalingConfig,
-    num_slices: int,
-) -> None:
+def _show_step(job: JobConfig, found: PlannedTables, index: InputIndex | None, *, problem: str | None) -> None:
     """What a step asks of the tables, and what memory that takes.
 
     Args:
@@ -85,19 +77,6 @@ def _show_step(
     if (why := problem or profiles.why_assumed) is not None:
         print(f"\nthe data could not be read: {why}")
     traffic = traffic_of(job, found, profiles.tables)
-    parts = [
-        render_step(traffic, profiles),
-        render_memory(host_memory(job, found, traffic, undo_share=FailureConfig().undo_share)),
-    ]
-    if (topology := scaling.slices) is not None:
-        counted = on_slices(
-            job,
-            found,
-            profiles.tables,
-            topology=topology,
-            num_slices=num_slices,
-            sent_bytes=sent_bytes(traffic),
-        )
-        parts.append(render_slices(counted))
-    for part in parts:
-        print(f"\n{part}", flush=True)
+    memory = host_memory(job, found, traffic, undo_share=FailureConfig().undo_share)
+    print(f"\n{render_step(traffic, profiles)}", flush=True)
+    print(f"\n{render_memory(memory)}", flush=True)

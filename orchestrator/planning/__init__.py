@@ -1,5 +1,5 @@
-"""What is known before a run begins: what a step asks of each table, what it sends, and what memory it needs
-(`podembed plan`). And the plans that older runs recorded, which they follow.
+"""What a step asks of each table and what a host sends for it. Also the plans that older runs recorded, which they
+follow.
 
 Read `traffic.py` first.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -49,7 +50,8 @@ SLICES = ("--topology", "4x4", "--accelerator-type", "TPU-V6E")
 def test_slices_are_planned(small_data: str) -> None:
     code, out, err = plan(small_data, *SLICES)
     assert (code, err) == (0, "")
-    assert "1 slice of 4x4 TPU-V6E" in out
+    # A host for each of the slice's four machines.
+    assert [line.split()[0] for line in out.splitlines() if re.match(r"  \d+ +[\d.]+ [KMG]?i?B ", line)] == list("0123")
     assert "memory of the fullest host" in out
 
 

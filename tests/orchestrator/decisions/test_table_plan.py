@@ -11,7 +11,8 @@ import pytest
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from podembed.embedding.lookup.placement import place_tables
 from podembed.embedding.optimizers import SGD
-from podembed.orchestrator.decisions.table_plan import plan, render, summary
+from podembed.jobs.planning.tables import render_tables
+from podembed.orchestrator.decisions.table_plan import plan, summary
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.input.index import InputIndex
 from podembed.workers.job.tables import choose_buckets, features_per_table, table_specs
@@ -53,7 +54,7 @@ def test_what_a_change_of_hosts_moves(tmp_path: Path) -> None:
 
 
 def test_text_names_every_table_with_its_reason(tmp_path: Path) -> None:
-    text = render(plan(small_job(folder=str(tmp_path)), num_hosts=2))
+    text = render_tables(plan(small_job(folder=str(tmp_path)), num_hosts=2))
     lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert f"{B_ROWS:,}" in lines["b"]
     assert "all hosts" in lines["b"]
@@ -69,14 +70,14 @@ def test_a_cut_table_says_which_way_its_bags_go(tmp_path: Path) -> None:
     file = InputFile(
         path="a", size_bytes=1, version="", row_group_rows=(9,), content="b: integers", lengths=(("bag", 20.0),)
     )
-    single = line_of(render(plan(job, num_hosts=2, index=InputIndex(files=(file,)))), "b")
+    single = line_of(render_tables(plan(job, num_hosts=2, index=InputIndex(files=(file,)))), "b")
     assert "a batch has 1 ids a bag" in single
     assert "rows are no more than" in single
     lists = replace(file, content="b: lists of integers", lengths=(("b", 20.0),))
-    pooled = line_of(render(plan(job, num_hosts=2, index=InputIndex(files=(lists,)))), "b")
+    pooled = line_of(render_tables(plan(job, num_hosts=2, index=InputIndex(files=(lists,)))), "b")
     assert "a batch has 20 ids a bag" in pooled
     assert "partial sums of owners are less than" in pooled
-    assert "unknown lengths count as 4 ids" in line_of(render(plan(job, num_hosts=2)), "b")
+    assert "unknown lengths count as 4 ids" in line_of(render_tables(plan(job, num_hosts=2)), "b")
 
 
 def test_one_host_holds_everything_whole(tmp_path: Path) -> None:
@@ -92,13 +93,13 @@ def test_equal_tables_are_one_line_with_a_count(tmp_path: Path) -> None:
     features["other"] = FeatureConfig(TableConfig(1001, 8, combiner="mean", name="other"))
     data = replace(base.data, features=dict.fromkeys(features, "a"))
     job = replace(base, features=features, data=data)
-    text = render(plan(job, num_hosts=2))
+    text = render_tables(plan(job, num_hosts=2))
     (line,) = [line for line in text.splitlines() if "c0" in line]
     assert line.split()[:5] == ["26", "tables:", "c0", "...", "c25"]
     assert "2 hosts, 12 to 14 on each" in line
     assert "c7" not in text
     assert len([line for line in text.splitlines() if line.split()[:1] == ["other"]]) == 1
-    (alone,) = [line for line in render(plan(job, num_hosts=1)).splitlines() if "c0" in line]
+    (alone,) = [line for line in render_tables(plan(job, num_hosts=1)).splitlines() if "c0" in line]
     assert "host 0" in alone
 
 
@@ -121,7 +122,7 @@ def test_a_small_table_that_sends_rows_is_not_called_cut(tmp_path: Path) -> None
     }
     job = replace(base, features=features, data=replace(base.data, features=dict.fromkeys(features, "a")))
     found = plan(job, num_hosts=2)
-    text = render(found)
+    text = render_tables(found)
     assert line_of(text, "words").endswith("one bucket; a sequence keeps its rows apart, so rows travel")
     assert line_of(text, "slow").endswith("one bucket; its optimizer does not accumulate gradients, so rows travel")
     assert line_of(text, "rounded").endswith(
@@ -139,7 +140,7 @@ def test_a_small_table_that_sends_rows_is_not_called_cut(tmp_path: Path) -> None
 def test_the_hosts_of_a_table_with_fewer_buckets_than_hosts_are_counted(tmp_path: Path) -> None:
     found = plan(small_job(folder=str(tmp_path)), num_hosts=7)
     (cut,) = [table for table in found.tables if 1 < len(table.hosts) < 7]
-    assert f"{len(cut.hosts)} of 7 hosts" in line_of(render(found), cut.spec.name)
+    assert f"{len(cut.hosts)} of 7 hosts" in line_of(render_tables(found), cut.spec.name)
 
 
 def test_a_new_run_is_planned_with_the_buckets_that_it_would_have(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a step asks of tables, counted by hand; what `podembed plan` says of it; and memory."""
+"""What a step asks of tables, counted by hand."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.optimizers import SGD, Adagrad, Adam
-from podembed.orchestrator.decisions.table_plan import plan, render, summary
-from podembed.orchestrator.planning.memory import PROCESS_BYTES, host_memory, render_memory
-from podembed.orchestrator.planning.slices import exchanged_bytes, ids_per_bag
-from podembed.orchestrator.planning.traffic import TableTraffic, render_step, sent_bytes, traffic_of
+from podembed.embedding.optimizers import Adagrad
+from podembed.jobs.planning.memory import host_memory
+from podembed.jobs.planning.step import sent_bytes
+from podembed.jobs.planning.tables import render_tables
+from podembed.orchestrator.decisions.table_plan import plan, summary
+from podembed.orchestrator.planning.traffic import TableTraffic, traffic_of
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
-from podembed.workers.input.profile import ProfilesAtHand, assumed_profiles
 from podembed.workers.input.table_profile import TableProfile
 from podembed.workers.job.job import JobConfig
 from tests.small_job import SmallModel
@@ -87,53 +87,11 @@ def test_hosts_do_nothing_for_a_table_on_the_devices_and_hold_its_rows() -> None
 def test_the_plan_says_what_lies_on_the_devices() -> None:
     job = job_of({"small": table(100, "small", place="device"), "large": table(200_000, "large")})
     found = plan(job, num_hosts=2)
-    (line,) = [line for line in render(found).splitlines() if line.split()[:1] == ["small"]]
+    (line,) = [line for line in render_tables(found).splitlines() if line.split()[:1] == ["small"]]
     assert "all devices" in line
     assert line.endswith("place='device'; each holds all of it, hosts keep what was committed")
     # 100 rows of 8 floats, and as many accumulators.
     assert "6.2 KiB" in line
     assert "1 on the devices, 6.2 KiB on each" in summary(found)
     assert sum(host.num_pooled for host in found.hosts) == 0
-    assert "hosts send nothing for tables on the devices" in render(found)
-
-
-def test_what_devices_exchange_follows_from_rows_and_bags() -> None:
-    def on_devices(name: str, rows: int, **options: object) -> TableConfig:
-        return table(rows, name, place="device", **options)
-
-    job = job_of({"few": on_devices("few", 10), "many": on_devices("many", 5_000)})
-    # Sums of 10 rows with their counts; and half of 64 gradients with room for 4 ids each.
-    assert exchanged_bytes(job, {"few": 1.0, "many": 3.0}) == 4 * 10 * (DIM + 1) + 4 * BATCH * (DIM + 4) / 2
-    assert ids_per_bag(job, assumed_profiles(job, [2.0, 3.0])) == {"few": 2.0, "many": 3.0}
-    whole = job_of({"all": on_devices("all", 5_000, optimizer=Adam(0.01, lazy_adam=False))})
-    assert exchanged_bytes(whole, {}) == 4 * 5_000 * (DIM + 1)
-    read = job_of({"read": on_devices("read", 10, trainable=False)})
-    assert exchanged_bytes(read, {}) == 0.0
-
-
-def test_memory_is_that_of_its_parts() -> None:
-    job = job_of({"t": table(1 << 20, "t", optimizer=SGD(0.1))})
-    found = plan(job, num_hosts=2)
-    memory = host_memory(job, found, counted(job), undo_share=0.1)
-    assert memory.table_bytes == max(host.shard_bytes for host in found.hosts) == 4 * DIM << 19
-    assert memory.mark_bytes == 4 << 19
-    assert memory.undo_bytes > 0.1 * memory.table_bytes
-    assert memory.process_bytes == PROCESS_BYTES
-    # With a lookup ahead, two batches are in flight.
-    alone = host_memory(replace(job, overlap=False), found, counted(job), undo_share=0.1)
-    assert memory.batch_bytes == 2 * alone.batch_bytes > 0
-    parts = memory.table_bytes + memory.mark_bytes + memory.hash_slot_bytes + memory.undo_bytes + memory.save_bytes
-    assert memory.total_bytes == parts + memory.batch_bytes + memory.process_bytes
-    assert "the process without tables" in render_memory(memory)
-
-
-def test_the_text_has_alike_tables_once_and_an_estimate() -> None:
-    job = job_of({f"t{at}": table(100, f"t{at}") for at in range(50)})
-    profiles = ProfilesAtHand(tables=(PROFILE,) * 50, is_measured=True)
-    text = render_step(counted(job), profiles)
-    assert "50 tables: t0 ... t49" in text
-    assert "GB/s of memory, and " in text
-    assert "spread evenly" not in text
-    alone = render_step(counted(job, num_hosts=1), replace(profiles, is_measured=False))
-    assert "Gbit/s" not in alone
-    assert "ids are taken to be spread evenly" in alone
+    assert "hosts send nothing for tables on the devices" in render_tables(found)
