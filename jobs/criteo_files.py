@@ -7,9 +7,9 @@ from pathlib import Path
 
 from podembed.jobs.criteo import COLUMN_NAMES
 from podembed.jobs.prepare.prepared_set import FILE_NAME, read_prepared
+from podembed.jobs.text.criteo import convert_criteo
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.workers.data.files import filesystem_of, locate
-from podembed.workers.formats.criteo import convert_criteo
 from podembed.workers.formats.parquet import parquet_names
 
 

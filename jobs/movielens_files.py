@@ -24,11 +24,11 @@ import pyarrow.csv as pacsv
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
+from podembed.jobs.finished_folder import create_once
 from podembed.workers.data.files import file_version
 from podembed.workers.data.input_errors import InputError
 from podembed.workers.job.quality import area_under_curve
 from podembed.workers.job.ranking import recall_at
-from podembed.workers.storage.finished_folder import create_once
 
 FORMAT_VERSION = 1
 LIKED_STARS, MOST_STARS = 4.0, 5.0

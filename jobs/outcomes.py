@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from podembed.jobs.finished_folder import FolderError
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.run_errors import (
     EXIT_CONFIGURATION,
@@ -24,7 +25,6 @@ from podembed.workers.data.input_errors import InputError
 from podembed.workers.faults.plan import FaultPlanError
 from podembed.workers.job.job import JobError
 from podembed.workers.job.quality import QualityError
-from podembed.workers.storage.finished_folder import FolderError
 from podembed.workers.storage.storage_errors import StorageError
 
 EXIT_INTERRUPTED = 130

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tyro
 
+from podembed.jobs.finished_folder import create_once, read_report
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.quality import area_under_curve, mean_log_loss
-from podembed.workers.storage.finished_folder import create_once, read_report
 
 GENERATOR = "criteo-synthetic"
 GENERATOR_VERSION = 1

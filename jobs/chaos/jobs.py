@@ -25,6 +25,7 @@ from podembed.embedding.features.activations import Activations
 from podembed.embedding.features.feature_order import FeatureOrder
 from podembed.embedding.initializers import Constant
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
+from podembed.jobs.finished_folder import create_once
 from podembed.jobs.search_path import current_folder
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
@@ -33,7 +34,6 @@ from podembed.workers.job.reference import JobReference
 from podembed.workers.model.batch import ModelBatch
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import Model, ModelSpec, ShortModel, has_short_form
-from podembed.workers.storage.finished_folder import create_once
 
 AUDIT = "podembed_audit"
 DEFAULT_FOLDER = Path(".data/chaos")

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from podembed.jobs.finished_folder import create_once
 from podembed.jobs.papers.ratings import read_ratings
 from podembed.workers.data.files import file_version
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.storage.finished_folder import create_once
 
 FORMAT_VERSION = 2
 ROWS_PER_GROUP = 1_024

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 
 from podembed import Baseline, FeatureConfig, JobConfig, JobError, Label, Model, ParquetData, TableConfig, Task
 from podembed.embedding import Adagrad, TruncatedNormal
+from podembed.jobs.finished_folder import create_once
 from podembed.jobs.models import PLE, MMoE
 from podembed.workers.job.quality import area_under_curve
-from podembed.workers.storage.finished_folder import create_once
 
 TASKS = ("click", "buy")
 MODELS: dict[str, Callable[[], Model]] = {"mmoe": lambda: MMoE(tasks=TASKS), "ple": lambda: PLE(tasks=TASKS)}

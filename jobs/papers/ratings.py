@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from podembed.jobs.finished_folder import create_once
 from podembed.workers.data.files import file_version
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.storage.finished_folder import create_once
 
 FORMAT_VERSION = 3
 ROWS_PER_GROUP = 8_192

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings
-from podembed.workers.formats.criteo_lines import (
+from podembed.jobs.text.blocks import blocks_of_lines
+from podembed.jobs.text.criteo_lines import (
     CATEGORY_NAMES,
     INTEGER_NAMES,
     LineFault,
@@ -26,9 +27,8 @@ from podembed.workers.formats.criteo_lines import (
     plain_lines,
     read_line,
 )
+from podembed.jobs.text.csv_lines import LINE_IS_GOOD, OPEN_QUOTE, OTHER_FIELDS, line_faults
 from podembed.workers.formats.csv_parser import CsvFault, CsvParser, header_names
-from podembed.workers.formats.csv_records import LINE_IS_GOOD, OPEN_QUOTE, OTHER_FIELDS, line_faults
-from podembed.workers.formats.text import blocks_of_lines
 
 _QUOTED_CHARACTERS = 60
 # Training reads numbers as float32 and refuses those that become infinite.
@@ -80,7 +80,7 @@ class TextForm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CriteoForm:
-    """Criteo's click logs, see `workers.formats.criteo_lines`. Values are the categories as unsigned 32-bit numbers."""
+    """Criteo's click logs, see `jobs.text.criteo_lines`. Values are the categories as unsigned 32-bit numbers."""
 
     value_type = pa.int64()
     header_lines = 0

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from podembed.jobs.finished_folder import create_once, read_report
 from podembed.jobs.prepare.settings import PrepareError
 from podembed.workers.data.config import ROWS_PER_BLOCK
-from podembed.workers.storage.finished_folder import create_once, read_report
 
 # A file of about a million rows.
 GROUPS_PER_FILE = 32

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO
 
+from podembed.jobs.text.blocks import TextError, blocks_of_lines, is_gzip
 from podembed.workers.data.files import file_version, open_ranges
-from podembed.workers.formats.text import TextError, blocks_of_lines, is_gzip
 
 # How much longer click logs are than their gzip; only balances pieces.
 _GZIP_RATIO = 4

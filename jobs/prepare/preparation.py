@@ -27,6 +27,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from podembed.jobs.finished_folder import finish, read_report, write_durably
 from podembed.jobs.prepare import work
 from podembed.jobs.prepare.forms import open_form
 from podembed.jobs.prepare.page import render_page
@@ -36,10 +37,9 @@ from podembed.jobs.prepare.report import build_report
 from podembed.jobs.prepare.rows_of_values import RESERVED_ROWS
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings
 from podembed.jobs.search_path import without_current_folder
+from podembed.jobs.text.blocks import TextError
+from podembed.jobs.text.criteo import BadLine
 from podembed.workers.data.files import file_version, locate
-from podembed.workers.formats.criteo import BadLine
-from podembed.workers.formats.text import TextError
-from podembed.workers.storage.finished_folder import finish, read_report, write_durably
 
 REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from podembed.jobs.text.criteo import ROWS_PER_GROUP
+from podembed.jobs.text.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.workers.data.columns import DenseColumn
-from podembed.workers.formats.criteo import ROWS_PER_GROUP
-from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES
 
 Form = Literal["criteo", "csv"]
 IdKind = Literal["hash", "vocabulary"]

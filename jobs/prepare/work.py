@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from podembed.jobs.finished_folder import write_durably
 from podembed.jobs.prepare.forms import ParsedBlock, TextForm
 from podembed.jobs.prepare.pieces import Piece
 from podembed.jobs.prepare.prepared_set import PreparedField
@@ -37,8 +38,7 @@ from podembed.jobs.prepare.rows_of_values import (
 )
 from podembed.jobs.prepare.settings import PrepareSettings
 from podembed.jobs.prepare.statistics import MOST_EXAMPLES, FieldTally, NumberTally
-from podembed.workers.formats.criteo import BadLine
-from podembed.workers.storage.finished_folder import write_durably
+from podembed.jobs.text.criteo import BadLine
 
 _MOST_FREQUENT = 10
 _DEAD_LETTER_TEXT_BYTES = 1 << 16

@@ -27,7 +27,7 @@ KERNELS = [
     "podembed.workers.input.lanes",
     "podembed.workers.checkpoint.digest",
 ]
-SCANNERS = ["podembed.workers.formats.csv_records", "podembed.workers.formats.criteo_lines"]
+SCANNERS = ["podembed.workers.formats.csv_records", "podembed.jobs.text.criteo_lines", "podembed.jobs.text.csv_lines"]
 
 
 def main() -> int:

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
+from podembed.jobs.text.criteo import convert_criteo
 from podembed.workers.columns.vocabulary import Vocabulary
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData, InputData, NpyData
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.formats.criteo import convert_criteo
 from podembed.workers.input.reader import InputIndex, InputReader, build_index, training_plan
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly, seal, unseal
 from tests.workers.formats.parquet_sets import declaration, table_of
@@ -186,7 +186,7 @@ def criteo(content: bytes, *, is_packed: bool = False) -> None:
 
 def criteo_lines(content: bytes) -> None:
     """The fast reader of lines agrees with the plain one."""
-    from podembed.workers.formats.criteo_lines import LineFault, parse_lines, read_line
+    from podembed.jobs.text.criteo_lines import LineFault, parse_lines, read_line
 
     block = content if content.endswith(b"\n") else content + b"\n"
     parsed = parse_lines(block)

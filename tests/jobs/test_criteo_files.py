@@ -12,9 +12,9 @@ import pytest
 
 from podembed.jobs.criteo import COLUMN_NAMES, criteo
 from podembed.jobs.criteo_files import prepare_files
+from podembed.jobs.text.criteo import CriteoTextError
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.formats.criteo import CriteoTextError
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.jobs.finished_folder import FolderError
 from podembed.jobs.synthetic import NUM_DENSE, VOCABULARY_SIZES, SyntheticSet, SyntheticSpec, write_synthetic
 from podembed.workers.data.batch import Batch
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
 from podembed.workers.job.quality import area_under_curve
-from podembed.workers.storage.finished_folder import FolderError
 
 SPEC = SyntheticSpec(train_rows=5_000, eval_rows=4_000, train_files=3, rows_per_group=1_000, seed=7)
 

@@ -16,10 +16,8 @@ from podembed.workers.data.input_errors import InputError
 
 # A quote that never closes would otherwise make the rest of a file one row.
 LONGEST_ROW_BYTES = 16 << 20
-# What `line_faults` finds.
-LINE_IS_GOOD, OTHER_FIELDS, OPEN_QUOTE, STRAY_TEXT = range(4)
-_FIELD_START, _PLAIN, _QUOTED, _QUOTE_IN_QUOTED = range(4)
-_QUOTE, _NEWLINE, _CARRIAGE_RETURN = b'"\n\r'
+FIELD_START, PLAIN, QUOTED, QUOTE_IN_QUOTED = range(4)
+QUOTE, _NEWLINE, _CARRIAGE_RETURN = b'"\n\r'
 _NO_QUOTE = -1
 
 
@@ -36,7 +34,7 @@ class RecordScanner:
     def __init__(self, path: str, *, delimiter: str, quoting: bool = True) -> None:
         self._path = path
         self._delimiter = ord(delimiter)
-        self._quote = _QUOTE if quoting else _NO_QUOTE
+        self._quote = QUOTE if quoting else _NO_QUOTE
         self._state = _new_state()
         self.num_bytes = 0
         self.num_records = 0
@@ -72,7 +70,7 @@ class RecordScanner:
           InputError: the text ends within quotes.
         """
         mode, has_content = self._state[:2].tolist()
-        if mode == _QUOTED:
+        if mode == QUOTED:
             raise InputError(
                 f"Found {self._path} ending within the quotes of line {self.num_records + 1} (blank ones left out). "
                 "Expected every quote to close. Copy the file from its source again, repair that line, or say that the "
@@ -112,19 +110,8 @@ def has_stray_text(text: bytes, *, delimiter: str) -> bool:
     if b'"' not in text:
         return False
     state = _new_state()
-    _scan(np.frombuffer(text, np.uint8), ord(delimiter), _QUOTE, state, np.empty(len(text), np.int64))
+    _scan(np.frombuffer(text, np.uint8), ord(delimiter), QUOTE, state, np.empty(len(text), np.int64))
     return bool(state[2])
-
-
-def line_faults(text: bytes, ends: np.ndarray, *, delimiter: str, num_fields: int) -> np.ndarray:
-    """int8 `[len(ends)]`: what is wrong with each line of text in which a line is a record, whatever stands in it.
-
-    Args:
-      ends: int64, position of the newline of each line.
-    """
-    found = np.zeros(len(ends), np.int8)
-    _look_at_lines(np.frombuffer(text, np.uint8), ends, ord(delimiter), num_fields, found)
-    return found
 
 
 def blocks_of(
@@ -163,7 +150,7 @@ def _new_state() -> np.ndarray:
     """int64 `[7]`: mode, whether the current record holds anything, whether a field went on behind its closing quote;
     records with a line end within quotes, the first of them, whether the current one is such, and all records.
     """
-    return np.array([_FIELD_START, 0, 0, 0, -1, 0, 0], np.int64)
+    return np.array([FIELD_START, 0, 0, 0, -1, 0, 0], np.int64)
 
 
 def _all_ends(pieces: Iterator[bytes], scanner: RecordScanner) -> Iterator[np.ndarray]:
@@ -173,38 +160,19 @@ def _all_ends(pieces: Iterator[bytes], scanner: RecordScanner) -> Iterator[np.nd
 
 
 @numba.njit(nogil=True, cache=True)
-def _mode_after(mode: int, character: int, delimiter: int, quote: int) -> int:
+def mode_after(mode: int, character: int, delimiter: int, quote: int) -> int:
     """The state of a record behind a character that does not end it."""
-    if mode == _QUOTED:
-        return _QUOTE_IN_QUOTED if character == quote else _QUOTED
-    if mode == _QUOTE_IN_QUOTED and character == quote:
-        return _QUOTED
+    if mode == QUOTED:
+        return QUOTE_IN_QUOTED if character == quote else QUOTED
+    if mode == QUOTE_IN_QUOTED and character == quote:
+        return QUOTED
     if character == delimiter:
-        return _FIELD_START
-    if character == quote and mode == _FIELD_START:
-        return _QUOTED
+        return FIELD_START
+    if character == quote and mode == FIELD_START:
+        return QUOTED
     if character == _CARRIAGE_RETURN:
         return mode
-    return _PLAIN
-
-
-@numba.njit(nogil=True, cache=True)
-def _look_at_lines(text: np.ndarray, ends: np.ndarray, delimiter: int, num_fields: int, found: np.ndarray) -> None:
-    at = 0
-    for line in range(len(ends)):
-        mode, fields = _FIELD_START, 1
-        while at < ends[line]:
-            before, mode = mode, _mode_after(mode, text[at], delimiter, _QUOTE)
-            if before != _QUOTED and text[at] == delimiter:
-                fields += 1
-            if before == _QUOTE_IN_QUOTED and mode == _PLAIN:
-                found[line] = STRAY_TEXT
-            at += 1
-        at += 1
-        if mode == _QUOTED:
-            found[line] = OPEN_QUOTE
-        elif found[line] == LINE_IS_GOOD and fields != num_fields:
-            found[line] = OTHER_FIELDS
+    return PLAIN
 
 
 @numba.njit(nogil=True, cache=True)
@@ -215,7 +183,7 @@ def _scan(text: np.ndarray, delimiter: int, quote: int, state: np.ndarray, ends:
     for at in range(len(text)):
         character = text[at]
         if character == _NEWLINE:
-            if mode == _QUOTED:
+            if mode == QUOTED:
                 state[5] = 1
                 continue
             if has_content:
@@ -225,12 +193,12 @@ def _scan(text: np.ndarray, delimiter: int, quote: int, state: np.ndarray, ends:
                     if state[4] < 0:
                         state[4] = state[6] + count
                 count += 1
-            mode, has_content, state[5] = _FIELD_START, 0, 0
+            mode, has_content, state[5] = FIELD_START, 0, 0
             continue
-        before, mode = mode, _mode_after(mode, character, delimiter, quote)
+        before, mode = mode, mode_after(mode, character, delimiter, quote)
         if character != _CARRIAGE_RETURN:
             has_content = 1
-        if before == _QUOTE_IN_QUOTED and mode == _PLAIN:
+        if before == QUOTE_IN_QUOTED and mode == PLAIN:
             state[2] = 1
     state[0], state[1] = mode, has_content
     state[6] += count

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from podembed.jobs.prepare.forms import CriteoForm, CsvForm, open_form
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
+from podembed.jobs.text.criteo_lines import FIELD_NAMES, has_labels, read_line
 from podembed.workers.data.columns import DenseColumn
-from podembed.workers.formats.criteo_lines import FIELD_NAMES, has_labels, read_line
 from tests.click_logs import click_lines
 
 FORM = CsvForm(("click", "price", "city", "extra"), "click", ("price",), ("city",))

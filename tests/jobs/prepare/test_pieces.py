@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.jobs.prepare.pieces import plan_pieces
-from podembed.workers.formats.text import TextError
+from podembed.jobs.text.blocks import TextError
 from tests.long_tests import examples
 
 # Lengths of lines; a 0 is a blank line.

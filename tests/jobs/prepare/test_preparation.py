@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.jobs.finished_folder import FolderError
 from podembed.jobs.prepare.command import Prepare
 from podembed.jobs.prepare.command import run as run_command
 from podembed.jobs.prepare.preparation import PreparationProgress, PreparedFolder, prepare
 from podembed.jobs.prepare.prepared_set import read_prepared
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, criteo_dense, field_plans
+from podembed.jobs.text.blocks import TextError
+from podembed.jobs.text.criteo import convert_criteo
+from podembed.jobs.text.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
 from podembed.workers.columns.id_columns import hashed_rows
 from podembed.workers.data.columns import DenseColumn
-from podembed.workers.formats.criteo import convert_criteo
-from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
-from podembed.workers.formats.text import TextError
-from podembed.workers.storage.finished_folder import FolderError
 from tests.click_logs import click_lines
 from tests.jobs.prepare.prepare_process import run
 from tests.jobs.prepare.preparing import contents, criteo_settings

@@ -10,10 +10,10 @@ import pytest
 
 from podembed.jobs.prepare.preparation import PreparedFolder, prepare
 from podembed.jobs.prepare.settings import IdKind, PrepareSettings, field_plans
+from podembed.jobs.text.criteo import convert_criteo
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import CsvData, InputData, ParquetData
-from podembed.workers.formats.criteo import convert_criteo
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
 from tests.click_logs import click_lines
 from tests.jobs.prepare.preparing import criteo_settings

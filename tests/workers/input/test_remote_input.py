@@ -19,12 +19,12 @@ from fsspec import AbstractFileSystem
 from fsspec.config import conf
 
 from podembed.embedding.buckets import split_evenly
+from podembed.jobs.text.criteo import convert_criteo
 from podembed.workers.data import files
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import InputData, ParquetData
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.formats.criteo import convert_criteo
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 from podembed.workers.storage.retry import RetryPolicy
 from podembed.workers.storage.storage_errors import StoreUnavailable

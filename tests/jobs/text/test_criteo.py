@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.jobs.finished_folder import FolderError
+from podembed.jobs.text import blocks as text_lines
+from podembed.jobs.text import criteo as criteo_text
+from podembed.jobs.text.blocks import TextError
+from podembed.jobs.text.criteo import ConversionReport, CriteoTextError, convert_criteo
+from podembed.jobs.text.criteo_lines import CATEGORY_NAMES, FIELD_NAMES, INTEGER_NAMES, read_line
 from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.formats import criteo as criteo_text
-from podembed.workers.formats import text as text_lines
-from podembed.workers.formats.criteo import ConversionReport, CriteoTextError, convert_criteo
-from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, FIELD_NAMES, INTEGER_NAMES, read_line
-from podembed.workers.formats.text import TextError
 from podembed.workers.input.reader import InputReader, build_index, training_plan
-from podembed.workers.storage.finished_folder import FolderError
-from tests.workers.formats.test_criteo_lines import line_with
+from tests.jobs.text.test_criteo_lines import line_with
 
 
 def good_lines(count: int, *, seed: int = 0) -> list[bytes]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podembed.workers.storage.finished_folder import REPORT_NAME, FolderError, create_once, read_report
+from podembed.jobs.finished_folder import REPORT_NAME, FolderError, create_once, read_report
 
 
 def write_two(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A line is 40 fields between tabs: the label, 13 integers and 26 categories of eight hexadecimal digits. Integers and
 categories may be empty, so a line can end in tabs. `parse_lines` reads a whole block of lines as fast as they come from
 disk and only says which ones are malformed. `read_line` reads one line in plain Python, says what is wrong with it, and
-is the oracle of the other. Files and what becomes of malformed lines are the business of `workers.formats.criteo`.
+is the oracle of the other. Files and what becomes of malformed lines are the business of `jobs.text.criteo`.
 """
 
 from __future__ import annotations

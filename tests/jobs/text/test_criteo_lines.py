@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from podembed.workers.formats.criteo_lines import (
+from podembed.jobs.text.criteo_lines import (
     FIELD_NAMES,
     NUM_CATEGORIES,
     NUM_INTEGERS,

@@ -1,10 +1,10 @@
 """Criteo's click logs, plain or gzipped text, to Parquet: once, and then read from the converted folder.
 
-Both the Kaggle and the 1TB form are read; the grammar of a line is in `workers.formats.criteo_lines`. A malformed line
+Both the Kaggle and the 1TB form are read; the grammar of a line is in `jobs.text.criteo_lines`. A malformed line
 is never dropped silently. It is counted, named by file, line number, field and content, and written with its text to a
 dead-letter file beside the data. When there are more than `max_bad_lines` of them, conversion stops. So kept +
 malformed = lines, always. The converted folder carries a fingerprint of its sources in its name, and is complete or not
-there (`workers.storage.finished_folder`).
+there (`jobs.finished_folder`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from podembed.workers.data.files import file_version, locate
-from podembed.workers.formats.criteo_lines import (
+from podembed.jobs.finished_folder import create_once
+from podembed.jobs.text.blocks import TextError, blocks_of_lines
+from podembed.jobs.text.criteo_lines import (
     CATEGORY_NAMES,
     INTEGER_NAMES,
     LineBlock,
@@ -30,8 +31,7 @@ from podembed.workers.formats.criteo_lines import (
     plain_lines,
     read_line,
 )
-from podembed.workers.formats.text import TextError, blocks_of_lines
-from podembed.workers.storage.finished_folder import create_once
+from podembed.workers.data.files import file_version, locate
 
 FORMAT_VERSION = 1
 MAX_BAD_LINES = 10

@@ -1,6 +1,6 @@
 """Text files as blocks of whole lines: plain or gzip, local or remote, from their beginning or from the middle.
 
-What a line means is the business of whoever reads the blocks (`workers.formats.criteo_lines`, `jobs.prepare.forms`).
+What a line means is the business of whoever reads the blocks (`jobs.text.criteo_lines`, `jobs.prepare.forms`).
 """
 
 from __future__ import annotations
