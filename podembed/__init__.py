@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from podembed.orchestrator.stepwise.pod import PodLost
     from podembed.orchestrator.stepwise.strategy import PodStrategy
     from podembed.serving.artifact.export_model import export_model
+    from podembed.serving.figures.of_groups import MRR, GroupedAUC, HitRateAt, NDCGAt
+    from podembed.serving.figures.of_samples import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
     from podembed.serving.predict.evaluate import evaluate
     from podembed.serving.predict.predict import predict
     from podembed.serving.predict.rank import rank_all
@@ -60,10 +62,8 @@ if TYPE_CHECKING:
     from podembed.workers.data.config import CsvData, NpyData, ParquetData, ReadOrder
     from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
     from podembed.workers.data.input_errors import InputError
-    from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
     from podembed.workers.job.job import JobConfig
     from podembed.workers.job.job_errors import JobError
-    from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
     from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt
     from podembed.workers.job.reference import JobReference
     from podembed.workers.job.tasks import Task
@@ -80,9 +80,9 @@ if TYPE_CHECKING:
     __version__: str
 
 _WHERE = {
-    "Accuracy": "workers.job.figures",
+    "Accuracy": "serving.figures.of_samples",
     "Baseline": "workers.job.ranking",
-    "Calibration": "workers.job.figures",
+    "Calibration": "serving.figures.of_samples",
     "Callback": "workers.control.callback",
     "CheckpointConfig": "orchestrator.api.config",
     "ConfigurationError": "orchestrator.api.config",
@@ -102,9 +102,9 @@ _WHERE = {
     "FeatureConfig": "embedding.config",
     "Fenced": "orchestrator.commit.lease",
     "FlaxModel": "workers.model.flax_models",
-    "GroupedAUC": "workers.job.ranked",
+    "GroupedAUC": "serving.figures.of_groups",
     "HaikuModel": "workers.model.haiku_model",
-    "HitRateAt": "workers.job.ranked",
+    "HitRateAt": "serving.figures.of_groups",
     "HostsChange": "orchestrator.api.result",
     "IdColumn": "workers.data.columns",
     "InputError": "workers.data.input_errors",
@@ -118,22 +118,22 @@ _WHERE = {
     "ListColumn": "workers.data.extra_columns",
     "LogLoss": "workers.job.ranking",
     "Losses": "workers.model.batch",
-    "MAE": "workers.job.figures",
-    "MRR": "workers.job.ranked",
+    "MAE": "serving.figures.of_samples",
+    "MRR": "serving.figures.of_groups",
     "MeasuredTable": "orchestrator.api.result",
     "Metric": "workers.job.ranking",
     "Model": "workers.model.contract",
     "ModelBatch": "workers.model.batch",
     "ModelSpec": "workers.model.contract",
-    "NDCGAt": "workers.job.ranked",
+    "NDCGAt": "serving.figures.of_groups",
     "Negatives": "workers.data.columns",
     "NnxModel": "workers.model.flax_models",
-    "NormalizedEntropy": "workers.job.figures",
+    "NormalizedEntropy": "serving.figures.of_samples",
     "NpyData": "workers.data.config",
     "ParquetData": "workers.data.config",
     "PodLost": "orchestrator.stepwise.pod",
     "PodStrategy": "orchestrator.stepwise.strategy",
-    "RMSE": "workers.job.figures",
+    "RMSE": "serving.figures.of_samples",
     "ReadOrder": "workers.data.config",
     "RecallAt": "workers.job.ranking",
     "Recovery": "orchestrator.api.result",

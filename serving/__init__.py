@@ -1,4 +1,5 @@
-"""How a model leaves a run: what a commit says about data, and artifacts that score without podembed.
+"""How a model leaves a run: what a commit says about data, metrics that judge it, and artifacts that score without
+podembed.
 
-All of it reads the run's folder, takes no lease and starts no other process. The driver imports nothing of it.
+What reads a run's folder takes no lease and starts no other process. The driver imports nothing of it.
 """

@@ -56,7 +56,7 @@ def format_duration(seconds: float) -> str:
 _FRAME = re.compile(r'  File "(?P<path>.+)", line \d+, in ')
 # Of podembed, what it is built on, and Python itself. Jobs that come with podembed are read as a user's.
 _MACHINERY = re.compile(
-    r"/podembed/(embedding|orchestrator|workers)/"
+    r"/podembed/(embedding|orchestrator|serving|tools|workers)/"
     r"|/(site|dist)-packages/(equinox|flax|haiku|jax|jaxlib|numba|numpy|optax|ray)/"
     r"|/lib(64)?/python3\.\d+/(?!(site|dist)-packages/)"
     r"|^<frozen "

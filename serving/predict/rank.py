@@ -11,6 +11,7 @@ import numpy as np
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.driver.evaluations import ranking_of
+from podembed.serving.figures.of_groups import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.serving.predict.batches import log_of, read_batches
 from podembed.serving.predict.committed_model import KEPT_BYTES, CommittedModel, with_commit
 from podembed.serving.predict.evaluate import CommitEvaluation, data_of
@@ -21,7 +22,6 @@ from podembed.workers.input.reader import evaluation_plan
 from podembed.workers.job.candidates import SAMPLE, RankCounts
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import Scores
-from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.workers.job.ranking import Metric, RecallAt
 from podembed.workers.storage.store import place
 

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import Adagrad
+from podembed.serving.figures.of_groups import GroupedAUC
+from podembed.serving.figures.of_samples import RMSE
 from podembed.workers.data.columns import Label
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
-from podembed.workers.job.figures import RMSE
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.ranked import GroupedAUC
 from podembed.workers.job.tasks import Task
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import StepContext

@@ -22,8 +22,8 @@ from podembed.orchestrator.api.save_policies import (
 )
 from podembed.orchestrator.decisions.failure import StepSchedule
 from podembed.orchestrator.driver.saves import Saves
-from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
-from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
+from podembed.serving.figures.of_groups import MRR, GroupedAUC, HitRateAt, NDCGAt
+from podembed.serving.figures.of_samples import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
 from podembed.workers.job.ranking import LogLoss, Metric, RecallAt
 
 

@@ -26,15 +26,15 @@ from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
 from podembed.orchestrator.run.policy_record import read_policies
+from podembed.serving.figures.of_groups import GroupedAUC, HitRateAt
+from podembed.serving.figures.of_samples import NormalizedEntropy
 from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.files import locate
 from podembed.workers.host.spec import ScoredSamples
 from podembed.workers.host.windows import sample_losses
-from podembed.workers.job.figures import NormalizedEntropy
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.job_errors import JobError
 from podembed.workers.job.quality import QualityError, Scores
-from podembed.workers.job.ranked import GroupedAUC, HitRateAt
 from podembed.workers.job.ranking import Baseline, LogLoss
 from podembed.workers.storage.store import Store
 from tests.small_job import small_job

@@ -16,6 +16,8 @@ from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableCo
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
 from podembed.orchestrator.api.result import Evaluation, Result
 from podembed.orchestrator.commit.manifest import commit_file, commit_name
+from podembed.serving.figures.of_groups import GroupedAUC
+from podembed.serving.figures.of_samples import RMSE
 from podembed.serving.predict.batches import looked_up
 from podembed.serving.predict.committed_model import CommittedModel, CommittedRows, open_model, with_commit
 from podembed.serving.predict.evaluate import evaluate
@@ -25,9 +27,7 @@ from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.input.reader import build_index, evaluation_plan
 from podembed.workers.input.sources import open_reader
-from podembed.workers.job.figures import RMSE
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.ranked import GroupedAUC
 from tests.orchestrator.committed_tables import flip_byte
 from tests.run_state import committed_state
 from tests.small_job import DIM, small_job

@@ -23,6 +23,7 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import Evaluated, IdsAltered
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.sentences import sentence
+from podembed.serving.figures.of_groups import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.serving.predict.evaluate import evaluate
 from podembed.serving.predict.rank import rank_all
 from podembed.serving.predict.recommend import recommend
@@ -33,7 +34,6 @@ from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.index import build_index
 from podembed.workers.input.sources import job_plan, open_evaluation, open_reader
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.workers.job.ranking import RecallAt
 from tests.long_tests import long_case
 from tests.run_state import committed_state

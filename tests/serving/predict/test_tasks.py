@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.serving.figures.of_samples import Accuracy
 from podembed.serving.predict.evaluate import evaluate
 from podembed.serving.predict.predict import predict
 from podembed.workers.data.columns import Label
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
-from podembed.workers.job.figures import Accuracy
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tasks import Task
 from tests.training import fit_job

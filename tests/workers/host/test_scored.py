@@ -9,13 +9,13 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.ragged import Ragged
+from podembed.serving.figures.of_groups import HitRateAt
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.host.windows import ScoredParts
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import QualityError, Scores
-from podembed.workers.job.ranked import HitRateAt
 from podembed.workers.job.ranking import RecallAt
 from tests.small_job import SmallModel
 

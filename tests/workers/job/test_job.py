@@ -13,10 +13,10 @@ import pytest
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, Adam
 from podembed.embedding.tf.tpu_embedding.declared import DeclaredTables
+from podembed.serving.figures.of_groups import HitRateAt, NDCGAt
 from podembed.workers.data.columns import DataConfigError, IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig, JobError
-from podembed.workers.job.ranked import HitRateAt, NDCGAt
 from podembed.workers.job.ranking import LogLoss, RecallAt
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, feature_bindings, needs_rows, table_specs

@@ -14,15 +14,15 @@ import pytest
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
 from podembed.orchestrator.api.policy_checks import with_metric
 from podembed.orchestrator.driver.evaluations import evaluation_of
+from podembed.serving.figures.of_groups import HitRateAt
+from podembed.serving.figures.of_samples import MAE, RMSE, Accuracy
 from podembed.workers.data.columns import Label
 from podembed.workers.data.config import ParquetData
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.device.model_step import DeviceWorker
 from podembed.workers.host.spec import ScoredSamples
-from podembed.workers.job.figures import MAE, RMSE, Accuracy
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.quality import area_under_curve
-from podembed.workers.job.ranked import HitRateAt
 from podembed.workers.job.tasks import Task, total_losses
 from tests.small_job import small_job
 

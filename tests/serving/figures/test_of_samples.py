@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
+from podembed.serving.figures.of_samples import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
 from podembed.workers.job.quality import QualityError, Scores
 
 LOGITS = np.array([2.0, -1.0, 0.5, -800.0, 99.0])

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podembed.serving.figures.of_groups import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.workers.job.candidates import RankCounts, Ranks
 from podembed.workers.job.quality import QualityError, Scores, area_under_curve
-from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.workers.job.ranking import Metric, RecallAt
 
 Rows = list[tuple[int, int, int]]  # of (group, score, label)
