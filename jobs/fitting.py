@@ -8,6 +8,7 @@ import contextlib
 from dataclasses import replace
 from functools import partial
 
+from podembed.jobs.event_log import injecting
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts, check_policies, check_storage, with_metric
 from podembed.orchestrator.api.result import Result
@@ -15,7 +16,6 @@ from podembed.orchestrator.api.signals import StoppedAtStart
 from podembed.orchestrator.cluster.connection import joins_others
 from podembed.orchestrator.cluster.joining import joined
 from podembed.orchestrator.driver.driver import Driver
-from podembed.orchestrator.driver.event_log import injecting
 from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.events.run import (
     BatchNotFilled,

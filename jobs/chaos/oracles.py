@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from podembed.jobs.chaos.round import Round
+from podembed.jobs.event_log import LoggedEvent
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
-from podembed.orchestrator.driver.event_log import LoggedEvent
 from podembed.orchestrator.events.progress import WindowTrained
 from podembed.orchestrator.events.run import DriverBegan, DriverEnded, GenerationLost, Recovered
 from podembed.orchestrator.run.reference import CommittedState, open_commit

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from podembed.jobs.chaos.schedule import RunShape, Schedule
 from podembed.jobs.command_signals import COMMAND_SIGNALS
+from podembed.jobs.event_log import LoggedEvent, read_events
 from podembed.jobs.supervise.driver_pulse import DriverSigns
 from podembed.jobs.supervise.supervision import look_at_child, supervise
 from podembed.orchestrator.api.run_errors import EXIT_STOPPED
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.lease_files import read_head
-from podembed.orchestrator.driver.event_log import LoggedEvent, read_events
 from podembed.workers.faults.inject import FaultPlan, FaultRecord, read_records
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store

@@ -82,7 +82,7 @@ READS_CLOCK = {
     "orchestrator/cluster/processes.py",
     "orchestrator/cluster/slices/backend.py",
     "jobs/reporters/console.py",
-    "orchestrator/driver/event_log.py",
+    "jobs/event_log.py",
     "orchestrator/run/input_record.py",
     "orchestrator/run/job_settings.py",
     "jobs/supervise/ray_jobs.py",

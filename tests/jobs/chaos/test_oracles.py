@@ -14,8 +14,8 @@ from podembed.jobs.chaos.oracles import Judgement, Measure, judge, times_of, vis
 from podembed.jobs.chaos.round import Round
 from podembed.jobs.chaos.schedule import Schedule, Told, kill
 from podembed.jobs.chaos.table import as_json, render
+from podembed.jobs.event_log import LoggedEvent
 from podembed.orchestrator.api.config import CheckpointConfig
-from podembed.orchestrator.driver.event_log import LoggedEvent
 from podembed.orchestrator.run.reference import open_commit
 from podembed.workers.faults.inject import FaultRecord
 from podembed.workers.job.reference import JobReference
