@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from podembed.jobs.event_log import injecting
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts, check_policies, check_storage, with_metric
 from podembed.orchestrator.api.result import Result
@@ -29,6 +30,7 @@ from podembed.orchestrator.run.finished import finished, untrained
 from podembed.orchestrator.run.run import OpenRun
 from podembed.tools.health.watch import HealthWatch
 from podembed.tools.metrics.sinks import measuring
+from podembed.tools.tracing.tracing import Tracing
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.sources import ReaderSource
 from podembed.workers.job.job import JobConfig
@@ -107,6 +109,8 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
                 )
             )
             stack.callback(reporter.close)
+            traced = config.metrics_config.traced
+            trace = None if traced is None else Tracing(traced, run.store, emit=emit, clock=SYSTEM_CLOCK)
             driver = Driver(
                 run,
                 scaling=scaling,
@@ -116,6 +120,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
                 reporter=reporter,
                 emit=emit,
                 stop=place.stop,
+                trace=trace,
             )
             return driver.run()
         except StoppedAtStart as stopped:

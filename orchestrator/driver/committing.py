@@ -71,7 +71,7 @@ class Committing:
         self._group.prove()
         clock, before = self._shared.clock, self.commits.begun_step
         started_s = clock.monotonic_s()
-        trace = self._shared.journal.tracing.driver
+        trace = self._shared.trace.driver
         with trace.span("work", "begin commit", step=step):
             self.commits.begin(step, self._publication(step))
         self._end_span()

@@ -21,6 +21,7 @@ from podembed.orchestrator.driver.generation import Finished, Generation, Placem
 from podembed.orchestrator.driver.publication import Publisher, PublishingThread
 from podembed.orchestrator.driver.recovery import LostGeneration
 from podembed.orchestrator.driver.shared import Shared
+from podembed.orchestrator.driver.step_trace import StepTrace
 from podembed.orchestrator.events.callbacks import CallbackThread
 from podembed.orchestrator.events.commits import StepsGivenUp
 from podembed.orchestrator.events.reporter import Reporter, tell
@@ -42,6 +43,7 @@ class Driver:
       emit: callback that takes events; the reporter by default.
       stop: asked between windows whether to leave after a commit.
       clock, publisher: time, and what publishes beside this thread; replaced in tests.
+      trace: trace of some steps; None for no trace.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Driver:
         stop: StopSignals,
         clock: Clock = SYSTEM_CLOCK,
         publisher: Callable[[], Publisher] = PublishingThread,
+        trace: StepTrace | None = None,
     ) -> None:
         self._callbacks = CallbackThread(run.job.callbacks, emit=emit or partial(tell, reporter))
         self.shared = Shared.of(
@@ -70,6 +73,7 @@ class Driver:
             stop=stop,
             clock=clock,
             publisher=publisher,
+            trace=trace or StepTrace(),
         )
 
     def run(self) -> Result:
@@ -102,7 +106,7 @@ class Driver:
             shared.stop.reason = shared.stop.reason or stopped.reason
             return self._result(step)
         finally:
-            shared.journal.tracing.close()
+            shared.trace.close()
             shared.groups.stop()
             # However the run ended, a user who mends the cause should not have to wait for the heartbeat to grow old.
             if shared.claims.lease is not None:

@@ -100,7 +100,7 @@ class Generation:
         shared.watch.began(group.handles, generation=lease.generation)
         committing = self._committing = Committing(shared, group, lease, self._base, placement)
         ending = self._train(group, windows, committing)
-        shared.journal.tracing.leave()
+        shared.trace.leave()
         if isinstance(ending, Finished):
             self._let_go(group)
         return ending
@@ -177,8 +177,8 @@ class Generation:
         """
         shared, commits = self._shared, committing.commits
         schedule, saves, run = shared.saves.schedule, shared.saves, shared.run
-        tracing = shared.journal.tracing
-        tracing.begin(self.base_step, schedule.total_steps, generation=self.lease.generation)
+        trace = shared.trace
+        trace.begin(self.base_step, schedule.total_steps, generation=self.lease.generation)
         step, step_s, evaluated_step = self.base_step, None, None
         if self._base is not None:
             shared.journal.early_stop.begin(self._base.counters, self._base.metrics)
@@ -189,17 +189,17 @@ class Generation:
         while step < schedule.total_steps and not shared.is_stopping:
             end = window_end(
                 step=step,
-                boundary=min(saves.next_boundary(step), tracing.boundary(step)),
+                boundary=min(saves.next_boundary(step), trace.boundary(step)),
                 step_s=step_s,
                 target_s=window_target_s(group.num_hosts),
             )
-            tracing.before(group, step)
+            trace.before(group, step)
             step_s = windows.train(group, step, end, commits=commits)
             shared.groups.trained(group, run.job_for_workers, run.table_buckets)
             step = end
-            tracing.after(step)
+            trace.after(step)
             if schedule.evaluates_at(step):
-                with tracing.driver.span("work", "evaluation", step=step):
+                with trace.driver.span("work", "evaluation", step=step):
                     windows.evaluate(group, step)
                 evaluated_step = step
             other_plan = None
@@ -278,9 +278,7 @@ class Generation:
         shared, is_starting = self._shared, self._committing is None
         is_proven = self.group is None or self.group.is_proven
         gone = (FailureKind.DIED, FailureKind.HUNG)
-        shared.journal.tracing.cut(
-            str(failure), [one.worker for one in failure.failures if one.worker and one.kind in gone]
-        )
+        shared.trace.cut(str(failure), [one.worker for one in failure.failures if one.worker and one.kind in gone])
         if is_starting and self._kept and not is_host_fault(failure.failures):
             # Nothing has been trained yet, so an error of the job would come again with new processes.
             shared.groups.give_up_survivors(str(failure))
@@ -312,7 +310,7 @@ class Generation:
 
     def close(self) -> None:
         """Ends all of it that lives and was not kept for the next one."""
-        self._shared.journal.tracing.cut("training ended")
+        self._shared.trace.cut("training ended")
         if self._committing is not None:
             self._committing.commits.close(timeout_s=NOW_S if self._shared.stop.is_now else None)
         if self.group is not None:

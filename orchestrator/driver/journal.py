@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.config import CheckpointConfig
-from podembed.orchestrator.api.metrics_config import TracedSteps
 from podembed.orchestrator.api.policy_checks import early_stop_of
 from podembed.orchestrator.api.result import HostsChange, MeasuredTable, Result
 from podembed.orchestrator.driver.upkeep import Upkeep
@@ -17,7 +16,6 @@ from podembed.orchestrator.run.finished import OWES_EVALUATION
 from podembed.orchestrator.run.history import History
 from podembed.orchestrator.run.history_record import HistoryKeeper
 from podembed.orchestrator.run.run import OpenRun
-from podembed.orchestrator.tracing.tracing import Tracing
 from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.data.unknown_values import UnknownColumn
 
@@ -52,7 +50,6 @@ class Journal:
 
     Args:
       emit: callback that takes what happens.
-      traced: the steps of which a trace is requested.
 
     Attributes:
       history: what this driver saw; without what was done after the commit that a generation starts from.
@@ -60,7 +57,6 @@ class Journal:
       early_stop: follows the evaluations, for a job with `EarlyStopping`.
       owed_step: None, or the step whose evaluation a signal cut off. A commit of that step says so, and whoever goes on
         from there makes it first.
-      tracing: tracing of the steps of which a trace is requested.
       keeper, upkeep: used by the publishing thread, too; what they have to say is said by `tell`.
     """
 
@@ -71,7 +67,6 @@ class Journal:
         *,
         emit: Emit,
         clock: Clock,
-        traced: TracedSteps | None = None,
     ) -> None:
         self.history = History()
         self.tables: tuple[MeasuredTable, ...] = ()
@@ -79,7 +74,6 @@ class Journal:
         self.owed_step: int | None = None
         self.keeper = HistoryKeeper(run.store, emit=emit)
         self.upkeep = Upkeep(run.store, run.record, config, unix_s=clock.wall_s)
-        self.tracing = Tracing(traced, run.store, emit=emit, clock=clock)
         self._run = run
         self._generation = 0
         self._emit = emit

@@ -14,6 +14,7 @@ from podembed.orchestrator.decisions.host_watch import Cluster, HostWatch
 from podembed.orchestrator.driver.journal import Journal
 from podembed.orchestrator.driver.publication import Publisher
 from podembed.orchestrator.driver.saves import Saves
+from podembed.orchestrator.driver.step_trace import StepTrace
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.reporter import Reporter
 from podembed.orchestrator.group.survivors import Groups
@@ -51,6 +52,7 @@ class Shared:
     watch: HostWatch
     saves: Saves
     journal: Journal
+    trace: StepTrace
     storage_wait: StorageWait
     plans: RecordedPlans
 
@@ -67,6 +69,7 @@ class Shared:
         stop: StopSignals,
         clock: Clock,
         publisher: Callable[[], Publisher],
+        trace: StepTrace,
     ) -> Shared:
         """All that the generations need, of what a driver is given; the arguments are those of `Driver`."""
         limits, plans = config.failure_config, RecordedPlans(run, scaling, emit=emit)
@@ -95,7 +98,8 @@ class Shared:
                 clock=clock,
                 stops_early=run.job.early_stopping is not None,
             ),
-            journal=Journal(run, config.checkpoint_config, emit=emit, clock=clock, traced=config.metrics_config.traced),
+            journal=Journal(run, config.checkpoint_config, emit=emit, clock=clock),
+            trace=trace,
             storage_wait=StorageWait(
                 limits.storage_timeout_s, stop=stop, emit=emit, clock=clock, meanwhile=groups.ping_at_times
             ),

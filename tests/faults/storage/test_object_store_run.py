@@ -22,9 +22,9 @@ from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run
 from tests.orchestrator.driver.test_equality import expected_audit
-from tests.orchestrator.tracing.reading import read_trace
 from tests.run_state import committed_state
 from tests.small_job import small_job
+from tests.tools.tracing.reading import read_trace
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 900

@@ -41,10 +41,10 @@ from podembed.workers.job.tables import choose_buckets, cut_ways, table_specs
 from podembed.workers.liveness.progress import Phase
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
-from tests.orchestrator.tracing.reading import Slice, read_trace
 from tests.processes import actor_processes
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import BATCH_SIZE, NUM_ROWS, small_job
+from tests.tools.tracing.reading import Slice, read_trace
 
 NUM_STEPS = 50
 COMMIT_EVERY = 10

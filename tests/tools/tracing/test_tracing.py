@@ -24,8 +24,8 @@ from podembed.workers.device.measures.jax_profile import JaxProfile
 from podembed.workers.job.reference import JobReference
 from podembed.workers.liveness.progress import Phase
 from podembed.workers.tracing.recorder import Recorder
-from tests.orchestrator.tracing.reading import read_trace
 from tests.run_state import assert_same_bytes, committed_state
+from tests.tools.tracing.reading import read_trace
 
 NUM_STEPS = 12
 

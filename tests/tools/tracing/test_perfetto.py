@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podembed.orchestrator.tracing.clocks import ClockOffset, best
-from podembed.orchestrator.tracing.perfetto import TracedProcess, trace_bytes
+from podembed.tools.tracing.clocks import ClockOffset, best
+from podembed.tools.tracing.perfetto import TracedProcess, trace_bytes
 from podembed.workers.tracing.recorder import Recorder, Span
-from tests.orchestrator.tracing.reading import KNOWN, read_trace
+from tests.tools.tracing.reading import KNOWN, read_trace
 
 # 2**-10 s, so that no rounding moves an end.
 TICK_S = 1 / 1024

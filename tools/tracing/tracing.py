@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.metrics_config import TracedSteps
 from podembed.orchestrator.api.run_errors import Failure
+from podembed.orchestrator.driver.step_trace import NEVER, StepTrace
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.tracing import ProcessClock, TraceCut, TraceLost, TraceWritten
 from podembed.orchestrator.group.calls import TracedCalls, answers_within
 from podembed.orchestrator.group.process_group import ProcessGroup
-from podembed.orchestrator.tracing.clocks import ClockOffset, asked, best
-from podembed.orchestrator.tracing.perfetto import TracedProcess, trace_bytes
+from podembed.tools.tracing.clocks import ClockOffset, asked, best
+from podembed.tools.tracing.perfetto import TracedProcess, trace_bytes
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
 from podembed.workers.tracing.recorder import Recorded, Recorder
@@ -38,7 +39,6 @@ FAULT_S = 2.0
 """The same after a fault: the recovery waits so long at most."""
 END_WAIT_S = 30.0
 """For the file, at the end of the run."""
-_NEVER = 1 << 62
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,22 +58,19 @@ class _Recording:
     offsets: dict[Worker, list[ClockOffset]]
 
 
-class Tracing:
+class Tracing(StepTrace):
     """See the module.
 
     Args:
-      asked: the steps; None traces nothing.
+      asked: the steps.
       store: store of the run.
-
-    Attributes:
-      driver: what the driver does, while a trace is under way.
     """
 
-    def __init__(self, asked: TracedSteps | None, store: Store, *, emit: Emit, clock: Clock) -> None:
-        self.driver = Recorder(clock.monotonic_s)
+    def __init__(self, asked: TracedSteps, store: Store, *, emit: Emit, clock: Clock) -> None:
+        super().__init__(Recorder(clock.monotonic_s))
         self._asked, self._store, self._emit = asked, store, emit
         self._generation, self._is_cut = 0, False
-        # What is still to be traced; none without a trace, and when it is done.
+        # What is still to be traced; none when it is done.
         self._left: TracedSteps | None = asked
         self._recording: _Recording | None = None
         self._written: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -81,7 +78,6 @@ class Tracing:
         self._window_began_s = 0.0
 
     def begin(self, step: int, total_steps: int, *, generation: int) -> None:
-        """A generation trains from `step` on."""
         self._generation, self._is_cut = generation, False
         if self._left is None:
             return
@@ -100,13 +96,12 @@ class Tracing:
         self._left = replace(self._left, first=first, last=last)
 
     def boundary(self, step: int) -> int:
-        """A step after `step` that no window passes: steps that are traced have windows of their own."""
+        # Steps that are traced have windows of their own.
         if self._left is None:
-            return _NEVER
+            return NEVER
         return self._left.first if step < self._left.first else self._left.last
 
     def before(self, group: ProcessGroup, step: int) -> None:
-        """The group is about to train `step`."""
         if self._left is None or step < self._left.first:
             return
         if self._recording is None:
@@ -116,7 +111,6 @@ class Tracing:
         self._window_began_s = self.driver.now_s()
 
     def after(self, step: int) -> None:
-        """Everything before `step` has been trained."""
         self._tell()
         if self._recording is None or self._left is None:
             return
@@ -128,7 +122,6 @@ class Tracing:
             self._left = None
 
     def leave(self) -> None:
-        """The generation has ended in order; its processes are still there."""
         recording = self._recording
         if recording is not None:
             self._end()
@@ -136,18 +129,14 @@ class Tracing:
                 self._left = replace(self._left, first=recording.reached)
 
     def cut(self, reason: str, lost: Collection[Worker] = ()) -> None:
-        """The generation ends out of order, in the middle of a trace or elsewhere. What was recorded is written.
-
-        Args:
-          lost: processes that will not answer any more.
-        """
+        """As in `StepTrace`. What was recorded is written."""
         if self._recording is not None and self._left is not None:
             # The driver knows of whole windows alone; the workers were in the middle of one.
             self._recording.reached, self._is_cut = self._left.last, True
             self._end(lost, reason)
 
     def close(self) -> None:
-        """The driver ends. Waits for the files, though not for ever."""
+        """Waits for the files, though not for ever."""
         self._give_up()
         if self._left is not None and not self._is_cut:
             self._lose(f"training ended before step {self._left.last}")
