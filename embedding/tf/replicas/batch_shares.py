@@ -2,7 +2,7 @@
 
 The cut goes along the first axis, and where it does not divide the first parts are one longer.
 
-Takes all that `enqueue` takes as a feature or a weight (`embedding.features.inputs`), and every other array with a
+Takes all that `enqueue` takes as a feature or a weight (`embedding.tf.features.inputs`), and every other array with a
 first axis, such as labels. The form of a value stays: a replica gets `Sparse` of `Sparse`, and a `scipy.sparse` matrix
 of such a one.
 """

@@ -63,7 +63,7 @@ class StepValues:
         """Reads the ids of all features.
 
         Raises:
-          TypeError, ValueError: another structure, or values that are not accepted, see `embedding.features.inputs`.
+          TypeError, ValueError: another structure, or values that are not accepted, see `embedding.tf.features.inputs`.
         """
         require_same_structure(self.declared.structure, features, "features")
         return [self._parts(path, leaf) for path, leaf in zip(self.declared.paths, flatten(features), strict=True)]

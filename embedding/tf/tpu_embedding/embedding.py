@@ -55,7 +55,7 @@ class TPUEmbedding(EmbeddingState):
         """Looks a batch up; `dequeue` returns the activations.
 
         Args:
-          features: structured like `feature_config`; see `embedding.features.inputs` for the accepted values. On the
+          features: structured like `feature_config`; see `embedding.tf.features.inputs` for the accepted values. On the
             driver a whole batch, or `PerReplica` values; inside `strategy.run` the replica's own part.
           weights: None, or the same structure with None or weights in the form of the ids.
           training: False where no `apply_gradients` follows.
