@@ -1,23 +1,21 @@
-"""What the driver asks of worker processes: one method a call, with the types of its arguments and of its answer.
-
-This is the one place that knows the names of the workers' methods as text; a backend carries them and reads none.
-`looks` is the one loop that waits for calls.
+"""What the driver asks of worker processes: a method of the worker's class, with the types of its arguments and of its
+answer. `looks` is the one loop that waits for calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.run_errors import Failure
 from podembed.orchestrator.group.backend import Backend, Call, Handle
-from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles
-from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
-from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
-from podembed.workers.host.survivors.surviving_shard import Restored
-from podembed.workers.liveness.progress import Progress, Recorded
+from podembed.workers.liveness.progress import Progress
+
+Process = TypeVar("Process")
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 LOOK_S = 0.2
 
@@ -58,112 +56,40 @@ def answers_within(
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerCalls:
-    """Calls that every worker process answers."""
+class Calls(Generic[Process]):
+    """Calls to a worker process of a class. Arguments go by their places. The three kinds are those of `Handle`."""
 
     handle: Handle
 
-    def status(self) -> Call[Progress]:
-        """Answers while the process works."""
-        return self.handle.control("status")
-
-    def close(self) -> Call[None]:
-        return self.handle.call("close")
-
-
-@dataclass(frozen=True, slots=True)
-class TracedCalls(WorkerCalls):
-    """Calls that both processes of a host answer while they work, for a trace."""
-
-    def trace_clock_s(self) -> Call[float]:
-        return self.handle.control("trace_clock_s")
-
-    def begin_trace(self, *, with_jax: bool) -> Call[None]:
-        # A host process has no JAX.
-        own = () if self.handle.worker.is_host else (with_jax,)
-        return self.handle.control("begin_trace", *own)
-
-    def end_trace(self) -> Call[Recorded]:
-        return self.handle.control("end_trace")
-
-
-@dataclass(frozen=True, slots=True)
-class HostCalls(WorkerCalls):
-    """Calls to a host process: `workers.host.host.HostWorker`."""
-
-    def start(self, spec: HostSpec) -> Call[HostReady]:
-        return self.handle.call("start", spec)
-
-    def rejoin(self, spec: HostSpec) -> Call[HostReady]:
-        return self.handle.call("rejoin", spec)
-
-    def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> Call[tuple[str, ...]]:
-        return self.handle.call("connect", addresses, timeout_s)
-
-    def restore(self, tables: Sequence[TableFiles] | None) -> Call[Restored]:
-        return self.handle.call("restore", tables)
-
-    def warm_start(self, location: str, starts: Sequence[Any]) -> Call[None]:
-        return self.handle.call("warm_start", location, starts)
-
-    def train(
+    def call(
         self,
-        first_step: int,
-        last_step: int,
-        is_followed: bool,
-        is_profiled: bool = False,
-        is_sampled: bool = False,
-    ) -> Call[HostWindow]:
-        return self.handle.call("train", first_step, last_step, is_followed, is_profiled, is_sampled)
+        method: Callable[Concatenate[Process, Arguments], Answer],
+        *arguments: Arguments.args,
+        **unused: Arguments.kwargs,
+    ) -> Call[Answer]:
+        return self.handle.call(method.__name__, *arguments)
 
-    def verify(self) -> Call[None]:
-        return self.handle.call("verify")
+    def background(
+        self,
+        method: Callable[Concatenate[Process, Arguments], Answer],
+        *arguments: Arguments.args,
+        **unused: Arguments.kwargs,
+    ) -> Call[Answer]:
+        return self.handle.background(method.__name__, *arguments)
 
-    def evaluate(self, first_batch: int, last_batch: int | None) -> Call[ScoredSamples | None]:
-        return self.handle.call("evaluate", first_batch, last_batch)
-
-    def begin_save(self, attempt: str, before_failed: bool) -> Call[None]:
-        return self.handle.call("begin_save", attempt, before_failed)
-
-    def write_save(self, attempt: str, is_delta: bool) -> Call[ShardReceipt]:
-        """Goes on beside the calls that work."""
-        return self.handle.background("write_save", attempt, is_delta)
-
-    def settle(self) -> tuple[Call[None], Call[None]]:
-        """One of each kind of call: what the host was doing has ended when these have."""
-        return self.handle.call("settle"), self.handle.background("settle")
-
-    def acknowledge(self, commit: str) -> Call[None]:
-        """Answers while the process works."""
-        return self.handle.control("acknowledge", commit)
-
-    def abort(self, reason: str) -> Call[None]:
-        """Answers while the process works."""
-        return self.handle.control("abort", reason)
+    def control(
+        self,
+        method: Callable[Concatenate[Process, Arguments], Answer],
+        *arguments: Arguments.args,
+        **unused: Arguments.kwargs,
+    ) -> Call[Answer]:
+        return self.handle.control(method.__name__, *arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCalls(WorkerCalls):
-    """Calls to a device process: `workers.device.process.DeviceProcess`."""
+class _AnyProcess(Protocol):
+    def status(self) -> Progress: ...
 
-    def reserve_coordinator(self, address: str) -> Call[str]:
-        return self.handle.call("reserve_coordinator", address)
 
-    def start(self, spec: DeviceSpec) -> Call[DeviceReady]:
-        return self.handle.call("start", spec)
-
-    def restore(self, files: Sequence[DenseFile] | None) -> Call[None]:
-        return self.handle.call("restore", files)
-
-    def warm_start(self, location: str, files: Sequence[DenseFile], parts: Sequence[str]) -> Call[None]:
-        return self.handle.call("warm_start", location, files, parts)
-
-    def serve_window(self) -> Call[DeviceWindow]:
-        return self.handle.call("serve_window")
-
-    def begin_save(self) -> Call[None]:
-        return self.handle.call("begin_save")
-
-    def write_save(self, attempt: str, is_writer: bool) -> Call[DenseReceipt]:
-        """Goes on beside the calls that work."""
-        return self.handle.background("write_save", attempt, is_writer)
+def status(process: Handle) -> Call[Progress]:
+    """Asks a process of any class what it does, which it answers while it works."""
+    return Calls(process).control(_AnyProcess.status)

@@ -15,7 +15,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.run import SurvivorsDropped
 from podembed.orchestrator.group.backend import Backend, HostHandles, Rejoining, Seating
-from podembed.orchestrator.group.calls import WorkerCalls
+from podembed.orchestrator.group.calls import status
 from podembed.orchestrator.group.watch import Deadlines
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.workers.job.reference import AnyJob
@@ -115,11 +115,11 @@ class Groups:
         """
         if (remnant := self._remnant) is not None:
             for rank in sorted(remnant.alive):
-                WorkerCalls(remnant.handles[rank].host).status()
+                status(remnant.handles[rank].host)
         if all_workers and self._group is not None and not self._group.is_stopped:
             for pair in self._group.handles:
-                WorkerCalls(pair.host).status()
-                WorkerCalls(pair.device).status()
+                status(pair.host)
+                status(pair.device)
 
     def give_up_survivors(self, why: str) -> None:
         """The next generation is made of new processes."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from podembed.orchestrator.api.run_errors import Failure, FailureKind
 from podembed.orchestrator.group.backend import Call, Handle
-from podembed.orchestrator.group.calls import WorkerCalls
+from podembed.orchestrator.group.calls import status
 from podembed.orchestrator.group.waiting import blocked, severed
 from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.progress import Phase, Progress
@@ -223,7 +223,7 @@ class CallWatch:
         is_stalled = self._still_s >= self._group.deadlines.stall_s
         for handle in self._handles if is_stalled else self._handles[:SAMPLE]:
             if handle.worker not in self._asked:
-                self._asked[handle.worker] = Silence(call=WorkerCalls(handle).status(), handle=handle)
+                self._asked[handle.worker] = Silence(call=status(handle), handle=handle)
 
     def _frozen(self, *, others_answer: bool) -> list[Failure]:
         # Workers that do different things, as at the start, do not wait for each other.

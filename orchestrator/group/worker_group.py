@@ -15,12 +15,13 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.group.backend import Backend, Call, Handle, HostHandles, Rejoining
-from podembed.orchestrator.group.calls import DeviceCalls, HostCalls, answers_within
+from podembed.orchestrator.group.calls import Calls, answers_within
 from podembed.orchestrator.group.process_group import ProcessGroup
 from podembed.orchestrator.group.watch import Deadlines
 from podembed.orchestrator.run.beginning import Beginning
 from podembed.workers.checkpoint.shard import ShardReceipt
-from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
+from podembed.workers.device.process import DenseReceipt, DeviceProcess, DeviceReady, DeviceSpec, DeviceWindow
+from podembed.workers.host.host import HostWorker
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.job.reference import AnyJob
@@ -112,25 +113,26 @@ class WorkerGroup(ProcessGroup):
         self._spec = host_specs[0]
         self.activity("host processes load their code, the index of the data and the tables")
         starts = [
-            host.rejoin(spec) if rank in kept else host.start(spec)
+            host.call(HostWorker.rejoin, spec) if rank in kept else host.call(HostWorker.start, spec)
             for rank, (host, spec) in enumerate(zip(self._hosts, host_specs, strict=True))
         ]
         ready = self.ready = self.gather(starts, deadlines.start_s)
         stopwatch.end("host processes")
         # The coordinator's port lies on the first host's machine, whose address is known only now.
-        reserve = self._devices[0].reserve_coordinator(ready[0].mesh_address[0])
+        reserve = self._devices[0].call(DeviceProcess.reserve_coordinator, ready[0].mesh_address[0])
         (coordinator,) = self.gather([reserve], deadlines.start_s)
         stopwatch.end("coordinator")
         self.activity("hosts connect, device processes compile the model")
         addresses = [host.mesh_address for host in ready]
-        calls: list[Call[Any]] = [host.connect(addresses, deadlines.start_s) for host in self._hosts]
+        calls: list[Call[Any]] = [host.call(HostWorker.connect, addresses, deadlines.start_s) for host in self._hosts]
         calls += [
-            device.start(device_spec(rank, ready[rank], coordinator)) for rank, device in enumerate(self._devices)
+            device.call(DeviceProcess.start, device_spec(rank, ready[rank], coordinator))
+            for rank, device in enumerate(self._devices)
         ]
         # Behind the calls above in each worker's queue. So rows are read while devices compile.
         if base is not None:
-            self._restoring = [host.restore(base.tables) for host in self._hosts]
-            self._restoring += [device.restore(base.dense) for device in self._devices]
+            self._restoring = [host.call(HostWorker.restore, base.tables) for host in self._hosts]
+            self._restoring += [device.call(DeviceProcess.restore, base.dense) for device in self._devices]
         answers = self.gather(calls, deadlines.start_s)
         self.refusals = [line for lines in answers[: self.num_hosts] for line in lines or ()]
         self.devices = answers[self.num_hosts :]
@@ -139,12 +141,12 @@ class WorkerGroup(ProcessGroup):
         self.spent_s["start"] = self.clock.monotonic_s() - started - self.spent_s["compile"]
 
     @property
-    def _hosts(self) -> list[HostCalls]:
-        return [HostCalls(pair.host) for pair in self.handles]
+    def _hosts(self) -> list[Calls[HostWorker]]:
+        return [Calls(pair.host) for pair in self.handles]
 
     @property
-    def _devices(self) -> list[DeviceCalls]:
-        return [DeviceCalls(pair.device) for pair in self.handles]
+    def _devices(self) -> list[Calls[DeviceProcess]]:
+        return [Calls(pair.device) for pair in self.handles]
 
     @property
     def restore_totals(self) -> dict[str, Any]:
@@ -161,8 +163,8 @@ class WorkerGroup(ProcessGroup):
         calls, self._restoring = self._restoring, []
         self.activity(f"reading the rows of {manifest.name}" if manifest else "giving the tables their first values")
         if not calls:
-            calls = [host.restore(manifest and manifest.tables) for host in self._hosts]
-            calls += [device.restore(manifest and manifest.dense) for device in self._devices]
+            calls = [host.call(HostWorker.restore, manifest and manifest.tables) for host in self._hosts]
+            calls += [device.call(DeviceProcess.restore, manifest and manifest.dense) for device in self._devices]
         answers = self.gather(calls, self.deadlines.start_s, counts_marks=True)
         self.restored = [answer for answer in answers if isinstance(answer, Restored)]
         self.is_proven = not any(one.buckets_to_compare for one in self.restored)
@@ -172,8 +174,10 @@ class WorkerGroup(ProcessGroup):
         """Brings every shard and every dense replica to the state that a new run begins from."""
         started = self.clock.monotonic_s()
         location, plan = beginning.location, beginning.plan
-        calls = [host.warm_start(location, plan.tables) for host in self._hosts]
-        calls += [device.warm_start(location, plan.dense, plan.dense_parts) for device in self._devices]
+        calls = [host.call(HostWorker.warm_start, location, plan.tables) for host in self._hosts]
+        calls += [
+            device.call(DeviceProcess.warm_start, location, plan.dense, plan.dense_parts) for device in self._devices
+        ]
         self.gather(calls, self.deadlines.start_s, counts_marks=True)
         self.spent_s["restore"] = self.clock.monotonic_s() - started
 
@@ -185,7 +189,9 @@ class WorkerGroup(ProcessGroup):
           WorkerFailure: a host has others.
         """
         if not self.is_proven:
-            self.gather([host.verify() for host in self._hosts], self.deadlines.start_s, counts_marks=True)
+            self.gather(
+                [host.call(HostWorker.verify) for host in self._hosts], self.deadlines.start_s, counts_marks=True
+            )
             self.is_proven = True
 
     def train(
@@ -199,9 +205,10 @@ class WorkerGroup(ProcessGroup):
     ) -> tuple[list[HostWindow], list[DeviceWindow]]:
         """Runs steps `first_step` to `last_step - 1` on all hosts; the rest as in `HostWorker.train`."""
         calls: list[Call[Any]] = [
-            host.train(first_step, last_step, is_followed, is_profiled, is_sampled) for host in self._hosts
+            host.call(HostWorker.train, first_step, last_step, is_followed, is_profiled, is_sampled)
+            for host in self._hosts
         ]
-        calls += [device.serve_window() for device in self._devices]
+        calls += [device.call(DeviceProcess.serve_window) for device in self._devices]
         answers = self.gather(calls, self.deadlines.step_s, counts_marks=True)
         return answers[: self.num_hosts], answers[self.num_hosts :]
 
@@ -213,8 +220,8 @@ class WorkerGroup(ProcessGroup):
           WorkerFailure: a worker failed, or had wrong rows.
         """
         self.prove()
-        calls: list[Call[Any]] = [host.evaluate(first_batch, last_batch) for host in self._hosts]
-        calls += [device.serve_window() for device in self._devices]
+        calls: list[Call[Any]] = [host.call(HostWorker.evaluate, first_batch, last_batch) for host in self._hosts]
+        calls += [device.call(DeviceProcess.serve_window) for device in self._devices]
         parts = self.gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
         # All hosts have as many batches, so all are done at once.
         return None if parts[0] is None else parts
@@ -237,10 +244,12 @@ class WorkerGroup(ProcessGroup):
         self.prove()
         # A worker does these calls in order, and its writing thread waits for the first. The driver needs no answer
         # before the next step.
-        begun = [host.begin_save(attempt, before_failed) for host in self._hosts]
-        begun += [device.begin_save() for device in self._devices]
-        writing: list[Call[Any]] = [host.write_save(attempt, is_delta) for host in self._hosts]
-        writing += [device.write_save(attempt, rank == 0) for rank, device in enumerate(self._devices)]
+        begun = [host.call(HostWorker.begin_save, attempt, before_failed) for host in self._hosts]
+        begun += [device.call(DeviceProcess.begin_save) for device in self._devices]
+        writing: list[Call[Any]] = [host.background(HostWorker.write_save, attempt, is_delta) for host in self._hosts]
+        writing += [
+            device.background(DeviceProcess.write_save, attempt, rank == 0) for rank, device in enumerate(self._devices)
+        ]
         return begun + writing
 
     def receipts(self, writing: Sequence[Call[Any]]) -> Receipts | None:
@@ -276,7 +285,7 @@ class WorkerGroup(ProcessGroup):
     def acknowledge(self, commit: str) -> None:
         """Tells the hosts that a commit stands, so that they forget the one before. Does not wait for answers."""
         for host in self._hosts:
-            host.acknowledge(commit)
+            host.control(HostWorker.acknowledge, commit)
 
     def stand_by(self, job: AnyJob, table_buckets: tuple[int, ...]) -> None:
         """Starts processes that wait to take the place of lost ones, where the backend can."""
@@ -296,8 +305,11 @@ class WorkerGroup(ProcessGroup):
         if self.is_stopped or not isinstance(self.backend, Rejoining):
             self.stop()
             return frozenset()
-        aborting = {rank: host.abort(reason) for rank, host in enumerate(self._hosts)}
-        settling = {rank: host.settle() for rank, host in enumerate(self._hosts)}
+        aborting = {rank: host.control(HostWorker.abort, reason) for rank, host in enumerate(self._hosts)}
+        settling = {
+            rank: (host.call(HostWorker.settle), host.background(HostWorker.settle))
+            for rank, host in enumerate(self._hosts)
+        }
         # The end of its device also frees a host that waits for it in the middle of a step.
         self.backend.end([h.device for h in self.handles])
         # A frozen process answers nothing. One that answers may still have a read or a write to end.
@@ -319,7 +331,7 @@ class WorkerGroup(ProcessGroup):
 
     def last_progress(self) -> list[Progress]:
         """The last status of each host; survivors of a fault are asked once more."""
-        calls = [host.status() for host in self._hosts]
+        calls = [host.control(HostWorker.status) for host in self._hosts]
         found = answers_within(self.backend, calls, timeout_s=LAST_WORD_S, clock=self.clock)
         for at, answer in found.items():
             self.note(calls[at].worker, answer)
@@ -329,7 +341,9 @@ class WorkerGroup(ProcessGroup):
         """Lets every worker leave in order: meshes say goodbye, the gang dissolves. For healthy groups; `stop`
         follows.
         """
-        calls = [device.close() for device in self._devices] + [host.close() for host in self._hosts]
+        calls = [device.call(DeviceProcess.close) for device in self._devices] + [
+            host.call(HostWorker.close) for host in self._hosts
+        ]
         self.gather(calls, CLOSE_S)
 
 

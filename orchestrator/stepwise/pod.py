@@ -21,19 +21,19 @@ from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFai
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.group.backend import Backend, Call, HostHandles
-from podembed.orchestrator.group.calls import (
-    WorkerCalls,
-    answers_within,
-)
+from podembed.orchestrator.group.calls import Process, answers_within, status
 from podembed.orchestrator.group.process_group import ProcessGroup
 from podembed.orchestrator.group.watch import Deadlines
-from podembed.orchestrator.stepwise.calls import StepwiseCalls, StepwiseDeviceCalls, StepwiseHostCalls
+from podembed.orchestrator.stepwise.calls import StepwiseCalls
 from podembed.orchestrator.stepwise.line_calls import LineHandle
 from podembed.orchestrator.stepwise.request_thread import RequestThread
+from podembed.workers.stepwise.device import StepwiseDevice
 from podembed.workers.stepwise.driver_line import DriverLineSpec
-from podembed.workers.stepwise.host import StepwiseSpec
+from podembed.workers.stepwise.host import StepwiseHost, StepwiseSpec
 
 Answer = TypeVar("Answer")
+HostCalls = StepwiseCalls[StepwiseHost]
+DeviceCalls = StepwiseCalls[StepwiseDevice]
 
 FUNCTION_GRACE_S = 20.0
 LEAVE_S = 10.0
@@ -112,18 +112,22 @@ class Pod:
             for host in range(num_hosts)
         ]
         start_s = self._group.deadlines.start_s
-        self._addresses = self.ask_hosts(lambda at, host: host.start(specs[at]), timeout_s=start_s)
-        self.ask_hosts(lambda at, host: host.connect(self._addresses, start_s), timeout_s=start_s)
+        self._addresses = self.ask_hosts(lambda at, host: host.call(StepwiseHost.start, specs[at]), timeout_s=start_s)
+        self.ask_hosts(lambda at, host: host.call(StepwiseHost.connect, self._addresses, start_s), timeout_s=start_s)
         # A process that answered once and then does not is not coming up any more.
-        for pair, said in zip(self.handles, self.ask_hosts(lambda at, host: host.status()), strict=True):
+        for pair, said in zip(
+            self.handles, self.ask_hosts(lambda at, host: host.control(StepwiseHost.status)), strict=True
+        ):
             self._group.note(pair.host.worker, said)
-        self._open_lines(self._hosts)
+        self._open_lines(StepwiseHost.open_line, self._hosts)
 
-    def _open_lines(self, workers: Sequence[StepwiseCalls]) -> None:
+    def _open_lines(
+        self, method: Callable[[Process, DriverLineSpec], tuple[str, int]], workers: Sequence[StepwiseCalls[Process]]
+    ) -> None:
         """A step's calls of these processes go over lines of their own from now on, as far as the backend can."""
         able = [worker for worker in workers if isinstance(worker.handle, LineHandle)]
         specs = [DriverLineSpec(name=f"{self._id} {worker.handle.worker}", token=self._token) for worker in able]
-        calls = [worker.open_line(spec) for worker, spec in zip(able, specs, strict=True)]
+        calls = [worker.call(method, spec) for worker, spec in zip(able, specs, strict=True)]
         for worker, spec, address in zip(able, specs, self._gather(calls, self.call_timeout_s), strict=True):
             if isinstance(worker.handle, LineHandle):
                 worker.handle.connect(address, spec)
@@ -151,10 +155,15 @@ class Pod:
             return
         self._require_alive()
         start_s, num_hosts = self._group.deadlines.start_s, len(self.handles)
-        (coordinator,) = self._gather([self._devices[0].reserve_coordinator(self._addresses[0][0])], start_s)
-        calls = [device.join(coordinator, num_hosts, at, start_s) for at, device in enumerate(self._devices)]
+        (coordinator,) = self._gather(
+            [self._devices[0].call(StepwiseDevice.reserve_coordinator, self._addresses[0][0])], start_s
+        )
+        calls = [
+            device.call(StepwiseDevice.join, coordinator, num_hosts, at, start_s)
+            for at, device in enumerate(self._devices)
+        ]
         self._gather(calls, start_s)
-        self._open_lines(self._devices)
+        self._open_lines(StepwiseDevice.open_line, self._devices)
         self._has_gang = True
 
     @property
@@ -162,15 +171,15 @@ class Pod:
         return self._group.handles
 
     @property
-    def _hosts(self) -> list[StepwiseHostCalls]:
-        return [StepwiseHostCalls(pair.host) for pair in self.handles]
+    def _hosts(self) -> list[HostCalls]:
+        return [StepwiseCalls(pair.host) for pair in self.handles]
 
     @property
-    def _devices(self) -> list[StepwiseDeviceCalls]:
-        return [StepwiseDeviceCalls(pair.device) for pair in self.handles]
+    def _devices(self) -> list[DeviceCalls]:
+        return [StepwiseCalls(pair.device) for pair in self.handles]
 
     def ask_hosts(
-        self, ask: Callable[[int, StepwiseHostCalls], Call[Answer]], *, timeout_s: float | None = None
+        self, ask: Callable[[int, HostCalls], Call[Answer]], *, timeout_s: float | None = None
     ) -> list[Answer]:
         """Asks every host process at once. Returns their answers in order.
 
@@ -189,7 +198,7 @@ class Pod:
 
         return self.in_turn("a call to the hosts", in_turn)
 
-    def tell_hosts(self, what: str, ask: Callable[[int, StepwiseHostCalls], Call[Any]]) -> None:
+    def tell_hosts(self, what: str, ask: Callable[[int, HostCalls], Call[Any]]) -> None:
         """As `ask_hosts`, without waiting. The next call waits for the answers, too, and raises what a host raised; so
         does `close`.
 
@@ -211,7 +220,7 @@ class Pod:
         if self._told:
             self._gather([], self.call_timeout_s)
 
-    def ask_devices(self, ask: Callable[[int, StepwiseDeviceCalls], Call[Answer]], *, timeout_s: float) -> list[Answer]:
+    def ask_devices(self, ask: Callable[[int, DeviceCalls], Call[Answer]], *, timeout_s: float) -> list[Answer]:
         """As `ask_hosts`, of the device processes, which run a function of the user. It begins beside the calls under
         way.
         """
@@ -252,8 +261,8 @@ class Pod:
 
     def _leave(self) -> None:
         """Lets processes leave in order; one that cannot is stopped all the same."""
-        leaving: list[WorkerCalls] = [*(self._devices if self._has_gang else ()), *self._hosts]
-        calls = [worker.close() for worker in leaving]
+        calls = [device.call(StepwiseDevice.close) for device in self._devices if self._has_gang]
+        calls += [host.call(StepwiseHost.close) for host in self._hosts]
         answers_within(self._group.backend, calls, timeout_s=LEAVE_S, clock=self._group.clock)
 
     def _gather(
@@ -287,7 +296,7 @@ class Pod:
         """Processes that are gone and had no call, where others only report that they miss one."""
         if any(failure.kind is not FailureKind.PEER for failure in failures):
             return []
-        calls = [WorkerCalls(handle).status() for pair in self.handles for handle in (pair.host, pair.device)]
+        calls = [status(handle) for pair in self.handles for handle in (pair.host, pair.device)]
         found = answers_within(self._group.backend, calls, timeout_s=DEATH_S, clock=self._group.clock).values()
         return [one for one in found if isinstance(one, Failure) and one.kind is FailureKind.DIED]
 

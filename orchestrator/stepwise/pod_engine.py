@@ -13,10 +13,10 @@ from podembed.embedding.tf.engine.engine import EngineMetrics, EngineSpec, Learn
 from podembed.embedding.tf.engine.order import ANY_NAME
 from podembed.embedding.tf.engine.table_storage import WrittenTables
 from podembed.orchestrator.group.backend import Call
-from podembed.orchestrator.stepwise.calls import StepwiseHostCalls
-from podembed.orchestrator.stepwise.pod import Answer, Pod
+from podembed.orchestrator.stepwise.pod import Answer, HostCalls, Pod
 from podembed.workers.stepwise import saved_embedding as embedding_files
 from podembed.workers.stepwise import saved_index
+from podembed.workers.stepwise.host import StepwiseHost
 from podembed.workers.stepwise.shared_values import EnginePlace
 from podembed.workers.storage.store import Store
 
@@ -61,9 +61,9 @@ class PodEngine:
 
     @_in_turn
     def _start(self, restore_from: str | None) -> list[EnginePlace]:
-        places = self._all(lambda host: host.start_engine(self.spec, self._placement, restore_from))
+        places = self._all(lambda host: host.call(StepwiseHost.start_engine, self.spec, self._placement, restore_from))
         # A call of its own, in which no host waits for one that could not make its tables.
-        self._all(lambda host: host.share_memory())
+        self._all(lambda host: host.call(StepwiseHost.share_memory))
         return places
 
     def place(self, replica: int) -> EnginePlace:
@@ -83,14 +83,14 @@ class PodEngine:
         number, has_room, self.has_room = self.num_enqueued, self.has_room, False
         if has_room:
             # They refuse nothing, so the driver needs no answer before the next call.
-            self.pod.tell_hosts("enqueue", lambda at, host: host.enqueue(shares[at], number))
+            self.pod.tell_hosts("enqueue", lambda at, host: host.directly(StepwiseHost.enqueue, shares[at], number))
         else:
-            self.pod.ask_hosts(lambda at, host: host.enqueue(shares[at], number))
+            self.pod.ask_hosts(lambda at, host: host.directly(StepwiseHost.enqueue, shares[at], number))
 
     @_in_turn
     def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
         self.forget_sizes()
-        found = self._all(lambda host: host.dequeue_sized(name))
+        found = self._all(lambda host: host.directly(StepwiseHost.dequeue_sized, name))
         self._to_update = [sizes for _, sizes in found], name
         return [activations for activations, _ in found]
 
@@ -100,30 +100,34 @@ class PodEngine:
             sizes, of = self._to_update
             if of == name or (of is None and name == ANY_NAME):
                 return sizes
-        return self._all(lambda host: host.sizes_to_update(name))
+        return self._all(lambda host: host.directly(StepwiseHost.sizes_to_update, name))
 
     def apply_gradients(
         self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
     ) -> None:
         # The user's functions of the step are called in the user's thread.
-        rates = list(rates_at(learning_rates, lambda: self._all(lambda host: host.next_step(name))[0]))
+        rates = list(
+            rates_at(learning_rates, lambda: self._all(lambda host: host.directly(StepwiseHost.next_step, name))[0])
+        )
         self._apply(gradients, rates, name)
 
     @_in_turn
     def _apply(self, gradients: Sequence[Sequence[np.ndarray]], rates: list[float], name: str | None) -> None:
         self.forget_sizes()
-        self.pod.ask_hosts(lambda at, host: host.apply_gradients(list(gradients[at]), rates, name))
+        self.pod.ask_hosts(
+            lambda at, host: host.directly(StepwiseHost.apply_gradients, list(gradients[at]), rates, name)
+        )
 
     @_in_turn
     def discard(self) -> None:
         self.forget_sizes()
-        self._all(lambda host: host.discard())
+        self._all(lambda host: host.call(StepwiseHost.discard))
 
     def drain(self) -> None:
-        self._all(lambda host: host.drain())
+        self._all(lambda host: host.call(StepwiseHost.drain))
 
     def metrics(self) -> EngineMetrics:
-        of_hosts: list[EngineMetrics] = self._all(lambda host: host.metrics())
+        of_hosts: list[EngineMetrics] = self._all(lambda host: host.call(StepwiseHost.metrics))
         return EngineMetrics(
             num_steps=of_hosts[0].num_steps,
             learning_rates=of_hosts[0].learning_rates,
@@ -137,7 +141,7 @@ class PodEngine:
         for at, table in enumerate(self.spec.tables):
             arrays = {name: np.empty((table.num_rows, width), np.float32) for name, width in table.widths.items()}
             num_buckets = table.layout.num_buckets
-            for held in self._all(lambda host, at=at: host.read_buckets(at)):
+            for held in self._all(lambda host, at=at: host.call(StepwiseHost.read_buckets, at)):
                 for bucket, values in held.items():
                     for name, whole in arrays.items():
                         own = whole[bucket::num_buckets]
@@ -154,7 +158,7 @@ class PodEngine:
     def write(self, path: str) -> WrittenTables:
         self.drain()
         attempt = embedding_files.new_attempt()
-        answers = self._all(lambda host: host.save(Store(path).location, attempt))
+        answers = self._all(lambda host: host.call(StepwiseHost.save, Store(path).location, attempt))
         receipts = [receipt for receipt, _ in answers]
         return embedding_files.assemble(self.spec.tables, attempt, receipts, num_steps=answers[0][1])
 
@@ -164,12 +168,12 @@ class PodEngine:
         saved_index.read_index(path)
         self.forget_sizes()
         self.drain()
-        self._all(lambda host: host.restore(Store(path).location))
+        self._all(lambda host: host.call(StepwiseHost.restore, Store(path).location))
 
     @_in_turn
     def close(self) -> None:
-        self._all(lambda host: host.stop_engine())
+        self._all(lambda host: host.call(StepwiseHost.stop_engine))
 
-    def _all(self, ask: Callable[[StepwiseHostCalls], Call[Answer]]) -> list[Answer]:
+    def _all(self, ask: Callable[[HostCalls], Call[Answer]]) -> list[Answer]:
         """The same call on every host."""
         return self.pod.ask_hosts(lambda at, host: ask(host))

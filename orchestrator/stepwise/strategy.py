@@ -24,12 +24,11 @@ from podembed.embedding.tf.replicas.strategies import entered, register
 from podembed.orchestrator.api.config import ScalingConfig
 from podembed.orchestrator.cluster.connection import is_connected, shared_connection
 from podembed.orchestrator.group.backend import Call
-from podembed.orchestrator.stepwise.calls import StepwiseDeviceCalls
 from podembed.orchestrator.stepwise.line_calls import LineBackend
-from podembed.orchestrator.stepwise.pod import Pod, in_sentences
+from podembed.orchestrator.stepwise.pod import DeviceCalls, Pod, in_sentences
 from podembed.orchestrator.stepwise.pod_engine import PodEngine
 from podembed.workers.stepwise.asking import UserQuestion
-from podembed.workers.stepwise.device import Ran
+from podembed.workers.stepwise.device import Ran, StepwiseDevice
 from podembed.workers.storage.store import Store
 
 
@@ -148,9 +147,9 @@ class PodStrategy(CrossReplica):
             engine.has_room = False
             engine.forget_sizes()
 
-        def ask(replica: int, device: StepwiseDeviceCalls) -> Call[Ran | UserQuestion]:
+        def ask(replica: int, device: DeviceCalls) -> Call[Ran | UserQuestion]:
             own, named = arguments(replica)
-            return device.run_function(packed, own, named, after)
+            return device.directly(StepwiseDevice.run_function, packed, own, named, after)
 
         # Rates that change are called in the pod's thread: no other call may come between the parts of a function.
         ran = until_ended(pod, pod.ask_devices(ask, timeout_s=self._run_timeout_s), timeout_s=self._run_timeout_s)
@@ -165,10 +164,10 @@ class PodStrategy(CrossReplica):
         if engine is self._attached:
             return
 
-        def ask(replica: int, device: StepwiseDeviceCalls) -> Call[None]:
+        def ask(replica: int, device: DeviceCalls) -> Call[None]:
             if engine is None:
-                return device.detach()
-            return device.attach(engine.replica_spec, engine.place(replica), pod.call_timeout_s)
+                return device.call(StepwiseDevice.detach)
+            return device.call(StepwiseDevice.attach, engine.replica_spec, engine.place(replica), pod.call_timeout_s)
 
         pod.ask_devices(ask, timeout_s=pod.call_timeout_s)
         self._attached = engine
@@ -178,7 +177,9 @@ class PodStrategy(CrossReplica):
         """Values that no function has referred to before."""
         values = [one for key, one in kept.items() if key not in self._known]
         if values:
-            pod.ask_devices(lambda replica, device: device.keep(values), timeout_s=pod.call_timeout_s)
+            pod.ask_devices(
+                lambda replica, device: device.call(StepwiseDevice.keep, values), timeout_s=pod.call_timeout_s
+            )
             self._known.update(kept)
 
     def start_engine(self, spec: EngineSpec, *, restore_from: str | None) -> Engine:
@@ -276,9 +277,13 @@ def until_ended(pod: Pod, answers: Sequence[Ran | UserQuestion], *, timeout_s: f
             rates = rates_of(_same_question(answers))
         except BaseException:
             # No replica may go on alone: its host would wait for the others.
-            pod.ask_devices(lambda replica, device: device.give_up(), timeout_s=pod.call_timeout_s)
+            pod.ask_devices(
+                lambda replica, device: device.directly(StepwiseDevice.give_up), timeout_s=pod.call_timeout_s
+            )
             raise
-        answers = pod.ask_devices(lambda replica, device, rates=rates: device.go_on(rates), timeout_s=timeout_s)
+        answers = pod.ask_devices(
+            lambda replica, device, rates=rates: device.directly(StepwiseDevice.go_on, rates), timeout_s=timeout_s
+        )
     return [one for one in answers if isinstance(one, Ran)]
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from podembed.orchestrator.api.run_errors import Failure
-from podembed.orchestrator.group.calls import TracedCalls, answers_within
+from podembed.orchestrator.group.backend import Handle
+from podembed.orchestrator.group.calls import Calls, answers_within
 from podembed.orchestrator.group.process_group import ProcessGroup
 from podembed.workers.liveness.worker import Worker
+from podembed.workers.tracing.recorder import Recorded
 
 ROUNDS = 5
 ANSWER_S = 2.0
@@ -47,12 +50,20 @@ class ClockOffset:
         )
 
 
+class Recording(Protocol):
+    """What both processes of a host answer for a trace, while they work."""
+
+    def trace_clock_s(self) -> float: ...
+
+    def end_trace(self) -> Recorded: ...
+
+
 def best(offsets: Iterable[ClockOffset]) -> ClockOffset | None:
     """The surest; None of none."""
     return min(offsets, key=lambda one: one.uncertainty_s, default=None)
 
 
-def asked(group: ProcessGroup, processes: Sequence[TracedCalls]) -> dict[Worker, list[ClockOffset]]:
+def asked(group: ProcessGroup, processes: Sequence[Handle]) -> dict[Worker, list[ClockOffset]]:
     """Asks every process for its clock, several times. Those that do not answer are missing.
 
     One is asked at a time, so that no answer waits for another one.
@@ -64,17 +75,18 @@ def asked(group: ProcessGroup, processes: Sequence[TracedCalls]) -> dict[Worker,
         for process in [*left]:
             if round_number and group.clock.monotonic_s() - began_s > BUDGET_S:
                 return found
-            offset = _asked(group, process.trace_clock_s, group.clock.monotonic_s)
+            offset = _asked(group, process, group.clock.monotonic_s)
             if offset is None:
                 left.remove(process)
             else:
-                found.setdefault(process.handle.worker, []).append(offset)
+                found.setdefault(process.worker, []).append(offset)
     return found
 
 
-def _asked(group: ProcessGroup, ask: Callable, now_s: Callable[[], float]) -> ClockOffset | None:
+def _asked(group: ProcessGroup, process: Handle, now_s: Callable[[], float]) -> ClockOffset | None:
     asked_s = now_s()
-    answers = answers_within(group.backend, [ask()], timeout_s=ANSWER_S, clock=group.clock)
+    call = Calls(process).control(Recording.trace_clock_s)
+    answers = answers_within(group.backend, [call], timeout_s=ANSWER_S, clock=group.clock)
     answered_s = now_s()
     found_s = answers.get(0)
     return None if found_s is None or isinstance(found_s, Failure) else ClockOffset.of(asked_s, found_s, answered_s)

@@ -23,10 +23,13 @@ from podembed.orchestrator.api.run_errors import Failure
 from podembed.orchestrator.driver.step_trace import NEVER, StepTrace
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.tracing import ProcessClock, TraceCut, TraceLost, TraceWritten
-from podembed.orchestrator.group.calls import TracedCalls, answers_within
+from podembed.orchestrator.group.backend import Handle
+from podembed.orchestrator.group.calls import Calls, answers_within
 from podembed.orchestrator.group.process_group import ProcessGroup
-from podembed.tools.tracing.clocks import ClockOffset, asked, best
+from podembed.tools.tracing.clocks import ClockOffset, Recording, asked, best
 from podembed.tools.tracing.perfetto import TracedProcess, trace_bytes
+from podembed.workers.device.process import DeviceProcess
+from podembed.workers.host.host import HostWorker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
 from podembed.workers.tracing.recorder import Recorded, Recorder
@@ -46,7 +49,7 @@ class _Recording:
     """A trace under way. Mutated: `reached`, the step up to which was trained.
 
     Attributes:
-      calls: calls of the processes that record.
+      handles: handles of the processes that record.
       offsets: offsets of their clocks, as found at its beginning.
     """
 
@@ -54,7 +57,7 @@ class _Recording:
     generation: int
     first: int
     reached: int
-    calls: Sequence[TracedCalls]
+    handles: Sequence[Handle]
     offsets: dict[Worker, list[ClockOffset]]
 
 
@@ -149,17 +152,15 @@ class Tracing(StepTrace):
     # ------------------------------------------------------------------ one trace
 
     def _record(self, group: ProcessGroup, step: int, with_jax: bool) -> None:
-        calls = [TracedCalls(handle) for pair in group.handles for handle in (pair.host, pair.device)]
-        begun = answers_within(
-            group.backend,
-            [one.begin_trace(with_jax=with_jax) for one in calls],
-            timeout_s=BEGIN_S,
-            clock=group.clock,
-        )
-        able = [one for at, one in enumerate(calls) if at in begun and not isinstance(begun[at], Failure)]
+        hosts, devices = [pair.host for pair in group.handles], [pair.device for pair in group.handles]
+        calls = [Calls(one).control(HostWorker.begin_trace) for one in hosts]
+        calls += [Calls(one).control(DeviceProcess.begin_trace, with_jax) for one in devices]
+        begun = answers_within(group.backend, calls, timeout_s=BEGIN_S, clock=group.clock)
+        handles = [*hosts, *devices]
+        able = [one for at, one in enumerate(handles) if at in begun and not isinstance(begun[at], Failure)]
         offsets = asked(group, able)
         self._recording = _Recording(
-            group=group, generation=self._generation, first=step, reached=step, calls=calls, offsets=offsets
+            group=group, generation=self._generation, first=step, reached=step, handles=handles, offsets=offsets
         )
         group.trace = self.driver
         self.driver.begin()
@@ -180,23 +181,21 @@ class Tracing(StepTrace):
 
     def _gather(self, recording: _Recording, own: Recorded, lost: Collection[Worker], fault: str) -> None:
         group = recording.group
-        calls = [one for one in recording.calls if one.handle.worker not in lost]
+        calls = [Calls(one).control(Recording.end_trace) for one in recording.handles if one.worker not in lost]
         timeout_s = FAULT_S if fault else GATHER_S
-        found = answers_within(
-            group.backend, [one.end_trace() for one in calls], timeout_s=timeout_s, clock=group.clock
-        )
+        found = answers_within(group.backend, calls, timeout_s=timeout_s, clock=group.clock)
         recorded: dict[Worker, Recorded] = {
-            calls[at].handle.worker: answer for at, answer in found.items() if not isinstance(answer, Failure)
+            calls[at].worker: answer for at, answer in found.items() if not isinstance(answer, Failure)
         }
         # After a fault nothing waits for more than it must: the clocks at the beginning will do.
-        after = {} if fault else asked(group, [one for one in calls if one.handle.worker in recorded])
+        after = {} if fault else asked(group, [one for one in recording.handles if one.worker in recorded])
         offsets = {
             worker: offset
             # In the file, a host's two processes lie below each other.
             for worker in sorted(recorded, key=lambda one: (one.number, not one.is_host))
             if (offset := best([*recording.offsets.get(worker, ()), *after.get(worker, ())])) is not None
         }
-        missing = tuple(str(one.handle.worker) for one in recording.calls if one.handle.worker not in offsets)
+        missing = tuple(str(one.worker) for one in recording.handles if one.worker not in offsets)
         trace = _Trace(recording.first, recording.reached, recording.generation, own, recorded, offsets, missing, fault)
         thread = threading.Thread(target=self._write, args=(trace,), name="write trace", daemon=True)
         self._writing.append(thread)

@@ -22,6 +22,7 @@ from podembed.orchestrator.stepwise.pod_engine import PodEngine
 from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
+from podembed.workers.stepwise.host import StepwiseHost
 from tests.orchestrator.group.test_worker_group import NEVER, ScriptedBackend
 
 HOST_1, DEVICE_0, DEVICE_1 = Worker("host", 1), Worker("device", 0), Worker("device", 1)
@@ -74,7 +75,7 @@ def test_an_error_of_all_hosts_is_the_users_and_the_pod_goes_on() -> None:
         run(pod)
     # Of the first replica, whatever the order in which they ended.
     assert raised.value.args == (0,)
-    assert pod.ask_hosts(lambda at, host: host.next_step(None)) == ["mine", "mine"]
+    assert pod.ask_hosts(lambda at, host: host.directly(StepwiseHost.next_step, None)) == ["mine", "mine"]
     assert backend.num_stops == 0
     pod.close()
     assert backend.num_stops == 1
@@ -111,7 +112,7 @@ def test_a_process_that_is_gone_costs_the_tables_at_once_and_is_named(kind: Fail
     assert isinstance(raised.value.__cause__, WorkerFailure)
     assert backend.num_stops == 1, "processes that cannot be used any more are ended, not only those of a closed one"
     with pytest.raises(PodLost, match="host 1"):
-        pod.ask_hosts(lambda at, host: host.next_step(None))
+        pod.ask_hosts(lambda at, host: host.directly(StepwiseHost.next_step, None))
 
 
 def test_a_host_that_dies_while_functions_run_is_named_though_only_its_device_misses_it() -> None:
@@ -185,7 +186,8 @@ def test_what_hosts_are_told_is_waited_for_by_the_next_call() -> None:
 
 
 @pytest.mark.parametrize(
-    "following", [run, lambda pod: pod.ask_hosts(lambda at, host: host.next_step(None)), Pod.close]
+    "following",
+    [run, lambda pod: pod.ask_hosts(lambda at, host: host.directly(StepwiseHost.next_step, None)), Pod.close],
 )
 def test_what_it_raises_is_raised_by_the_next_call_at_the_latest(following: Callable[[Pod], Any]) -> None:
     def script(worker: Worker, method: str) -> Any:
@@ -202,7 +204,7 @@ def test_what_it_raises_is_raised_by_the_next_call_at_the_latest(following: Call
     assert "next_step" not in [method for _, method, _ in backend.asked], "asked after a call that had failed"
     # It is raised once.
     if following is not Pod.close:
-        assert pod.ask_hosts(lambda at, host: host.metrics()) == ["mine", "mine"]
+        assert pod.ask_hosts(lambda at, host: host.call(StepwiseHost.metrics)) == ["mine", "mine"]
     pod.close()
     assert backend.num_stops == 1
 
@@ -289,7 +291,7 @@ def test_without_a_cluster_no_process_is_asked_any_more() -> None:
     pod._cluster_lost = lambda: "the program has left its Ray cluster"
     num_asked = len(backend.asked)
     with pytest.raises(PodLost, match="lost its tables: the program has left its Ray cluster"):
-        pod.ask_hosts(lambda at, host: host.next_step(None))
+        pod.ask_hosts(lambda at, host: host.directly(StepwiseHost.next_step, None))
     pod.close()
     assert len(backend.asked) == num_asked
     assert backend.num_stops == 1

@@ -30,6 +30,7 @@ from podembed.orchestrator.stepwise.pod import PodLost
 from podembed.orchestrator.stepwise.strategy import PodStrategy
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.liveness.process_statistics import read_statistics
+from podembed.workers.stepwise.host import StepwiseHost
 from podembed.workers.stepwise.saved_index import AlreadySaved, NothingSaved
 from tests.long_tests import is_long
 
@@ -106,7 +107,7 @@ def test_batches_need_not_divide_by_the_hosts(make, strategy, num_samples):
 def test_both_hosts_hold_a_part(make, strategy):
     config, _ = declared(num_rows=100_000)
     make(config, 4, SGD(0.1))
-    held = strategy._pod.ask_hosts(lambda at, host: host.read_buckets(0))
+    held = strategy._pod.ask_hosts(lambda at, host: host.call(StepwiseHost.read_buckets, 0))
     assert all(held)
     assert not set(held[0]) & set(held[1])
 
