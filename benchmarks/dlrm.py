@@ -44,7 +44,6 @@ from podembed.embedding.buckets import split_evenly  # noqa: E402
 from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
-from podembed.orchestrator.events.sentences import sentence  # noqa: E402
 from podembed.workers.data.batch import Batch  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
 from podembed.workers.device.options import Transfers  # noqa: E402
@@ -242,7 +241,7 @@ def start_group(
             devices=scaling.devices,
         )
 
-    backend = RayBackend(scaling, lambda event: print(sentence(event), file=sys.stderr))
+    backend = RayBackend(scaling, lambda event: print(event.sentence(), file=sys.stderr))
     group = WorkerGroup.start(backend, hosts, device, deadlines=Deadlines(), on_poll=lambda: None)
     try:
         group.restore(None)

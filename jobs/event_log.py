@@ -20,7 +20,6 @@ from podembed.orchestrator.events.commits import Committed
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.progress import WindowTrained
 from podembed.orchestrator.events.run import DriverBegan, DriverEnded, GenerationLost, Recovered
-from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.plan import FaultPlan, FaultPlanError
@@ -106,7 +105,7 @@ class EventLog:
             "unix_s": time.time(),
             "process": os.getpid(),
             "values": event.values(),
-            "text": sentence(event),
+            "text": event.sentence(),
         }
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from podembed.orchestrator.events.event import Emit, Event
-from podembed.orchestrator.events.sentences import sentence
 
 
 def saying(texts: list[str]) -> Emit:
     """Appends the sentence of each event."""
-    return lambda event: texts.append(sentence(event))
+    return lambda event: texts.append(event.sentence())
 
 
 def sentences(events: Sequence[Event]) -> list[str]:
-    return [sentence(event) for event in events]
+    return [event.sentence() for event in events]

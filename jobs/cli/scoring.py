@@ -107,7 +107,7 @@ def run(command: Scoring) -> int:
 
 
 def _evaluate(command: Evaluate) -> int:
-    from podembed.orchestrator.events.sentences import NO_FIGURE
+    from podembed.orchestrator.events.progress import NO_FIGURE
     from podembed.serving.predict.evaluate import evaluate
     from podembed.serving.predict.rank import rank_all
 

@@ -19,8 +19,8 @@ from podembed.orchestrator.api.result import Result, is_same_loss
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.orchestrator.events.progress import NO_FIGURE, figures
 from podembed.orchestrator.events.reporter import Reporter
-from podembed.orchestrator.events.sentences import NO_FIGURE, figures
 from podembed.orchestrator.run.history_record import HistoryRecord, read_history
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.job.job import JobConfig

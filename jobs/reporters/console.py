@@ -1,6 +1,6 @@
 """What a run tells its user while it goes on: a live panel on a terminal, plain lines elsewhere.
 
-The driver emits events; `events.sentences` puts them into words, and how these look is decided here.
+The driver emits events; an event's `sentence` puts them into words, and how these look is decided here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rich.text import Text
 
 from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.orchestrator.api.text import format_duration, format_rate
+from podembed.orchestrator.events.commits import commit_line
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import Evaluated, WindowReport
 from podembed.orchestrator.events.run import Recovered
-from podembed.orchestrator.events.sentences import commit_line, sentence
 from podembed.workers.job.ranking import Baseline
 
 LINE_INTERVAL_S = 5.0
@@ -98,13 +98,13 @@ class ConsoleReporter:
         self._live.start()
 
     def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None:
-        self.notice(sentence(Evaluated(evaluation=evaluation, best_auc=best_auc, baseline=baseline)))
+        self.notice(Evaluated(evaluation=evaluation, best_auc=best_auc, baseline=baseline).sentence())
 
     def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
         self.notice(commit_line(name, size_bytes=size_bytes, seconds=seconds))
 
     def recovery(self, recovery: Recovery) -> None:
-        self.notice(sentence(Recovered(recovery=recovery)))
+        self.notice(Recovered(recovery=recovery).sentence())
 
     def close(self) -> None:
         if self._live is not None:

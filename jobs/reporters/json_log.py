@@ -15,7 +15,6 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.orchestrator.events.event import Event, Level
 from podembed.orchestrator.events.progress import WindowReport, WindowTrained
-from podembed.orchestrator.events.sentences import sentence
 from podembed.tools.metrics.measurer import Measurer
 from podembed.workers.job.ranking import Baseline
 
@@ -62,7 +61,7 @@ class JsonReporter:
             values["first_step"] = event.first_step
         else:
             values = event.values()
-        self.line(event.kind, sentence(event), values, level=event.level)
+        self.line(event.kind, event.sentence(), values, level=event.level)
         self._is_told = True
 
     def activity(self, what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.orchestrator.events.event import Event, Level
 
 
@@ -22,6 +23,9 @@ class Committed(Event):
     step: int
     size_bytes: int
     seconds: float
+
+    def sentence(self) -> str:
+        return commit_line(self.name, size_bytes=self.size_bytes, seconds=self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +52,29 @@ class SaveFailed(Event):
     needs_all: bool = False
     is_full: bool = False
 
+    def sentence(self) -> str:
+        follows = (
+            "Training waits and tries again"
+            if self.is_awaited
+            else "Training goes on, the next save is another try, and a fault would lead back to step "
+            + str(self.head_step)
+        )
+        left = f" Its files are still there and go with a later commit: {self.left}." if self.left else ""
+        whole = " The next save writes all rows, since it cannot rely on earlier commits." if self.needs_all else ""
+        return (
+            f"SAVE FAILED at step {self.step} (number {self.in_a_row} in a row): {self.reason} {follows}.{whole}{left}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitDelayed(Event):
     """Training waited to begin a commit, since the one of `before_step` was still being written."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before_step} was still "
+        "being written. Commit less often, or give the run a faster storage"
+    )
     step: int
     before_step: int
     waited_s: float
@@ -68,6 +89,10 @@ class CommitUnsettled(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "step {step}: the storage failed while the commit was published, and nobody knows whether it stands; it is "
+        "asked again for up to {timeout_s:.0f} s. {reason}"
+    )
     step: int
     timeout_s: float
     reason: str
@@ -82,6 +107,10 @@ class LastCommitTried(Event):
       reason: a sentence.
     """
 
+    template = (
+        "the run is to end, but the storage fails its last commit: {reason} It is tried again for up to "
+        "{timeout_s:.0f} s. Ctrl-C once more leaves at once; a resume then goes on from step {committed_step}"
+    )
     committed_step: int
     timeout_s: float
     reason: str
@@ -92,6 +121,10 @@ class PublicationAbandoned(Event):
     """The driver left while the storage had not answered for `waited_s`."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "left while the storage had not answered for {waited_s:.0f} s. What was committed stands; whether the commit "
+        "that was being published does, the next driver finds out"
+    )
     waited_s: float
 
 
@@ -104,6 +137,10 @@ class CommitVanished(Event):
     """
 
     level: ClassVar[Level] = Level.ERROR
+    template = (
+        "commit {commit} has VANISHED: somebody removed {file}. The next commit is whole without it; restore the "
+        "file from a copy to be able to go back to it"
+    )
     commit: str
     file: str
 
@@ -119,6 +156,10 @@ class FilesVanished(Event):
     """
 
     level: ClassVar[Level] = Level.ERROR
+    template = (
+        "{num_damaged} of the {num_files} files of commit {commit} have VANISHED or changed, first {first} "
+        "({found}). A fault before the next commit would end the run; `podembed fsck {location}` names all"
+    )
     commit: str
     num_damaged: int
     num_files: int
@@ -142,6 +183,12 @@ class StepsGivenUp(Event):
     base_step: int
     reached_step: int
 
+    def sentence(self) -> str:
+        return (
+            f"stopped in the middle of a recovery: {plural(self.reached_step - self.base_step, 'step')} after step "
+            f"{self.base_step} are given up. A resumed run does them again, from {self.commit or 'the first step'}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitLost(Event):
@@ -157,12 +204,19 @@ class CommitLost(Event):
     file: str
     now: str | None
 
+    def sentence(self) -> str:
+        return (
+            f"commit {self.commit} has VANISHED since it was made: {self.file} is not there. Training goes back to "
+            f"{self.now or 'the first step'}; restore the file from a copy to keep its steps"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPassedOver(Event):
     """A damaged commit is not used, as the user allows; its steps are done again."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = "commit {commit} is damaged and passed over, its steps are done again: {reason}"
     commit: str
     reason: str
 
@@ -171,6 +225,7 @@ class CommitPassedOver(Event):
 class OldCommitsKept(Event):
     """The storage did not delete commits that no policy keeps."""
 
+    template = "old commits were not deleted: {reason}"
     reason: str
 
 
@@ -183,6 +238,7 @@ class RecordRestored(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = "{file} had been {found}; it was written again, as it was"
     file: str
     found: str
 
@@ -192,6 +248,7 @@ class RunVanishing(Event):
     """The run's folder, or what the driver wrote in it, is not there now; known at the next commit."""
 
     level: ClassVar[Level] = Level.ERROR
+    template = "THE RUN HAS VANISHED; it ends at the next commit unless its files are back. {reason}"
     reason: str
 
 
@@ -200,6 +257,7 @@ class HeartbeatMissed(Event):
     """The heartbeat was not written."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = "the heartbeat was not written, so another driver may take this one for gone: {reason}"
     reason: str
 
 
@@ -208,6 +266,10 @@ class StorageAwaited(Event):
     """The storage is away while nothing can train without it; the driver tries again for up to `timeout_s`."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "the storage is away, and the run cannot go on without it; it is asked again for up to {timeout_s:.0f} s. "
+        "{reason}"
+    )
     timeout_s: float
     reason: str
 
@@ -217,6 +279,7 @@ class StorageNotAwaited(Event):
     """The storage is away, and the run was asked to end."""
 
     level: ClassVar[Level] = Level.ERROR
+    template = "the run ends without waiting for the storage. {reason}"
     reason: str
 
 
@@ -225,6 +288,7 @@ class HistoryUnread(Event):
     """Loss and evaluations of earlier steps could not be read from `history/`."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = "loss and evaluations of earlier steps are lost to history/, training is not touched: {reason}"
     reason: str
 
 
@@ -233,4 +297,10 @@ class HistoryUnwritten(Event):
     """Loss and evaluations were not written to `history/`."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = "loss and evaluations were not written to history/, training is not touched: {reason}"
     reason: str
+
+
+def commit_line(name: str, *, size_bytes: int, seconds: float) -> str:
+    """What is said of a commit."""
+    return f"committed {name}  {format_bytes(size_bytes)} in {seconds:.1f} s"

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
 from typing import Any, ClassVar
 
+MOST_TABLES = 3
+"""So many are named in a sentence."""
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 
 
@@ -28,16 +30,22 @@ class Level(StrEnum):
 class Event:
     """See the module. A type without a `kind` of its own takes the words of its name: `HostSlow` is `host_slow`.
 
-    `flat` names a field whose own fields lie beside the others in `values`.
+    `flat` names a field whose own fields lie beside the others in `values`. `template` is the sentence of a type whose
+    sentence only names fields.
     """
 
     kind: ClassVar[str] = "event"
     flat: ClassVar[str] = ""
     level: ClassVar[Level] = Level.INFO
+    template: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
         if "kind" not in cls.__dict__:
             cls.kind = _WORD.sub("_", cls.__name__).lower()
+
+    def sentence(self) -> str:
+        """The event in plain English, for people: one line, as a rule."""
+        return self.template.format(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def values(self) -> dict[str, Any]:
         """The fields as JSON has them; None where a number is not finite."""

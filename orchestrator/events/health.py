@@ -32,6 +32,9 @@ class AlarmBegan(Event):
         """The level: for a note that of progress."""
         return Level.INFO if self.is_note else Level.WARNING
 
+    def sentence(self) -> str:
+        return f"{'NOTE' if self.is_note else 'ALARM'} {self.alarm} at step {self.step}: {self.finding}. {self.remedy}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmEnded(Event):
@@ -40,3 +43,7 @@ class AlarmEnded(Event):
     alarm: str
     subject: str
     step: int
+
+    def sentence(self) -> str:
+        subject = f" of {self.subject}" if self.subject else ""
+        return f"alarm {self.alarm}{subject} is over at step {self.step}"

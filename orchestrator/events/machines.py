@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from podembed.orchestrator.api.run_errors import listed
+from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.events.event import Event, Level
+from podembed.workers.liveness.worker import Worker
 
 RESTS_FOR = "hosts failed on it again and again"
 
@@ -23,6 +26,10 @@ class HostsAwaited(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "waiting for hosts: {needed} needed, found {found}. Everything up to step {step} is committed. The run goes "
+        "on as soon as there are enough, and ends in {left_s:.0f} s if there are not"
+    )
     needed: int
     found: str
     step: int
@@ -42,6 +49,11 @@ class HostsChosen(Event):
     most: int
     reason: str
 
+    def sentence(self) -> str:
+        asked = plural(self.most, "host")
+        wanted = asked if self.least == self.most else f"{self.least} to {asked}"
+        return f"{plural(self.num_hosts, 'host')} of {wanted}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsWillChange(Event):
@@ -54,6 +66,10 @@ class HostsWillChange(Event):
     is_at_commit: bool
     reason: str
 
+    def sentence(self) -> str:
+        when = "at the next commit" if self.is_at_commit else "after this window, which is committed"
+        return f"hosts change {when}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRests(Event):
@@ -65,6 +81,7 @@ class MachineRests(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = "{machine} is not used for {seconds:.0f} s: {reason}"
     machine: str
     seconds: float
     reason: str = RESTS_FOR
@@ -77,11 +94,18 @@ class HostsShareMachines(Event):
     num_hosts: int
     machines: int
 
+    def sentence(self) -> str:
+        return f"{self.num_hosts} hosts share {plural(self.machines, 'machine')}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NicenessFound(Event):
     """Ray runs the hosts at a lower priority than other programs."""
 
+    template = (
+        "Ray runs the hosts with a niceness of {niceness}: beside other busy programs they starve. For the usual "
+        "priority put RAY_worker_niceness=0 into the environment of `ray start` on every machine"
+    )
     niceness: int
 
 
@@ -90,6 +114,10 @@ class ClusterAwaited(Event):
     """No process listens at the address of the Ray cluster; the run waits for one."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "waiting for the Ray cluster at {address}, where no process listens. The run goes on as soon as it is back, "
+        "and ends in {timeout_s:.0f} s if it is not"
+    )
     address: str
     timeout_s: float
 
@@ -98,6 +126,7 @@ class ClusterAwaited(Event):
 class ClusterRestarted(Event):
     """The program's own Ray cluster was lost, and is started again."""
 
+    template = "{reason}: the program starts its cluster again"
     reason: str
 
 
@@ -110,6 +139,10 @@ class HeadSilent(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "Ray's head at {address} takes no connection. Until it does, the program sends it no request. The run ends "
+        "if it does not within {timeout_s:.0f} s, or {idle_timeout_s:.0f} s where hosts are lost with it"
+    )
     address: str
     timeout_s: float
     idle_timeout_s: float
@@ -119,6 +152,7 @@ class HeadSilent(Event):
 class HeadBack(Event):
     """Ray's head takes connections again."""
 
+    template = "Ray's head at {address} takes connections again"
     address: str
 
 
@@ -127,6 +161,7 @@ class RayLeftBehind(Event):
     """The program leaves Ray without its head, for `timeout_s` at most."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = "leaving Ray without its head: for {timeout_s:.0f} s, then the rest is left to Ray's other processes"
     timeout_s: float
 
 
@@ -139,6 +174,9 @@ class DevicesFound(Event):
     """
 
     hosts: Mapping[str, tuple[int, ...]]
+
+    def sentence(self) -> str:
+        return "devices: " + "; ".join(f"{kind} for {_hosts(hosts)}" for kind, hosts in self.hosts.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +191,13 @@ class AcceleratorsMissing(Event):
     hosts: tuple[int, ...]
     reserved: tuple[str, ...]
 
+    def sentence(self) -> str:
+        return (
+            f"{_hosts(self.hosts)}: found processors only, with {' and '.join(self.reserved)} reserved for each host. "
+            "Training goes on there. Install JAX's plugin for the accelerator on every machine (jax[cuda13], "
+            "jax[tpu]), and see what JAX_PLATFORMS is set to."
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorsIdle(Event):
@@ -165,6 +210,12 @@ class AcceleratorsIdle(Event):
     level: ClassVar[Level] = Level.WARNING
     idle: tuple[str, ...]
 
+    def sentence(self) -> str:
+        return (
+            f"the cluster has {' and '.join(self.idle)}, and hosts reserve none: models run on CPUs. Reserve whole "
+            "ones for each host with --resources, or resources_per_host, such as --resources CPU=8 GPU=1"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionRefused(Event):
@@ -175,6 +226,7 @@ class ConnectionRefused(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = "{description}"
     description: str
 
 
@@ -183,6 +235,11 @@ class MemoryWrong(Event):
     """Buckets of surviving hosts were not those of the commit after undo in memory; they were read from files."""
 
     level: ClassVar[Level] = Level.ERROR
+    template = (
+        "{buckets} buckets of hosts that lived on did not have the digests of the commit after going back to it in "
+        "memory. They were read from its files. Expected none. Look for a host with faulty memory, and report it if "
+        "it comes again"
+    )
     buckets: int
 
 
@@ -197,3 +254,14 @@ class BucketsRefused(Event):
     level: ClassVar[Level] = Level.WARNING
     buckets: int
     hosts: tuple[int, ...]
+
+    def sentence(self) -> str:
+        return (
+            f"{self.buckets} buckets that hosts sent to host {', '.join(map(str, self.hosts))} did not come or did not "
+            "have the digests of the commit. They were read from its files. Expected none. Look for a host with faulty "
+            "memory or a faulty network, and report it if it comes again"
+        )
+
+
+def _hosts(numbers: tuple[int, ...]) -> str:
+    return listed([Worker("host", number) for number in numbers])

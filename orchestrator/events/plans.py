@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.api.text import plural
+from podembed.orchestrator.events.event import MOST_TABLES, Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,21 @@ class TablesPlanned(Event):
     other_s: float
     tables: tuple[TableReason, ...]
 
+    def sentence(self) -> str:
+        named = [
+            f"{table.table} on {'the devices' if table.is_on_devices else plural(table.num_hosts, 'host')}: {table.why}"
+            for table in self.tables
+        ]
+        more = f"; and {plural(len(named) - MOST_TABLES, 'more table')}" if len(named) > MOST_TABLES else ""
+        return (
+            f"plan of the tables from step {self.step} on: {self.why}; the hosts take {1e3 * self.step_s:.2f} ms a "
+            f"step as predicted, {1e3 * self.other_s:.2f} without it; {'; '.join(named[:MOST_TABLES])}{more}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotPlanned(Event):
     """The run has recorded plans, but none for these hosts, so tables lie by the rule."""
 
+    template = "tables lie by size and features: {reason}"
     reason: str

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from podembed.orchestrator.api.result import Evaluation, MeasuredTable
 from podembed.orchestrator.api.save_policies import Order
-from podembed.orchestrator.events.event import Event, Level
+from podembed.orchestrator.api.text import format_bytes, plural
+from podembed.orchestrator.events.event import MOST_TABLES, Event, Level
 from podembed.workers.data.unknown_values import UnknownColumn
 from podembed.workers.host.row_norms import TableNorms
 from podembed.workers.input.data_sample import DataSample
@@ -16,6 +17,11 @@ from podembed.workers.job.ranking import Baseline
 from podembed.workers.job.window_figures import DenseNorms, LabelFigures
 from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
+
+# An owner of so many times its even share of a table's buckets is busy because of the placement.
+UNEVEN_SHARE = 1.5
+# Such as a model with a loss of its own, whose samples have one label or none.
+NO_FIGURE = "no figure, since the job declares no metrics that these labels allow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,7 @@ class WindowTrained(Event):
 
     kind: ClassVar[str] = "window"
     flat: ClassVar[str] = "report"
+    template = "trained up to step {report.step} of {report.total_steps}: loss {report.loss:.4f}"
     report: WindowReport
     first_step: int
     num_samples: int
@@ -116,6 +123,13 @@ class Evaluated(Event):
     baseline: Baseline | None
     orders: Mapping[str, Order] = field(default_factory=dict)
 
+    def sentence(self) -> str:
+        made = self.evaluation
+        best = "" if self.best_auc is None else f"  (best reachable {self.best_auc:.4f})"
+        losses = "  ".join(f"{name} {value:.4f}" for name, value in made.losses.items())
+        shown = "  ".join(filter(None, ["  ".join(figures(made, self.baseline)) + best, losses]))
+        return f"step {made.step:>6}  evaluation: {shown or NO_FIGURE}  on {made.num_samples:,} samples{made.reasons}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationCut(Event):
@@ -127,6 +141,10 @@ class EvaluationCut(Event):
       reason: why the run ends.
     """
 
+    template = (
+        "{reason}: the evaluation after step {step} is cut after {seconds:.0f} s and gives no figures; "
+        "`podembed resume` makes it first"
+    )
     step: int
     seconds: float
     reason: str
@@ -140,6 +158,7 @@ class StoppedEarly(Event):
       reason: the metric, its best value and where it was.
     """
 
+    template = "stopped early at step {step} of {total_steps}: {reason}"
     step: int
     total_steps: int
     reason: str
@@ -159,6 +178,11 @@ class ExchangesChosen(Event):
     relayed: tuple[str, ...]
     num_hosts: int
 
+    def sentence(self) -> str:
+        kinds = ", ".join(self.relayed)
+        way = f"{kinds} go by way of relays" if kinds else "all frames go directly to their hosts"
+        return f"step {self.step}: between {plural(self.num_hosts, 'host')} {way} from here on"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramsCompiled(Event):
@@ -177,6 +201,13 @@ class ProgramsCompiled(Event):
     seconds: float
     total: int
 
+    def sentence(self) -> str:
+        programs = plural(self.num_programs, "program")
+        return (
+            f"step {self.step}: compiled {programs} for bags or sequences of other lengths in {self.seconds:.1f} s, "
+            f"{self.total} so far"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSlow(Event):
@@ -189,6 +220,10 @@ class HostSlow(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "host {host} is slow: {ratio:.1f} times the work time of the others, most of it in {phase} ({phase_s:.2f} s "
+        "a window, the others {others_phase_s:.2f} s)"
+    )
     host: int
     ratio: float
     phase: Phase
@@ -200,6 +235,7 @@ class HostSlow(Event):
 class HostKeepsUp(Event):
     """A host that was slow works as fast as the others again."""
 
+    template = "host {host} keeps up with the others again"
     host: int
 
 
@@ -224,10 +260,27 @@ class OwnerBusy(Event):
     num_buckets: int
     num_hosts: int
 
+    def sentence(self) -> str:
+        what = (
+            f"host {self.host} gets requests for {self.ratio:.1f} times the rows of the mean owner ({self.rows:,} in a "
+            f"window, of tables that are cut), most of them of table '{self.table}'."
+        )
+        # One host cannot have less than a bucket, so a table of few buckets is uneven whatever its ids are.
+        if self.held_buckets * self.num_hosts >= UNEVEN_SHARE * self.num_buckets > 0:
+            return (
+                f"{what} It owns {self.held_buckets} of the table's {plural(self.num_buckets, 'bucket')}, which is "
+                "why. Fewer hosts would be busy more evenly"
+            )
+        return (
+            f"{what} Its ids fall on few buckets. Spread them, such as by a hash with a seed, before they are looked up"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnersEven(Event):
     """Rows are asked of all owners evenly again."""
+
+    template = "rows are asked of all owners evenly again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +297,13 @@ class IdsAltered(Event):
     count: int
     invalid_ids: str
 
+    def sentence(self) -> str:
+        done = {"drop": "dropped", "clip": "clipped", "hash": "hashed"}.get(self.invalid_ids, "altered")
+        return (
+            f"{self.count:,} ids outside the vocabulary of table '{self.table}' in a window or an evaluation were "
+            f"{done}, as its invalid_ids='{self.invalid_ids}' says. Later ones are counted without a notice"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablesMeasured(Event):
@@ -257,6 +317,15 @@ class TablesMeasured(Event):
     step: int
     tables: tuple[MeasuredTable, ...]
 
+    def sentence(self) -> str:
+        slowest = sorted(self.tables, key=lambda table: -table.step_s)[:MOST_TABLES]
+        each = "; ".join(
+            f"{table.name} {_took(table)} ({table.ids_per_sample:.3g} ids a sample, {table.distinct_share:.0%} "
+            f"distinct, {table.hot_share:.0%} of 256 rows{_sent(table)})"
+            for table in slowest
+        )
+        return f"step {self.step}: ms a step of a host for each of {plural(len(self.tables), 'table')}: {each}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnUnknown(Event):
@@ -264,6 +333,7 @@ class ColumnUnknown(Event):
 
     level: ClassVar[Level] = Level.WARNING
     flat: ClassVar[str] = "found"
+    template = "{found}"
     found: UnknownColumn
 
 
@@ -277,5 +347,25 @@ class RowsPutAside(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = "{num_rows} malformed rows left out so far, listed in {location}"
     num_rows: int
     location: str
+
+
+def figures(evaluation: Evaluation, baseline: Baseline | None) -> list[str]:
+    """AUC, where it has a meaning, and the job's own metrics in words, each with the baseline's behind it where that is
+    known.
+    """
+    known = {} if baseline is None else baseline.figures
+    return [
+        f"{name} {value:.4f}" + (f" ({baseline.name} {known[name]:.4f})" if baseline and name in known else "")
+        for name, value in evaluation.figures.items()
+    ]
+
+
+def _took(table: MeasuredTable) -> str:
+    return "on the devices" if table.is_on_devices else f"{1e3 * table.step_s:.2f}"
+
+
+def _sent(table: MeasuredTable) -> str:
+    return "" if table.is_on_devices else f", sends {format_bytes(table.sent_bytes)}"

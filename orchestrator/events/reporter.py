@@ -9,7 +9,6 @@ from podembed.orchestrator.events.commits import Committed
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import Evaluated, WindowReport, WindowTrained
 from podembed.orchestrator.events.run import Recovered
-from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.job.ranking import Baseline
 
 
@@ -43,24 +42,8 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
-class SilentReporter:
+class SilentReporter(Reporter):
     """Shows nothing."""
-
-    def event(self, event: Event) -> None: ...
-
-    def activity(self, what: str) -> None: ...
-
-    def notice(self, text: str) -> None: ...
-
-    def window(self, report: WindowReport) -> None: ...
-
-    def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None: ...
-
-    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None: ...
-
-    def recovery(self, recovery: Recovery) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def tell(reporter: Reporter, event: Event) -> None:
@@ -78,9 +61,9 @@ def tell(reporter: Reporter, event: Event) -> None:
         case Recovered(recovery=recovery):
             reporter.recovery(recovery)
         case _:
-            reporter.notice(sentence(event))
+            reporter.notice(event.sentence())
 
 
 def print_sentence(event: Event) -> None:
     """Prints an event's sentence, for programs without a reporter."""
-    print(sentence(event))
+    print(event.sentence())

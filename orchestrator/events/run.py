@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from podembed.orchestrator.api.result import HostsChange, Recovery
-from podembed.orchestrator.events.event import Event, Level
+from podembed.orchestrator.api.text import format_bytes, plural
+from podembed.orchestrator.events.event import MOST_TABLES, Event, Level
+
+NOTABLE_PART_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +18,7 @@ class DriverBegan(Event):
     """A driver begins; in the event log alone."""
 
     kind: ClassVar[str] = "begin"
+    template = "a driver begins"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +34,15 @@ class DriverEnded(Event):
     error: str | None
     message: str
 
+    def sentence(self) -> str:
+        return f"the driver ends: {self.error}: {self.message}" if self.error else "the driver ends"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOpened(Event):
     """The run is about to be trained."""
 
+    template = "run folder {url}"
     url: str
 
 
@@ -49,6 +57,7 @@ class CallbackFailed(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = "callback {callback} failed in {method}: {error}. The run goes on without what it did there.\n{trace}"
     callback: str
     method: str
     error: str
@@ -64,6 +73,10 @@ class CallbacksLeft(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "a callback has not come back within {waited_s:.0f} s of the end, and is left behind; {untold} calls were "
+        "not made"
+    )
     waited_s: float
     untold: int
 
@@ -78,6 +91,7 @@ class SinkFailed(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = "measurements do not reach {sink}: {error}. The run goes on without; {dropped} lines were dropped"
     sink: str
     error: str
     dropped: int
@@ -87,6 +101,7 @@ class SinkFailed(Event):
 class MetricsServed(Event):
     """Prometheus finds the run's measurements at a port of the driver's machine."""
 
+    template = "measurements for Prometheus: http://localhost:{port}/metrics"
     port: int
 
 
@@ -94,6 +109,7 @@ class MetricsServed(Event):
 class NothingLeft(Event):
     """All steps of the run are done."""
 
+    template = "nothing is left to do in {url}: step {step} is committed as {commit}"
     url: str
     step: int
     commit: str | None
@@ -107,6 +123,7 @@ class FilesInOrder(Event):
       description: the order, and a hint where it may not be the one that is meant.
     """
 
+    template = "{description}"
     description: str
 
 
@@ -115,6 +132,10 @@ class BatchNotFilled(Event):
     """A batch is larger than the data, so that an epoch is one step, and the rest of the batch is padding."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "batch_size is {batch_size:,} and the data has {num_samples:,} samples, so an epoch is one step, filled up "
+        "with padding. Lower batch_size, or see whether all of the data is there"
+    )
     batch_size: int
     num_samples: int
 
@@ -125,6 +146,14 @@ class RatesWithoutStep(Event):
 
     level: ClassVar[Level] = Level.WARNING
     tables: tuple[str, ...]
+
+    def sentence(self) -> str:
+        names = ", ".join(self.tables[:MOST_TABLES]) + (", ..." if len(self.tables) > MOST_TABLES else "")
+        return (
+            f"the learning rate of {plural(len(self.tables), 'table')} ({names}) is a function without the step. "
+            "Whenever the run is resumed, or goes on after a fault, it begins anew with all that it counts. Give the "
+            "function the step: def rate(step)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +166,11 @@ class RowGroupsShared(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "{num_rows:,} rows of {num_columns:,} columns lie in {num_row_groups} row groups or blocks, and each of "
+        "{num_lanes} lanes decodes a whole one for its part of it, which takes time. Write the data with row "
+        "groups of some ten thousand rows, many more than lanes, or lower num_lanes"
+    )
     num_row_groups: int
     num_lanes: int
     num_rows: int
@@ -165,6 +199,14 @@ class GenerationStarted(Event):
     restore: Mapping[str, Any]
     slices: Mapping[str, Any] | None = None
 
+    def sentence(self) -> str:
+        origin = f"from commit {self.commit}" if self.commit else "from the first step"
+        lived = f"; hosts that lived on: {self.survivors}, {_restore(self.restore)}" if self.survivors else ""
+        return (
+            f"generation {self.generation}: {plural(self.num_hosts, 'host')}, {origin}; started in {self.start_s:.1f} "
+            f"s, compiled in {self.compile_s:.1f} s{lived}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationLost(Event):
@@ -178,6 +220,7 @@ class GenerationLost(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = "fault: {cause}"
     generation: int
     cause: str
     workers: tuple[str, ...]
@@ -197,11 +240,21 @@ class Recovered(Event):
         # `super()` does not find its class in one that was made again for its slots.
         return Event.values(self) | {"total_s": self.recovery.total_s}
 
+    def sentence(self) -> str:
+        cost = self.recovery
+        return (
+            f"recovered in {cost.total_s:.1f} s as generation {cost.generation}: {cost.discarded_steps} steps "
+            f"discarded, back at step {cost.base_step}. Noticed within {cost.detect_s:.1f} s, "
+            f"stop {cost.stop_s:.1f} s, start {cost.start_s:.1f} s, restore {cost.restore_s:.1f} s, "
+            f"compile {cost.compile_s:.1f} s{_parts(cost)}{_kept(cost)}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEnded(Event):
     """A generation ends in order, with everything committed, for other hosts or another plan."""
 
+    template = "generation {generation} ends in order: {reason}"
     generation: int
     reason: str
 
@@ -213,12 +266,23 @@ class HostsChanged(Event):
     flat: ClassVar[str] = "change"
     change: HostsChange
 
+    def sentence(self) -> str:
+        change = self.change
+        if change.before == change.after:
+            hosts = plural(change.after, "host")
+            return f"{hosts} go on from step {change.step} after {change.seconds:.1f} s: {change.cause}"
+        return (
+            f"hosts changed from {change.before} to {change.after} at step {change.step} in {change.seconds:.1f} s: "
+            f"{change.cause}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivorsDropped(Event):
     """The hosts that lived on are not used; all processes are started anew."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = "the hosts that lived on are ended and all processes are started anew: {reason}"
     reason: str
 
 
@@ -227,6 +291,7 @@ class WorkersKilled(Event):
     """Workers did not leave in order at the end of the run. All was committed by then."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = "workers were ended without leaving in order: {reason}"
     reason: str
 
 
@@ -241,6 +306,7 @@ class WarmStarted(Event):
 
     run_id: str
     commit: str
+    template = "{description}"
     description: str
 
 
@@ -256,6 +322,10 @@ class VersionsDiffer(Event):
     commit: str
     versions: Mapping[str, tuple[str | None, str]]
 
+    def sentence(self) -> str:
+        told = ", ".join(f"{name} {was} (now {now})" for name, (was, now) in self.versions.items())
+        return f"commit {self.commit} was written with {told}; the run may not repeat bit by bit from here"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsChanged(Event):
@@ -265,6 +335,7 @@ class SettingsChanged(Event):
       changes: such as `learning_rate 0.05 -> 0.02`.
     """
 
+    template = "settings changed from step {step} on: {changes}"
     step: int
     changes: str
 
@@ -279,6 +350,7 @@ class DataFilesChanged(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = "the input changed, accepted from step {step} on: {shown}"
     step: int
     changes: tuple[str, ...]
     shown: str
@@ -289,6 +361,7 @@ class InputRecordDamaged(Event):
     """A record of the run's data files is damaged and ignored."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = "a record of the run's data files is damaged and ignored: {file} ({found})"
     file: str
     found: str
 
@@ -297,6 +370,9 @@ class InputRecordDamaged(Event):
 class InputRecordRewritten(Event):
     """The record of the data files was damaged, and written again from the files."""
 
+    template = (
+        "{file} was damaged or gone; it was written again from the data files, which are those that the run began with"
+    )
     file: str
 
 
@@ -305,6 +381,10 @@ class MeaningRecorded(Event):
     """What the rows of an older run mean was not recorded. It is from now on, as the job has it."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "an older version began this run and did not record how values become rows. {file} has it from now on, as the "
+        "job says it today: whether that was changed before is not known"
+    )
     file: str
 
 
@@ -313,6 +393,10 @@ class MeaningUnknown(Event):
     """What the rows mean that a run begins from is not recorded, so they are not compared with those of the job."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "the run in {location} has no record of how values become rows, so it is not compared with the job. Tables "
+        "without names are matched by their position: see to it that columns, vocabularies and salts are the same"
+    )
     location: str
 
 
@@ -326,6 +410,10 @@ class AccumulatorKept(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "the job has initial_accumulator_value={found:g}, which changes nothing: the run keeps the {kept:g} that it "
+        "began with"
+    )
     found: float
     kept: float
 
@@ -335,5 +423,35 @@ class PoliciesIgnored(Event):
     """The record of which commits stay is damaged; all stay, unless flags say otherwise."""
 
     level: ClassVar[Level] = Level.WARNING
+    template = (
+        "the record of which commits stay is damaged and ignored: {file} ({found}). All commits stay, unless flags "
+        "say otherwise (--keep, --keep-every, --keep-best)"
+    )
     file: str
     found: str
+
+
+def _parts(recovery: Recovery) -> str:
+    """What a start consists of, the parts that anybody would notice."""
+    long = [f"{name} {seconds:.1f}" for name, seconds in recovery.parts_s.items() if seconds >= NOTABLE_PART_S]
+    return f" (of these: {', '.join(long)})" if long else ""
+
+
+def _kept(recovery: Recovery) -> str:
+    """What the hosts that lived on spared."""
+    if not recovery.survivors:
+        return ""
+    return f"; hosts that lived on: {recovery.survivors}, {_restore(asdict(recovery))}"
+
+
+def _restore(totals: Mapping[str, Any]) -> str:
+    """The sources of a generation's rows, with numbers."""
+    moved = ""
+    if totals["buckets_moved"]:
+        size = format_bytes(totals["bytes_moved"])
+        moved = f", moved {totals['buckets_moved']} from host to host ({size} in {totals['move_s']:.1f} s)"
+    size = format_bytes(totals["bytes_read"])
+    return (
+        f"buckets kept {totals['buckets_kept']} (undone in {totals['undo_s']:.1f} s){moved}, "
+        f"read {totals['buckets_read']} ({size} in {totals['read_s']:.1f} s)"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from podembed.orchestrator.api.text import format_bytes
 from podembed.orchestrator.events.event import Event, Level
 
 
@@ -48,6 +49,20 @@ class TraceWritten(Event):
     fault: str = ""
     without_jax: tuple[str, ...] = ()
 
+    def sentence(self) -> str:
+        clocks = ", ".join(
+            f"{one.process} {one.offset_s * 1e3:+.3f} ± {one.uncertainty_s * 1e3:.3f} ms" for one in self.clocks
+        )
+        dropped = f" {self.num_dropped:,} spans found no room." if self.num_dropped else ""
+        fault = f" A fault ended it: {self.fault.rstrip('.')}." if self.fault else ""
+        missing = f" Without {', '.join(self.missing)}, which did not answer." if self.missing else ""
+        jax = f" JAX's profile is not in it: {'; '.join(self.without_jax)}." if self.without_jax else ""
+        return (
+            f"traced steps {self.first_step} to {self.last_step - 1}: {self.location} "
+            f"({format_bytes(self.size_bytes)}, {self.num_spans:,} spans). Open it at https://ui.perfetto.dev. Clocks "
+            f"against the driver's: {clocks or 'of none'}.{fault}{dropped}{missing}{jax}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceCut(Event):
@@ -59,6 +74,7 @@ class TraceCut(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = "the trace of steps {asked} begins at step {first_step} and ends before step {last_step}: {reason}"
     asked: str
     first_step: int
     last_step: int
@@ -74,5 +90,6 @@ class TraceLost(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
+    template = "NO TRACE of steps {asked}: {reason}. Training is as without it"
     asked: str
     reason: str

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.run_errors import Failure, FailureKind, WorkerFailure, cause, is_host_fault, listed
 from podembed.orchestrator.events.event import Emit
-from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.group.backend import Backend, Call, HostHandles
 from podembed.orchestrator.group.calls import Process, answers_within, status
 from podembed.orchestrator.group.process_group import ProcessGroup
@@ -332,4 +331,4 @@ def _place_in_order(failure: Failure) -> tuple[bool, int]:
 
 def in_sentences(notice: Callable[[str], None] | None) -> Emit:
     """Tells a program's own function what happens."""
-    return lambda event: None if notice is None else notice(sentence(event))
+    return lambda event: None if notice is None else notice(event.sentence())

@@ -41,7 +41,6 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.machines import HostsAwaited
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.job.reference import JobReference
 
 COMMIT_EVERY = 20
@@ -99,7 +98,7 @@ class Scenario(SilentReporter):
 
     def event(self, event: Event) -> None:
         self.events.append({"kind": event.kind, **event.values()})
-        print(f"{time.monotonic() - self.began_s:.1f} s: {sentence(event)}", file=sys.stderr, flush=True)
+        print(f"{time.monotonic() - self.began_s:.1f} s: {event.sentence()}", file=sys.stderr, flush=True)
         if isinstance(event, HostsAwaited) and "d" not in self.nodes:
             self.add("d")
 

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.run import SinkFailed
-from podembed.orchestrator.events.sentences import sentence
 from podembed.tools.metrics.measurer import Measurer
 from podembed.tools.metrics.point import POINT, Point, StreamLine
 from podembed.workers.liveness.carried_error import words_of
@@ -208,7 +207,7 @@ class MetricsHub:
                     kind=event.kind,
                     unix_s=self._wall_s(),
                     values=event.values(),
-                    text=sentence(event),
+                    text=event.sentence(),
                     level=str(event.level),
                 )
             )

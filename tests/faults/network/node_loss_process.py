@@ -27,7 +27,6 @@ from podembed.orchestrator.cluster.agent_ports import free_agent_ports, tell_dae
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.job.reference import JobReference
 from tests.processes import actor_processes
 
@@ -44,7 +43,7 @@ class NodeTaker(SilentReporter):
 
     def event(self, event: Event) -> None:
         self.events.append(event)
-        print(f"{time.monotonic() - self.began_s:.1f} s: {sentence(event)}", file=sys.stderr, flush=True)
+        print(f"{time.monotonic() - self.began_s:.1f} s: {event.sentence()}", file=sys.stderr, flush=True)
 
     def window(self, report: WindowReport) -> None:
         if report.committed_step >= 10 and self.nodes:

@@ -18,7 +18,6 @@ from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Ru
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowTrained
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.job.reference import JobReference
 
 COMMIT_EVERY = 10
@@ -38,7 +37,7 @@ class Lines(SilentReporter):
         if isinstance(event, WindowTrained):
             self.say(window=event.report.step, generation=event.report.generation)
         else:
-            self.say(event=event.kind, values=event.values(), text=sentence(event))
+            self.say(event=event.kind, values=event.values(), text=event.sentence())
 
 
 def main() -> int:

@@ -36,7 +36,6 @@ from podembed.orchestrator.decisions import host_watch
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.job.reference import JobReference
 from tests.faults.elastic_process import drain
 from tests.faults.slices.machines import SliceMachines, groups_held, joined
@@ -81,7 +80,7 @@ class Schedule(SilentReporter):
         self.is_over = False
 
     def event(self, event: Event) -> None:
-        print(f"  {time.monotonic() - self.began_s:6.1f} s: {sentence(event)}", file=sys.stderr, flush=True)
+        print(f"  {time.monotonic() - self.began_s:6.1f} s: {event.sentence()}", file=sys.stderr, flush=True)
         if event.kind == "hosts_awaited":
             # Nothing else would end the wait, and another program that has the slice would keep it for ever.
             self._leave()

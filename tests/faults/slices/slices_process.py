@@ -30,7 +30,6 @@ from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from tests.faults.slices.machines import SliceMachines, device_variables, groups_held, joined
@@ -58,7 +57,7 @@ class Loss(SilentReporter):
 
     def event(self, event: Event) -> None:
         self.events.append({"kind": event.kind, **event.values()})
-        print(f"{time.monotonic() % 1000:.1f}: {sentence(event)}", file=sys.stderr, flush=True)
+        print(f"{time.monotonic() % 1000:.1f}: {event.sentence()}", file=sys.stderr, flush=True)
 
     def window(self, report: WindowReport) -> None:
         if report.generation != self.generation:

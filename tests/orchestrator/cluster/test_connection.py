@@ -85,7 +85,6 @@ LEAVING = """
 import socket, sys, threading
 import ray
 from podembed.orchestrator.cluster import connection
-from podembed.orchestrator.events.sentences import sentence
 
 has_begun = threading.Event()
 def shutdown(**settings):
@@ -95,7 +94,7 @@ ray.shutdown = shutdown
 connection.LEAVE_S = 0.1
 with socket.create_server(("127.0.0.1", 0)) as head:
     connection.cluster_address = lambda: f"127.0.0.1:{head.getsockname()[1]}"
-    foreign = connection._ForeignConnection(lambda event: print(sentence(event)))
+    foreign = connection._ForeignConnection(lambda event: print(event.sentence()))
     print(foreign.answers(), foreign.lost())
 foreign.close()
 print(has_begun.is_set(), connection.is_left_behind())

@@ -12,7 +12,6 @@ from podembed.orchestrator.decisions.stragglers import (
     slow_hosts,
     work_ratios,
 )
-from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.liveness.progress import Phase
 
 
@@ -39,8 +38,8 @@ def test_the_slow_one_is_named_with_the_phase_that_takes_the_most_more(factor: f
     (found,) = slow_hosts([EVEN, phases(read=0.2, gather=0.1, update=0.2), slow], window_s=2.0)
     assert (found.host, found.phase) == (2, "update")
     assert found.ratio == pytest.approx((0.6 + 0.5 * (factor - 1)) / 0.5)
-    assert "host 2 is slow" in sentence(found)
-    assert "most of it in update" in sentence(found)
+    assert "host 2 is slow" in found.sentence()
+    assert "most of it in update" in found.sentence()
 
 
 def test_a_phase_that_only_the_slow_one_has_counts_against_nothing() -> None:

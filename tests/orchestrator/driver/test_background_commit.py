@@ -25,7 +25,6 @@ from podembed.orchestrator.driver.publication import Answer, Published, SaveLost
 from podembed.orchestrator.events.commits import SaveFailed
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.storage_errors import NameTaken
@@ -281,7 +280,7 @@ def test_a_save_that_the_storage_failed_is_cleared_away_when_all_have_ended_and_
     assert events == [], "removed while another worker still writes"
     commits.finish()
     assert events[0] == SaveLost(reason="host 0 failed: StorageFull: no room.", is_full=True)
-    assert "SAVE FAILED at step 10 (number 1 in a row): host 0 failed: StorageFull: no room" in sentence(events[1])
+    assert "SAVE FAILED at step 10 (number 1 in a row): host 0 failed: StorageFull: no room" in events[1].sentence()
     answers[Worker("host", 0), "write_save"] = "rows"
     commits.begin(20, published(20))
     begun = [

@@ -19,7 +19,6 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import ColumnUnknown
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.run import BatchNotFilled, RatesWithoutStep, RowGroupsShared
-from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.input.index import InputFile, InputIndex
 from podembed.workers.job.job import JobConfig
@@ -97,9 +96,8 @@ def test_large_row_groups_that_lanes_share_are_told(row_groups: tuple[int, ...],
     job = replace(job, data=data, num_lanes=16, batch_size=48)
     files = [InputFile(path="a", size_bytes=1, version="", row_group_rows=row_groups)]
     assert shares_row_groups(job, InputIndex(files=tuple(files), vocabularies=())) == is_told
-    assert "1 row groups or blocks, and each of 16 lanes decodes a whole one" in sentence(
-        RowGroupsShared(num_row_groups=1, num_lanes=16, num_rows=40_000, num_columns=1_000)
-    )
+    told = RowGroupsShared(num_row_groups=1, num_lanes=16, num_rows=40_000, num_columns=1_000)
+    assert "1 row groups or blocks, and each of 16 lanes decodes a whole one" in told.sentence()
 
 
 def test_a_batch_that_is_larger_than_the_data_is_told(small_data: str, tmp_path: Path) -> None:
@@ -113,8 +111,8 @@ def test_a_batch_that_is_larger_than_the_data_is_told(small_data: str, tmp_path:
         heard = Heard()
         trainer(replace(job, batch_size=batch_size), tmp_path / str(batch_size), heard).fit()
         assert sum(isinstance(event, BatchNotFilled) for event in heard.events) == count
-        (said,) = [sentence(event) for event in heard.events if isinstance(event, ColumnUnknown)]
+        (said,) = [event.sentence() for event in heard.events if isinstance(event, ColumnUnknown)]
         assert "values of column 'a' is in its vocabulary" in said
         assert "begins with '1000000'. It may be the vocabulary of another column" in said
         (told,) = [event for event in heard.events if isinstance(event, RatesWithoutStep)]
-        assert "the learning rate of 1 table (a) is a function without the step. Whenever the run" in sentence(told)
+        assert "the learning rate of 1 table (a) is a function without the step. Whenever the run" in told.sentence()

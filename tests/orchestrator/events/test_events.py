@@ -17,7 +17,6 @@ from podembed.orchestrator.api.result import Evaluation, HostsChange, Recovery
 from podembed.orchestrator.events import commits, health, machines, plans, progress, run, tracing
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.reporter import SilentReporter, tell
-from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.liveness.progress import Phase
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +67,7 @@ def test_every_event_has_values_for_json_and_a_sentence(kind: type[Event]) -> No
     event = example(kind)
     values = event.values()
     assert json.loads(json.dumps(values, allow_nan=False)) == values
-    told = sentence(event)
+    told = event.sentence()
     assert told
     assert "{" not in told
     reported: list[Event] = []
@@ -110,15 +109,6 @@ def test_a_reporter_that_is_older_than_events_hears_sentences() -> None:
     assert told == ["Ray's head at 10.0.0.1:6379 takes connections again", "text"]
 
 
-def test_an_event_without_a_sentence_is_refused() -> None:
-    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-    class Nameless(Event):
-        pass
-
-    with pytest.raises(TypeError, match="Found no sentence for Nameless"):
-        sentence(Nameless())
-
-
 def test_the_page_names_every_event_with_its_values() -> None:
     text = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
     rows = [
@@ -131,12 +121,12 @@ def test_the_page_names_every_event_with_its_values() -> None:
 def test_programs_that_are_compiled_in_the_middle_are_counted() -> None:
     compiled = progress.ProgramsCompiled(step=24, num_programs=2, seconds=3.25, total=5)
     assert (
-        sentence(compiled) == "step 24: compiled 2 programs for bags or sequences of other lengths in 3.2 s, 5 so far"
+        compiled.sentence() == "step 24: compiled 2 programs for bags or sequences of other lengths in 3.2 s, 5 so far"
     )
 
 
 def test_a_choice_of_routes_says_what_goes_by_way_of_relays() -> None:
     chosen = progress.ExchangesChosen(step=24, relayed=("ids", "gradients"), num_hosts=32)
-    assert sentence(chosen) == "step 24: between 32 hosts ids, gradients go by way of relays from here on"
+    assert chosen.sentence() == "step 24: between 32 hosts ids, gradients go by way of relays from here on"
     direct = progress.ExchangesChosen(step=24, relayed=(), num_hosts=2)
-    assert sentence(direct) == "step 24: between 2 hosts all frames go directly to their hosts from here on"
+    assert direct.sentence() == "step 24: between 2 hosts all frames go directly to their hosts from here on"

@@ -11,7 +11,6 @@ from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.plans import NotPlanned, TablesPlanned
-from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.planning.recorded import RecordedPlans
 from podembed.orchestrator.planning.recorded_plans import ChosenRecord, PlanRecord, plan_file, plan_names
 from podembed.orchestrator.run.opening import create_run
@@ -63,7 +62,7 @@ def test_a_recorded_plan_is_followed_and_said(run: OpenRun) -> None:
     assert (tables["b"].is_pooled, tables["b"].num_hosts) == (True, 2)
     # Memory goes before what was chosen.
     assert tables["b"].why.startswith("above a host's fair share")
-    assert "plan of the tables from step 0 on: all tables cut" in sentence(event)
+    assert "plan of the tables from step 0 on: all tables cut" in event.sentence()
     assert list(record_findings(run.store, read_run(run.store), [])) == []
 
 
@@ -86,7 +85,7 @@ def test_on_other_hosts_the_rule_decides_and_nothing_is_recorded(run: OpenRun) -
     assert plans.leaves(10) is None
     (event,) = heard
     assert isinstance(event, NotPlanned)
-    assert "no plan is recorded for 3 hosts" in sentence(event)
+    assert "no plan is recorded for 3 hosts" in event.sentence()
     assert plan_names(run.store) == before
     # One host has all tables.
     assert plans.begin(num_hosts=1, step=10) is None

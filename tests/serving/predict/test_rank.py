@@ -22,7 +22,6 @@ from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import Evaluated, IdsAltered
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.orchestrator.events.sentences import sentence
 from podembed.serving.figures.of_groups import MRR, GroupedAUC, HitRateAt, NDCGAt
 from podembed.serving.predict.evaluate import evaluate
 from podembed.serving.predict.rank import rank_all
@@ -361,7 +360,7 @@ def test_an_evaluation_without_a_positive_loses_its_figures_and_nothing_else(
     assert list(found.values) == ([] if evaluation == "all" else ["log_loss", "loss"])
     assert {*found.missing} == {"hit_rate@5", "ndcg@5", "recall@5", "mrr", "gauc"}
     assert "Found no sample of label 1" in found.missing["recall@5"]
-    (said,) = [sentence(event) for event in listener.events if isinstance(event, Evaluated)]
+    (said,) = [event.sentence() for event in listener.events if isinstance(event, Evaluated)]
     assert ". No hit_rate@5, ndcg@5, mrr, gauc: Found no sample of label 1. Expected some to rank." in said or (
         ". No hit_rate@5, ndcg@5, recall@5, mrr, gauc: Found no sample of label 1" in said
     )

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.health import AlarmBegan
 from podembed.orchestrator.events.run import SinkFailed
-from podembed.orchestrator.events.sentences import sentence
 from podembed.tools.metrics.hub import MetricsHub, PointJudge
 from podembed.tools.metrics.measurer import Measurer
 from podembed.tools.metrics.point import Point, StreamLine
@@ -69,7 +68,7 @@ def test_alarms_follow_the_window_that_showed_them_to_people_and_sinks() -> None
     point = lines[1].point
     assert point is not None
     assert point.by_label("alarm", "alarm") == {"slow_storage": 1.0}
-    assert sentence(emitted[1]) == "ALARM slow_storage at step 10: commits take 9 s. Use another disk."
+    assert emitted[1].sentence() == "ALARM slow_storage at step 10: commits take 9 s. Use another disk."
     assert lines[2].values["remedy"] == "Use another disk."
 
 
