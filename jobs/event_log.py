@@ -27,8 +27,6 @@ from podembed.workers.faults.storage import with_faults
 
 FILE = "events.jsonl"
 MAX_MESSAGE = 2000
-# Logs that were written before events had kinds hold faults as sentences.
-_FORMER_KIND, _FORMER_FAULT = "notice", "fault: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,18 +125,7 @@ def read_events(folder: str) -> list[LoggedEvent]:
     events = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            events.append(_read(json.loads(line)))
-        except (json.JSONDecodeError, TypeError, KeyError):
+            events.append(LoggedEvent(**json.loads(line)))
+        except (json.JSONDecodeError, TypeError):
             continue
     return events
-
-
-def _read(line: Mapping[str, Any]) -> LoggedEvent:
-    if line["kind"] != _FORMER_KIND:
-        return LoggedEvent(**line)
-    text = str(line["values"]["text"])
-    cause = text.removeprefix(_FORMER_FAULT)
-    former = {name: line[name] for name in ("unix_s", "process")}
-    if cause == text:
-        return LoggedEvent(kind=_FORMER_KIND, values=line["values"], text=text, **former)
-    return LoggedEvent(kind=GenerationLost.kind, values={"cause": cause}, text=text, **former)

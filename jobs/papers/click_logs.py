@@ -5,80 +5,27 @@ They are the job `criteo` with one model each. Data is read, hashed and prepared
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from podembed import JobConfig, ReadOrder
+from podembed import JobConfig
 from podembed.jobs.criteo import criteo
 
 
-def dlrm(
-    *,
-    data: Sequence[str],
-    eval_data: Sequence[str] = (),
-    columns: str = "podembed",
-    vocabulary_size: int | None = None,
-    batch_size: int = 1024,
-    epochs: int = 1,
-    dim: int = 16,
-    learning_rate: float = 0.05,
-    dense_learning_rate: float = 1e-3,
-    seed: int = 0,
-    staleness: int = 0,
-    wire_dtype: str = "float32",
-    order: ReadOrder = "shuffled",
-) -> JobConfig:
-    """DLRM on click logs. Arguments are those of `criteo`."""
-    job = criteo(
-        data=data,
-        eval_data=eval_data,
-        columns=columns,
-        model="dlrm",
-        vocabulary_size=vocabulary_size,
-        batch_size=batch_size,
-        epochs=epochs,
-        dim=dim,
-        learning_rate=learning_rate,
-        dense_learning_rate=dense_learning_rate,
-        seed=seed,
-        staleness=staleness,
-        wire_dtype=wire_dtype,
-        order=order,
-    )
-    return replace(job, name="dlrm")
+def _criteo_with(model: str) -> Callable[..., JobConfig]:
+    """The job `criteo` under the name of its model, with its other arguments."""
+
+    def job(**arguments: Any) -> JobConfig:
+        return replace(criteo(**arguments, model=model), name=model)
+
+    declared = inspect.signature(criteo)
+    parameters = [one for name, one in declared.parameters.items() if name != "model"]
+    # What a command line and a record give are checked against it.
+    job.__signature__ = declared.replace(parameters=parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    return job
 
 
-def dcn_v2(
-    *,
-    data: Sequence[str],
-    eval_data: Sequence[str] = (),
-    columns: str = "podembed",
-    vocabulary_size: int | None = None,
-    batch_size: int = 1024,
-    epochs: int = 1,
-    dim: int = 16,
-    learning_rate: float = 0.05,
-    dense_learning_rate: float = 1e-3,
-    seed: int = 0,
-    staleness: int = 0,
-    wire_dtype: str = "float32",
-    order: ReadOrder = "shuffled",
-) -> JobConfig:
-    """DCN-V2 on click logs. Arguments are those of `criteo`."""
-    job = criteo(
-        data=data,
-        eval_data=eval_data,
-        columns=columns,
-        model="dcn_v2",
-        vocabulary_size=vocabulary_size,
-        batch_size=batch_size,
-        epochs=epochs,
-        dim=dim,
-        learning_rate=learning_rate,
-        dense_learning_rate=dense_learning_rate,
-        seed=seed,
-        staleness=staleness,
-        wire_dtype=wire_dtype,
-        order=order,
-    )
-    return replace(job, name="dcn_v2")
+dlrm = _criteo_with("dlrm")
+dcn_v2 = _criteo_with("dcn_v2")
