@@ -36,31 +36,9 @@ EXIT_NO_READER = 141  # what a shell reports of a program that SIGPIPE ended
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
-    """Begin a new run.
+class _Training:
+    """Flags of every command that trains."""
 
-    Without --data, the built-in job `synthetic` trains DLRM on a generated Criteo-shaped set whose best reachable AUC
-    is known.
-    """
-
-    job: str | None = None
-    """`synthetic`, `criteo`, `movielens`, one of docs/models.md such as `ncf`, or package.module:function that returns
-    a JobConfig; by default criteo with --data, else synthetic.
-    """
-    data: tuple[str, ...] = ()
-    """Training files or globs. criteo: text in Kaggle or 1TB form, plain or .gz, or Parquet; movielens, ncf and the
-    like: the folder of ratings. Quote globs.
-    """
-    eval_data: tuple[str, ...] = ()
-    """Evaluation files or globs."""
-    max_bad_lines: int = 10
-    """Malformed lines of text input that are put aside and named before the run refuses the files."""
-    set: tuple[str, ...] = ()
-    """Arguments of the job's function as name=value, values in JSON: --set epochs=2 learning_rate=0.02."""
-    hosts: str = "1"
-    """Hosts that train together: a number, or a range such as 2-8 for as many as the cluster has room for. Of a range,
-    each machine has one host, or as many as --resources lets it have. A number of hosts on one machine share it.
-    """
     threads_per_host: int | None = None
     """Threads of a host's kernels and CPU device."""
     resources: tuple[str, ...] = ()
@@ -83,16 +61,6 @@ class Train:
     """Axes of a host's devices, such as data=2,model=2, for models that declare how their parameters are cut."""
     in_process: bool = False
     """One host in this process, without Ray."""
-    name: str | None = None
-    """Folder of the run below --storage, such as clicks or team/clicks; by default the job's name and the time."""
-    warm_start: str | None = None
-    """Begin from another run's newest commit, or from RUN@COMMIT, instead of with initial values."""
-    warm_start_rules: tuple[str, ...] = ()
-    """What is meant where its tables differ: TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop,
-    @dense=params, @dense=reinit, @accept=TABLE.
-    """
-    storage: str | None = None
-    """Where runs lie: a folder, or an fsspec URL such as gs://bucket/runs, that every host reaches. Default: .runs"""
     single_writer: bool = False
     """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see
     docs/operations.md.
@@ -122,9 +90,7 @@ class Train:
     run.
     """
     max_steps: str | None = None
-    """Stop after this many steps, or epochs such as 1epoch."""
-    resume: bool = False
-    """Go on with the run called --name if it is there already, also if its driver seems to be alive."""
+    """Stop after this many steps of the whole run, or epochs such as 1epoch."""
     log: Literal["text", "json"] = "text"
     """json writes one object a line, for programs that gather logs."""
     metrics_port: int | None = None
@@ -140,8 +106,53 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume:
-    """Go on from the last commit of a run, with the same or another number of hosts."""
+class _NewRun:
+    """Flags of a new run, which come first in the help."""
+
+    job: str | None = None
+    """`synthetic`, `criteo`, `movielens`, one of docs/models.md such as `ncf`, or package.module:function that returns
+    a JobConfig; by default criteo with --data, else synthetic.
+    """
+    data: tuple[str, ...] = ()
+    """Training files or globs. criteo: text in Kaggle or 1TB form, plain or .gz, or Parquet; movielens, ncf and the
+    like: the folder of ratings. Quote globs.
+    """
+    eval_data: tuple[str, ...] = ()
+    """Evaluation files or globs."""
+    max_bad_lines: int = 10
+    """Malformed lines of text input that are put aside and named before the run refuses the files."""
+    set: tuple[str, ...] = ()
+    """Arguments of the job's function as name=value, values in JSON: --set epochs=2 learning_rate=0.02."""
+    hosts: str = "1"
+    """Hosts that train together: a number, or a range such as 2-8 for as many as the cluster has room for. Of a range,
+    each machine has one host, or as many as --resources lets it have. A number of hosts on one machine share it.
+    """
+    name: str | None = None
+    """Folder of the run below --storage, such as clicks or team/clicks; by default the job's name and the time."""
+    warm_start: str | None = None
+    """Begin from another run's newest commit, or from RUN@COMMIT, instead of with initial values."""
+    warm_start_rules: tuple[str, ...] = ()
+    """What is meant where its tables differ: TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop,
+    @dense=params, @dense=reinit, @accept=TABLE.
+    """
+    storage: str | None = None
+    """Where runs lie: a folder, or an fsspec URL such as gs://bucket/runs, that every host reaches. Default: .runs"""
+    resume: bool = False
+    """Go on with the run called --name if it is there already, also if its driver seems to be alive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(_Training, _NewRun):
+    """Begin a new run.
+
+    Without --data, the built-in job `synthetic` trains DLRM on a generated Criteo-shaped set whose best reachable AUC
+    is known.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OldRun:
+    """Flags of a run that goes on."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder or URL of the run."""
@@ -151,56 +162,6 @@ class Resume:
     """
     hosts: str | None = None
     """Hosts, a number or a range such as 2-8; by default as many as the last commit had."""
-    threads_per_host: int | None = None
-    """Threads of a host's kernels and CPU device."""
-    resources: tuple[str, ...] = ()
-    """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and
-    models run there.
-    """
-    topology: str | None = None
-    """Topology of a TPU slice, such as 4x4: train on whole slices, with a host on each machine."""
-    accelerator_type: str | None = None
-    """Generation of the slices' chips, such as TPU-V6E."""
-    slices: str | None = None
-    """Slices that train together, a number or a range such as 1-4; one by default."""
-    platform: str | None = None
-    """cpu runs models on CPUs although accelerators are reserved, as on machines that only pretend to have some."""
-    ask_cluster: bool = False
-    """Ask the cluster's autoscaler for the most hosts or slices while the run lasts."""
-    devices_per_host: int | None = None
-    """Devices of each host's model. Where it runs on CPUs, so many are made. Default: all that are there."""
-    mesh: tuple[str, ...] = ()
-    """Axes of a host's devices, such as data=2,model=2, for models that declare how their parameters are cut."""
-    in_process: bool = False
-    """One host in this process, without Ray."""
-    single_writer: bool = False
-    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see
-    docs/operations.md.
-    """
-    checkpoint_every: str | None = None
-    """Steps between commits, or epochs such as 1epoch or 0.5epoch; by default about ten per run."""
-    checkpoint_seconds: float | None = None
-    """Seconds between commits, instead of steps or besides them."""
-    keep: int | None = None
-    """Newest commits kept. Default: as the run has kept them so far, at first 3."""
-    keep_every: str | None = None
-    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as so
-    far, at first none.
-    """
-    keep_best: int | None = None
-    """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far.
-    Default: as so far, at first none.
-    """
-    metric: str | None = None
-    """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the
-    job declares one.
-    """
-    full_every: int = 1
-    """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
-    eval_every: str | None = None
-    """Steps between evaluations, or epochs such as 1epoch; by default about four per run."""
-    max_steps: str | None = None
-    """Stop after this many steps of the whole run, or epochs such as 2epochs."""
     take_over: bool = False
     """Fence another driver that still holds the run."""
     allow_ancestor: bool = False
@@ -209,18 +170,11 @@ class Resume:
     """Go on although data files changed since the run began, or what the job's code makes of columns and rows; row
     groups and vocabularies must still mean the same steps.
     """
-    log: Literal["text", "json"] = "text"
-    """json writes one object a line, for programs that gather logs."""
-    metrics_port: int | None = None
-    """Port of this machine where Prometheus scrapes the run's measurements. Default: none."""
-    tensorboard: str | None = None
-    """Folder of this machine for TensorBoard's event files of the run. Default: none."""
-    tensorboard_all: bool = False
-    """Write every series to --tensorboard, of each host, table and input, and not only about 30 that sum them up."""
-    trace: str | None = None
-    """Steps to trace, such as 20:25 for 20 to 24, or 20:25+jax: see docs/observability.md. Default: none."""
-    fault_plan: str | None = None
-    """Inject the faults of this file: see `podembed chaos`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume(_Training, _OldRun):
+    """Go on from the last commit of a run, with the same or another number of hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)

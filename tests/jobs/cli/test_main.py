@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import os
 import re
@@ -59,8 +60,8 @@ def flat(text: str) -> str:
 
 def documented(command: type) -> dict[str, str]:
     """Field → the text below it in the source, as one line."""
-    source = Path(sys.modules[command.__module__].__file__ or "").read_text()
-    body = source[source.index(f"class {command.__name__}:") :]
+    # The command's own fields, then those of the classes that it shares them with.
+    body = "\n".join(inspect.getsource(one) for one in command.__mro__ if dataclasses.is_dataclass(one))
     found = {}
     for field in dataclasses.fields(command):
         match = re.search(rf'\n    {field.name}: .*\n    """([^"]+)"""', body)
