@@ -97,6 +97,9 @@ def test_click_logs_with_vocabularies_and_a_hash(tmp_path: Path) -> None:
         ("day_1.gz", 1, "label"),
     ]
     assert [letter["text"].encode() for letter in letters] == bad
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "The lines are in malformed.jsonl." in page
+    assert all(f">{name}<" in page for name in (*INTEGER_NAMES, *CATEGORY_NAMES))
 
 
 def test_click_logs_as_windows_writes_them_and_without_labels(tmp_path: Path) -> None:
