@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from podembed.jobs.finished_folder import create_once, read_report
 from podembed.jobs.prepare.settings import PrepareError
+from podembed.jobs.prepare.work import row_groups
 from podembed.workers.data.config import ROWS_PER_BLOCK
 
 # A file of about a million rows.
@@ -62,13 +63,13 @@ def prepare_dataset(
 def _write(folder: Path, tables: Iterable[pa.Table], rows_per_group: int, groups_per_file: int) -> dict[str, Any]:
     num_rows, writer = 0, None
     try:
-        for number, group in enumerate(_groups_of(tables, rows_per_group)):
+        for number, group in enumerate(row_groups(_with_one_schema(tables), rows_per_group)):
             if number % groups_per_file == 0:
                 if writer is not None:
                     writer.close()
                 writer = pq.ParquetWriter(folder / f"part-{number // groups_per_file:05d}.parquet", group.schema)
             assert writer is not None
-            writer.write_table(group, row_group_size=rows_per_group)
+            writer.write_table(group.combine_chunks(), row_group_size=rows_per_group)
             num_rows += group.num_rows
     finally:
         if writer is not None:
@@ -78,26 +79,14 @@ def _write(folder: Path, tables: Iterable[pa.Table], rows_per_group: int, groups
     return {"num_rows": num_rows, "rows_per_group": rows_per_group}
 
 
-def _groups_of(tables: Iterable[pa.Table], rows_per_group: int) -> Iterator[pa.Table]:
-    """The same rows, `rows_per_group` at a time; fewer at the end."""
-    waiting: list[pa.Table] = []
-    num_waiting = 0
+def _with_one_schema(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Those that have rows, with the columns of the first."""
     schema: pa.Schema | None = None
     for given in tables:
-        if not given.num_rows:
-            continue
-        table = _plain(given)
-        schema = table.schema if schema is None else schema
-        waiting.append(_alike(table, schema))
-        num_waiting += table.num_rows
-        if num_waiting >= rows_per_group:
-            joined = pa.concat_tables(waiting)
-            for start in range(0, num_waiting - rows_per_group + 1, rows_per_group):
-                yield joined.slice(start, rows_per_group).combine_chunks()
-            rest = num_waiting % rows_per_group
-            waiting, num_waiting = [joined.slice(joined.num_rows - rest)] if rest else [], rest
-    if waiting:
-        yield pa.concat_tables(waiting).combine_chunks()
+        if given.num_rows:
+            table = _plain(given)
+            schema = table.schema if schema is None else schema
+            yield _alike(table, schema)
 
 
 def _plain(table: pa.Table) -> pa.Table:

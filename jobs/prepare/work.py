@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -221,7 +221,7 @@ def _write_part(path: Path, tables: Iterator[pa.Table], place: Workplace, record
     writer: pq.ParquetWriter | None = None
     with _placed(path) as temporary:
         try:
-            for group in _row_groups(tables, place.settings.rows_per_group):
+            for group in row_groups(tables, place.settings.rows_per_group):
                 writer = writer or pq.ParquetWriter(temporary, group.schema)
                 writer.write_table(group, row_group_size=place.settings.rows_per_group)
                 record.kept += group.num_rows
@@ -231,7 +231,7 @@ def _write_part(path: Path, tables: Iterator[pa.Table], place: Workplace, record
     return path.stat().st_size if record.kept else None
 
 
-def _row_groups(tables: Iterator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
+def row_groups(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
     """The rows of all tables, `num_rows` at a time; the last time what is left."""
     pending: list[pa.Table] = []
     for table in tables:
