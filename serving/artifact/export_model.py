@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,7 +20,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.artifact import exported_columns, exported_extra, exported_model
 from podembed.serving.artifact.export_files import MANIFEST, ExportFiles, export_folder
 from podembed.serving.artifact.input_schema import input_schema
-from podembed.serving.artifact.row_formats import ExportSource, write_npy
+from podembed.serving.artifact.row_formats import ExportSource, write_npy, write_safetensors_header
 from podembed.serving.committed_rows import BATCH_BYTES
 from podembed.serving.predict.committed_model import CommittedModel, with_commit
 from podembed.serving.predict.portable_forward import export_forward, output_shapes
@@ -34,8 +33,6 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import place
 
 PROGRAM = "forward.jax"
-_SAFETENSORS = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
-_SAFETENSORS |= {f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,14 +159,6 @@ def _require_flatbuffers() -> None:
 
 def _write_safetensors(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
     """One tensor a leaf, named by its key."""
-    header, offset = {}, 0
-    for key, values in arrays.items():
-        span = [offset, offset + values.nbytes]
-        header[key] = {"dtype": _SAFETENSORS[values.dtype.name], "shape": list(values.shape), "data_offsets": span}
-        offset += values.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    # Spaces at the end keep the tensors aligned, so that readers can map them.
-    text += b" " * (-len(text) % 8)
-    file.write(struct.pack("<Q", len(text)) + text)
+    write_safetensors_header(file, {key: (values.dtype, values.shape) for key, values in arrays.items()})
     for values in arrays.values():
         file.write(np.ascontiguousarray(values).tobytes())

@@ -8,8 +8,9 @@ shape and byte range of each tensor.
 from __future__ import annotations
 
 import json
+import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -25,21 +26,8 @@ from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.store import Store
 
 ID_COLUMN = "id"
-_SAFETENSORS_TYPES = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "bfloat16": "BF16",
-}
+_SAFETENSORS = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
+_SAFETENSORS |= {f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 _HEADER_ALIGNMENT = 8
 
 
@@ -139,23 +127,26 @@ def write_parquet(file: BinaryIO, source: ExportSource) -> None:
 
 def write_safetensors(file: BinaryIO, source: ExportSource) -> None:
     """One tensor `[num_rows, width]` for each array, named as the array, and the information as text."""
-    header: dict[str, object] = {"__metadata__": dict(source.information)}
-    offset = 0
+    tensors = {one.name: (DTYPES[one.dtype], (source.table.num_rows, one.width)) for one in source.arrays}
+    write_safetensors_header(file, tensors, __metadata__=dict(source.information))
     for array in source.arrays:
-        size_bytes = source.table.num_rows * array.width * DTYPES[array.dtype].itemsize
-        header[array.name] = {
-            "dtype": _SAFETENSORS_TYPES[array.dtype],
-            "shape": [source.table.num_rows, array.width],
-            "data_offsets": [offset, offset + size_bytes],
-        }
-        offset += size_bytes
+        for batch in source.batches(array):
+            file.write(_bytes_of(batch))
+
+
+def write_safetensors_header(
+    file: BinaryIO, tensors: Mapping[str, tuple[np.dtype, Sequence[int]]], **header: object
+) -> None:
+    """What comes before the values of the tensors, in this order, each with its type and shape."""
+    offset = 0
+    for name, (dtype, shape) in tensors.items():
+        span = [offset, offset + math.prod(shape) * dtype.itemsize]
+        header[name] = {"dtype": _SAFETENSORS[dtype.name], "shape": list(shape), "data_offsets": span}
+        offset = span[1]
     text = json.dumps(header, separators=(",", ":")).encode()
     # Spaces at the end keep the tensors aligned, so that readers can map them.
     text += b" " * (-len(text) % _HEADER_ALIGNMENT)
     file.write(struct.pack("<Q", len(text)) + text)
-    for array in source.arrays:
-        for batch in source.batches(array):
-            file.write(_bytes_of(batch))
 
 
 def _write_npy_header(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> None:
