@@ -9,7 +9,7 @@ from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.table_plan import PlacementPlan, plan, summary
 from podembed.orchestrator.events.event import Emit
-from podembed.orchestrator.events.plans import NotPlanned, TableReason, TablesPlanned
+from podembed.orchestrator.events.progress import NotPlanned, TableReason, TablesPlanned
 from podembed.orchestrator.planning.recorded_plans import PlanRecord, plan_file, plan_names, plan_steps, read_plan
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.storage.strict_json import DocumentRefused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from podembed.orchestrator.events import commits, health, machines, plans, progress, run, tracing  # noqa: F401
+from podembed.orchestrator.events import commits, health, machines, progress, run, tracing  # noqa: F401
 from podembed.orchestrator.events.event import Event
 from tests.architecture.test_imports import ROOT, label, parsed
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from podembed.orchestrator.api.result import Evaluation, HostsChange, Recovery
-from podembed.orchestrator.events import commits, health, machines, plans, progress, run, tracing
+from podembed.orchestrator.events import commits, health, machines, progress, run, tracing
 from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.reporter import SilentReporter, tell
 from podembed.workers.liveness.progress import Phase
@@ -22,7 +22,7 @@ from podembed.workers.liveness.progress import Phase
 ROOT = Path(__file__).parents[3]
 TYPES = [
     kind
-    for module in (run, progress, commits, machines, plans, health, tracing)
+    for module in (run, progress, commits, machines, health, tracing)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
 ]

@@ -10,7 +10,7 @@ import pytest
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.events.event import Event
-from podembed.orchestrator.events.plans import NotPlanned, TablesPlanned
+from podembed.orchestrator.events.progress import NotPlanned, TablesPlanned
 from podembed.orchestrator.planning.recorded import RecordedPlans
 from podembed.orchestrator.planning.recorded_plans import ChosenRecord, PlanRecord, plan_file, plan_names
 from podembed.orchestrator.run.opening import create_run
