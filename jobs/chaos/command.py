@@ -75,10 +75,6 @@ class Chaos:
     """Print the schedules and run none."""
     stop_after_s: float = float("inf")
     """Begin no further round when so many seconds have passed; those that were left out are named."""
-    record: str | None = None
-    """File in which to keep what was seen of each schedule, in place of what it said of it before; docs/faults.json is
-    the project's own.
-    """
 
 
 def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
@@ -142,8 +138,6 @@ def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
                 _measure(command, undisturbed_run(campaign, folder), campaign, mark),
                 folder=folder,
                 stop_after_s=command.stop_after_s,
-                # What a plan of the user did is no schedule of the list.
-                record=None if command.record is None or command.plan is not None else Path(command.record),
             )
     finally:
         for name in inherited:
@@ -203,7 +197,11 @@ def _tell(command: Chaos, judgements: Sequence[Judgement], mark: str, *, seconds
     seeds = [command.seed + at for at in range(num_random)]
     if seeds:
         print(f"Random schedules: seeds {seeds[0]} to {seeds[-1]}; one again with --rounds 1 --seed N")
-    print(as_json(judgements, seconds=round(seconds, 1), seeds=seeds, processes_left=len(left)))
+    print(
+        as_json(
+            judgements, seconds=round(seconds, 1), seeds=seeds, processes_left=len(left), in_process=command.in_process
+        )
+    )
     return 0 if is_met else EXIT_NOT_MET
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from podembed.jobs.chaos.oracles import Judgement, Measure, judge
-from podembed.jobs.chaos.record import keep, seen
 from podembed.jobs.chaos.round import RUN_NAME, Campaign, run_round, undisturbed
 from podembed.jobs.chaos.schedule import Schedule
 from podembed.jobs.chaos.table import row
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.version import version
 from podembed.workers.storage.strict_json import canonical_bytes
 
 
@@ -27,7 +23,6 @@ def run_rounds(
     *,
     folder: Path,
     stop_after_s: float = math.inf,
-    record: Path | None = None,
 ) -> list[Judgement]:
     """Runs every schedule, and says what came of each as soon as it is known.
 
@@ -35,7 +30,6 @@ def run_rounds(
       measure: what each round is compared with.
       folder: where the rounds lie; those that are met are removed.
       stop_after_s: no further round begins after it.
-      record: file in which to keep what was seen.
     """
     judgements = []
     started_s = time.monotonic()
@@ -51,28 +45,9 @@ def run_rounds(
         print(f"{at}/{len(schedules)}  " + "  ".join(row(judged)), flush=True)
         for complaint in judged.complaints:
             print(f"       {complaint}", flush=True)
-        if record is not None:
-            day = time.strftime("%Y-%m-%d", time.gmtime())
-            place = "Ray" if campaign.run_forked is None else "one process"
-            keep(record, place, seen(judged, day=day, code=_code()))
         if judged.is_met:
             shutil.rmtree(where, ignore_errors=True)
     return judgements
-
-
-def _code() -> str:
-    """The commit of the checkout that runs, with `+` if files differ from it; or the version that is installed."""
-    root = Path(__file__).resolve().parents[2]
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
-
-    if (root / ".git").exists():
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py")
-            return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
-    return f"podembed {version()}"
 
 
 def undisturbed_run(campaign: Campaign, folder: Path) -> str:

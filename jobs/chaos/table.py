@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from podembed.jobs.chaos.oracles import Judgement
-from podembed.jobs.chaos.record import HEADER, by_fault, seconds, seen
 from podembed.orchestrator.api.text import columns, printable
 
 _HEADER = ("fault", "what", "injected", "detected", "recovered", "bytes", "once", "fsck", "leaks", "round", "verdict")
@@ -22,8 +21,8 @@ def row(judged: Judgement) -> tuple[str, ...]:
         found.schedule.label,
         title if len(title) <= MAX_TITLE else title[: MAX_TITLE - 1] + "…",
         str(len(found.records)),
-        seconds(judged.detect_s),
-        seconds(judged.recover_s),
+        _seconds(judged.detect_s),
+        _seconds(judged.recover_s),
         _answer(judged.of("O1"), "equal", "DIFFER"),
         _answer(judged.of("O2"), "yes", "NO"),
         _answer(judged.of("O3"), "intact", "DAMAGED"),
@@ -34,7 +33,7 @@ def row(judged: Judgement) -> tuple[str, ...]:
 
 
 def render(judgements: Sequence[Judgement]) -> str:
-    """All rounds, then the sums of each fault, and below why anything is not met."""
+    """All rounds, and below why anything is not met."""
     notes = [
         f"  {judged.round.schedule.label} {judged.round.schedule.title}\n"
         + "\n".join(f"    {complaint}" for complaint in judged.complaints)
@@ -42,10 +41,8 @@ def render(judgements: Sequence[Judgement]) -> str:
         for judged in judgements
         if not judged.is_met
     ]
-    sums = by_fault([seen(judged, day="", code="") for judged in judgements])
     parts = [
         columns([_HEADER, *map(row, judgements)]),
-        columns([HEADER, *(one.cells() for one in sums)]),
         "Not met\n" + "\n".join(notes) if notes else "All oracles hold",
     ]
     return printable("\n\n".join(parts))
@@ -74,3 +71,7 @@ def as_json(judgements: Sequence[Judgement], **about: Any) -> str:
 
 def _answer(is_met: bool | None, yes: str, no: str) -> str:
     return "-" if is_met is None else yes if is_met else no
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"

@@ -12,6 +12,7 @@ _OF_ALL = ("--help", "--version")
 _FROM_COUNTS = "podembed plan estimates from what it counts, and needs no file of constants"
 GONE = {
     "calibrate": f"It is gone: {_FROM_COUNTS}. ",
+    "chaos --record": "It is gone: the last line that is printed has what was seen, as JSON. Leave it out. ",
     "plan --calibration": f"It is gone: {_FROM_COUNTS}. Leave it out. ",
     "plan --hosts-per-machine": "It is gone: bytes are counted as between machines. Leave it out. ",
     "plan --threads-per-host": "It is gone: the estimate is of one thread. Leave it out. ",

@@ -23,6 +23,7 @@ ENTRY = re.compile(r"^[ │]{0,4}(?:-h, )?(--[a-z][a-z0-9-]*)(?:, (--[a-z][a-z0-
         ("calibrate --out x", "Found the command 'calibrate'. It is gone: podembed plan estimates from what it counts"),
         ("plan --calibration=x", "Found --calibration. It is gone: podembed plan estimates from what it counts"),
         ("plan --hosts_per_machine 2", "Found --hosts_per_machine. It is gone: bytes are counted"),
+        ("chaos --record x", "Found --record. It is gone: the last line that is printed has what was seen"),
         ("qqq", "Found the command 'qqq'. Expected one of train, resume"),
     ],
 )
