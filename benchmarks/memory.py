@@ -34,6 +34,7 @@ from benchmarks.recovery import KillingReporter, WatchedDriver  # noqa: E402
 from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from podembed.embedding.optimizers import RowWiseAdagrad  # noqa: E402
 from podembed.jobs.models.dlrm import DLRM  # noqa: E402
+from podembed.jobs.planning.data_at_hand import assumed_profiles  # noqa: E402
 from podembed.jobs.planning.memory import host_memory  # noqa: E402
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig  # noqa: E402
 from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
@@ -45,7 +46,6 @@ from podembed.orchestrator.planning.traffic import traffic_of  # noqa: E402
 from podembed.orchestrator.run.opening import create_run  # noqa: E402
 from podembed.workers.data.columns import IdColumn  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
-from podembed.workers.input.profile import assumed_profiles  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
 from podembed.workers.job.reference import JobReference  # noqa: E402
 

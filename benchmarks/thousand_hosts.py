@@ -71,6 +71,15 @@ PEER_THREADS = 4
 PATIENCE_S = 300.0
 
 
+def packed_bytes(value: Any) -> int:
+    """Bytes of a value as a call takes it along."""
+    from ray import cloudpickle
+
+    buffers: list[Any] = []
+    head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)  # type: ignore[attr-defined]
+    return len(head) + sum(buffer.raw().nbytes for buffer in buffers)
+
+
 def timed(call: Callable[[], Answer]) -> tuple[Answer, float]:
     """What a call returns, and its seconds."""
     began_s = time.perf_counter()
@@ -191,7 +200,7 @@ def measure(num_tables: int, num_hosts: int, arguments: argparse.Namespace) -> d
 
 def measure_start(hosts: Sequence[Any], tables: Sequence[Any]) -> dict[str, Any]:
     """Bytes and seconds of the driver's calls that start a generation from a commit, as `RayHandle` packs them."""
-    from podembed.workers.actors import in_pieces, packed_bytes
+    from podembed.workers.actors import in_pieces
 
     addresses = [(f"10.0.{at >> 8}.{at & 255}", 40_000) for at in range(len(hosts))]
     shared_bytes = 0
@@ -224,8 +233,6 @@ def measure_commit(
     run: OpenRun, placement: Sequence[np.ndarray], num_hosts: int, arguments: argparse.Namespace
 ) -> tuple[dict[str, Any], Any]:
     """A commit of all hosts, with made-up receipts; and its manifest."""
-    from podembed.workers.actors import packed_bytes
-
     specs = table_specs(run.job, run.table_buckets)
     per_file = buckets_per_file(specs, placement, num_hosts=num_hosts)
     plans = [table_plan(s, commit_name(step=1, generation=1), buckets_per_file=per_file[s.name]) for s in specs]

@@ -1,1 +1,1 @@
-"""What people run and copy: the command line, jobs, models and generated data."""
+"""What people run and copy: the command line, jobs, models and data, and how a run is shown and supervised."""

@@ -8,6 +8,7 @@ import contextlib
 from dataclasses import replace
 from functools import partial
 
+from podembed.embedding.row_optimizers.base import needs_step
 from podembed.jobs.event_log import injecting
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
@@ -34,7 +35,6 @@ from podembed.tools.tracing.tracing import Tracing
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.sources import ReaderSource
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import tables_with_counting_rates
 
 MANY_VALUES = 100_000_000
 """Values that lanes decode at the same time, from which on that takes a processor several seconds."""
@@ -47,6 +47,17 @@ def shares_row_groups(job: JobConfig, index: InputIndex) -> bool:
     if isinstance(job.data, ReaderSource) or job.data.order != "shuffled" or len(groups) >= job.num_lanes:
         return False
     return job.num_lanes * max(groups, default=0) * len(job.data.columns) >= MANY_VALUES
+
+
+def tables_with_counting_rates(job: JobConfig) -> tuple[str, ...]:
+    """The tables whose learning rate is a function without the step, which may count its calls and is new after each
+    start.
+    """
+    optimizers = [job.optimizer if table.optimizer is None else table.optimizer for table in job.tables]
+    # That of `Adam.corrected` is made of the one that was given.
+    rates = [one and getattr(one.learning_rate, "learning_rate", one.learning_rate) for one in optimizers]
+    named = zip(job.table_names, rates, strict=True)
+    return tuple(name for name, rate in named if callable(rate) and not needs_step(rate))
 
 
 def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Reporter) -> Result:

@@ -130,13 +130,6 @@ def in_pieces(arguments: Sequence[Any]) -> list[Any] | None:
     return [[array.nbytes for array in arrays], *pieces]
 
 
-def packed_bytes(value: Any) -> int:
-    """Bytes of a value as a call takes it along."""
-    buffers: list[Any] = []
-    head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)  # type: ignore[attr-defined]
-    return len(head) + sum(buffer.raw().nbytes for buffer in buffers)
-
-
 def of_pieces(sizes: Sequence[int], *pieces: bytes) -> list[Any]:
     """What `in_pieces` took apart. Arrays cannot be written to, as Ray's."""
     content = memoryview(b"".join(pieces))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from podembed.jobs.cli.data_arguments import plan_arguments
 from podembed.jobs.cli.job_choice import job_reference
 from podembed.jobs.cli.settings import named_by_flags
+from podembed.jobs.planning.data_at_hand import index_at_hand, profiles_at_hand
 from podembed.jobs.planning.memory import host_memory, render_memory
 from podembed.jobs.planning.step import render_step
 from podembed.jobs.planning.tables import render_tables
@@ -20,8 +21,6 @@ from podembed.orchestrator.planning.recorded import planned
 from podembed.orchestrator.planning.traffic import traffic_of
 from podembed.orchestrator.run.opening import open_run
 from podembed.workers.input.index import InputIndex
-from podembed.workers.input.lengths import index_at_hand
-from podembed.workers.input.profile import profiles_at_hand
 from podembed.workers.job.job import JobConfig
 
 if TYPE_CHECKING:

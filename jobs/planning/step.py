@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from podembed.jobs.planning.data_at_hand import ProfilesAtHand
 from podembed.orchestrator.api.text import columns, format_bytes, printable
 from podembed.orchestrator.planning.traffic import TableTraffic
-from podembed.workers.input.profile import ProfilesAtHand
 from podembed.workers.input.table_profile import HOT_ROWS, TableProfile
 
 MEMORY_BYTES_S, WIRE_BYTES_S = 10e9, 1.25e9

@@ -16,8 +16,8 @@ from podembed.workers.host.input import HostInput
 from podembed.workers.host.row_norms import RowNorms
 from podembed.workers.host.spec import HostWindow, ScoredSamples
 from podembed.workers.host.step import Step, Steps
-from podembed.workers.input.profile import profiles_of
 from podembed.workers.input.read_ahead import CLOSE_DEADLINE_S, ReadAhead
+from podembed.workers.input.table_profile import profiles_of
 from podembed.workers.job.candidates import RankCounts, Ranks
 from podembed.workers.job.job import JobConfig, Loss
 from podembed.workers.job.quality import cross_entropies

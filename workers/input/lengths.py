@@ -5,8 +5,7 @@ from __future__ import annotations
 from podembed.workers.columns.decode import kinds_of
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import InputData
-from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.index import InputIndex, build_index
+from podembed.workers.input.index import InputIndex
 from podembed.workers.input.sources import ReaderSource
 from podembed.workers.job.job import JobConfig
 
@@ -47,20 +46,3 @@ def _length_of_column(data: InputData, column: str, index: InputIndex | None) ->
     found = [(file.num_rows, dict(file.lengths).get(column)) for file in index.files]
     rows = sum(count for count, length in found if length is not None)
     return sum(count * length for count, length in found if length is not None) / rows if rows else None
-
-
-def index_at_hand(job: JobConfig) -> tuple[InputIndex | None, str | None]:
-    """The index of files with footers on this machine, whose footers say how long bags are.
-
-    Other data is not looked at: a store may be away, and a CSV file would have to be read.
-
-    Returns:
-      The index and None; or None, and what is wrong with the files if they were looked at.
-    """
-    data = job.resolved_data
-    if not data.has_footers or isinstance(data, ReaderSource) or any("://" in path for path in data.paths):
-        return None, None
-    try:
-        return build_index(data), None
-    except InputError as error:
-        return None, str(error)

@@ -1,4 +1,4 @@
-"""`TableProfile`: what samples ask of one table, measured on a batch or assumed from the lengths of bags.
+"""`TableProfile`: what samples ask of one table, measured on a batch.
 
 How many distinct rows a batch names decides what an update touches and what messages carry. It is kept as a curve over
 the number of samples, so that other batches and other numbers of hosts can be asked about. Between two points, and
@@ -11,8 +11,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from podembed.embedding.ragged import Ragged
+from podembed.workers.data.batch import Batch
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import feature_bindings
+
 HOT_ROWS = 256
 """So many of a table's most frequent rows are looked at together."""
+MAX_SAMPLES = 1 << 15
+"""Most samples of a batch that are read. The number of rows that more of them name follows from the curve."""
+_HALVINGS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +81,35 @@ def joined(profiles: Sequence[TableProfile]) -> TableProfile:
     )
 
 
-def even_profile(*, ids_per_sample: Sequence[float], num_rows: int, batch_size: int) -> TableProfile:
-    """The profile of ids that are spread evenly over a table, where nothing is known of them."""
-    ids = sum(ids_per_sample)
-    counts = [batch_size / 2**power for power in range(12, -3, -1)]
-    return TableProfile(
-        ids_per_sample=tuple(ids_per_sample),
-        distinct=tuple((count, -num_rows * math.expm1(-count * ids / num_rows)) for count in counts),
-        hot_share=min(1.0, HOT_ROWS / num_rows),
+def profiles_of(job: JobConfig, batch: Batch) -> list[TableProfile]:
+    """Per table of the job, from a batch that is there already."""
+    bindings = feature_bindings(job)
+    return [
+        _profile([batch.features[feature.name] for feature in bindings if feature.table == at])
+        for at in range(len(job.tables))
+    ]
+
+
+def _profile(features: Sequence[Ragged]) -> TableProfile:
+    """The profile of the features of one table."""
+    bags = [_first(ragged, MAX_SAMPLES) for ragged in features]
+    count = bags[0].num_samples if bags else 0
+    ids = np.concatenate([ragged.values for ragged in bags]) if bags else np.zeros(0, np.int64)
+    _, times = np.unique(ids, return_counts=True)
+    hot = np.sort(times)[-HOT_ROWS:].sum()
+    sizes = sorted({max(1, count >> halving) for halving in range(_HALVINGS)})
+    curve = tuple(
+        (float(size), float(len(np.unique(np.concatenate([_first(ragged, size).values for ragged in bags])))))
+        for size in (sizes if bags else ())
     )
+    return TableProfile(
+        ids_per_sample=tuple(ragged.num_ids / max(1, count) for ragged in bags),
+        distinct=curve,
+        hot_share=float(hot / len(ids)) if len(ids) else 0.0,
+    )
+
+
+def _first(ragged: Ragged, samples: int) -> Ragged:
+    """The bags of the first samples."""
+    splits = ragged.row_splits[: min(samples, ragged.num_samples) + 1]
+    return Ragged(ragged.values[: splits[-1]], splits)

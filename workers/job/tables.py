@@ -19,7 +19,6 @@ from podembed.embedding.lookup.pooling_choice import CutWay, cut_way, why_not_po
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import learning_rate_at
 from podembed.embedding.ragged import Ragged, by_position
-from podembed.embedding.row_optimizers.base import needs_step
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.formats.rows_file import RowsOfFile
 from podembed.workers.job.feature_shapes import keeps_positions
@@ -172,17 +171,6 @@ def host_features_per_table(job: JobConfig) -> tuple[int, ...]:
     """
     counts = features_per_table(job)
     return tuple(0 if table.is_on_devices else count for table, count in zip(job.tables, counts, strict=True))
-
-
-def tables_with_counting_rates(job: JobConfig) -> tuple[str, ...]:
-    """The tables whose learning rate is a function without the step, which may count its calls and is new after each
-    start.
-    """
-    optimizers = [job.optimizer if table.optimizer is None else table.optimizer for table in job.tables]
-    # That of `Adam.corrected` is made of the one that was given.
-    rates = [one and getattr(one.learning_rate, "learning_rate", one.learning_rate) for one in optimizers]
-    named = zip(job.table_names, rates, strict=True)
-    return tuple(name for name, rate in named if callable(rate) and not needs_step(rate))
 
 
 def learning_rates(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from podembed.embedding.optimizers import SGD
+from podembed.jobs.planning.data_at_hand import ProfilesAtHand
 from podembed.jobs.planning.memory import PROCESS_BYTES, host_memory, render_memory
 from podembed.jobs.planning.step import render_step
 from podembed.orchestrator.decisions.table_plan import plan
-from podembed.workers.input.profile import ProfilesAtHand
 from tests.orchestrator.planning.test_traffic import DIM, PROFILE, counted, job_of, table
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from podembed.jobs.planning.data_at_hand import index_at_hand
 from podembed.workers.data.config import CsvData, NpyData
 from podembed.workers.input.index import InputIndex, build_index
-from podembed.workers.input.lengths import bag_lengths, index_at_hand
+from podembed.workers.input.lengths import bag_lengths
 from tests.small_job import small_job
 
 

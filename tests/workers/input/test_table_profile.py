@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from podembed.workers.input.table_profile import TableProfile, even_profile, joined
+from podembed.embedding.ragged import Ragged
+from podembed.jobs.planning.data_at_hand import even_profile
+from podembed.workers.data.batch import Batch
+from podembed.workers.input.table_profile import TableProfile, joined, profiles_of
+from tests.small_job import small_job
 
 
 def profile(distinct: tuple[tuple[float, float], ...]) -> TableProfile:
@@ -44,3 +48,25 @@ def test_profiles_of_several_hosts_are_means() -> None:
     assert joined([one, other]) == TableProfile(
         ids_per_sample=(2.0, 3.0), distinct=((1.0, 3.0), (2.0, 6.0)), hot_share=0.75
     )
+
+
+def batch(ids: dict[str, list[list[int]]]) -> Batch:
+    count = len(next(iter(ids.values())))
+    return Batch(
+        dense=np.zeros((count, 1), np.float32),
+        labels=np.zeros(count, np.float32),
+        weights=np.ones(count, np.float32),
+        features={name: Ragged.of_lists(lists) for name, lists in ids.items()},
+        sample_ids=np.arange(count),
+    )
+
+
+def test_a_batch_says_what_it_holds(tmp_path) -> None:
+    job = small_job(folder=str(tmp_path))
+    of_batch = batch({name: [[1, 5], [5], [6, 7, 5], []] for name in job.features})
+    for profile, table in zip(profiles_of(job, of_batch), job.tables, strict=True):
+        features = sum(feature.table is table for feature in job.features.values())
+        assert profile.ids_per_sample == (1.5,) * features
+        assert profile.distinct[-1] == (4.0, 4.0)
+        assert profile.distinct[0] == (1.0, 2.0)
+        assert profile.hot_share == 1.0

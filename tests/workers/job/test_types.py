@@ -14,12 +14,12 @@ import pytest
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam
 from podembed.embedding.tf.keras.keras_optimizers import Adagrad as KerasAdagrad
+from podembed.jobs.fitting import tables_with_counting_rates
 from podembed.jobs.models.dlrm import DLRM
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
 from podembed.workers.data.config import CsvData, InputData, ParquetData
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.ranking import RecallAt
-from podembed.workers.job.tables import tables_with_counting_rates
 from tests.small_job import SmallModel
 
 TABLE = TableConfig(100, 4, name="users")

@@ -1,27 +1,20 @@
-"""Measures what a job's training data asks of its tables, on a batch that is read for it, or assumes it."""
+"""What is known of a job's training data before a run: its index, and what a batch asks of the tables."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from podembed.embedding.lookup.pooling_choice import ASSUMED_LENGTH
-from podembed.embedding.ragged import Ragged
-from podembed.workers.data.batch import Batch
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.index import InputIndex
+from podembed.workers.input.index import InputIndex, build_index
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.input.reader import training_plan
 from podembed.workers.input.sources import ReaderSource, job_plan, open_reader
-from podembed.workers.input.table_profile import HOT_ROWS, TableProfile, even_profile
+from podembed.workers.input.table_profile import HOT_ROWS, MAX_SAMPLES, TableProfile, profiles_of
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import feature_bindings
-
-MAX_SAMPLES = 1 << 15
-"""Most samples of a batch that are read. The number of rows that more of them name follows from the curve."""
-_HALVINGS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,35 +89,29 @@ def assumed_profiles(job: JobConfig, lengths: Sequence[float | None]) -> list[Ta
     ]
 
 
-def profiles_of(job: JobConfig, batch: Batch) -> list[TableProfile]:
-    """Per table of the job, from a batch that is there already."""
-    bindings = feature_bindings(job)
-    return [
-        _profile([batch.features[feature.name] for feature in bindings if feature.table == at])
-        for at in range(len(job.tables))
-    ]
-
-
-def _profile(features: Sequence[Ragged]) -> TableProfile:
-    """The profile of the features of one table."""
-    bags = [_first(ragged, MAX_SAMPLES) for ragged in features]
-    count = bags[0].num_samples if bags else 0
-    ids = np.concatenate([ragged.values for ragged in bags]) if bags else np.zeros(0, np.int64)
-    _, times = np.unique(ids, return_counts=True)
-    hot = np.sort(times)[-HOT_ROWS:].sum()
-    sizes = sorted({max(1, count >> halving) for halving in range(_HALVINGS)})
-    curve = tuple(
-        (float(size), float(len(np.unique(np.concatenate([_first(ragged, size).values for ragged in bags])))))
-        for size in (sizes if bags else ())
-    )
+def even_profile(*, ids_per_sample: Sequence[float], num_rows: int, batch_size: int) -> TableProfile:
+    """The profile of ids that are spread evenly over a table, where nothing is known of them."""
+    ids = sum(ids_per_sample)
+    counts = [batch_size / 2**power for power in range(12, -3, -1)]
     return TableProfile(
-        ids_per_sample=tuple(ragged.num_ids / max(1, count) for ragged in bags),
-        distinct=curve,
-        hot_share=float(hot / len(ids)) if len(ids) else 0.0,
+        ids_per_sample=tuple(ids_per_sample),
+        distinct=tuple((count, -num_rows * math.expm1(-count * ids / num_rows)) for count in counts),
+        hot_share=min(1.0, HOT_ROWS / num_rows),
     )
 
 
-def _first(ragged: Ragged, samples: int) -> Ragged:
-    """The bags of the first samples."""
-    splits = ragged.row_splits[: min(samples, ragged.num_samples) + 1]
-    return Ragged(ragged.values[: splits[-1]], splits)
+def index_at_hand(job: JobConfig) -> tuple[InputIndex | None, str | None]:
+    """The index of files with footers on this machine, whose footers say how long bags are.
+
+    Other data is not looked at: a store may be away, and a CSV file would have to be read.
+
+    Returns:
+      The index and None; or None, and what is wrong with the files if they were looked at.
+    """
+    data = job.resolved_data
+    if not data.has_footers or isinstance(data, ReaderSource) or any("://" in path for path in data.paths):
+        return None, None
+    try:
+        return build_index(data), None
+    except InputError as error:
+        return None, str(error)
