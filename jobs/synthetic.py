@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tyro
 
 from podembed.jobs.finished_folder import create_once, read_report
 from podembed.workers.data.columns import IdColumn
@@ -268,23 +266,3 @@ def _zipf_ranks(rng: np.random.Generator, feature: _Feature, count: int) -> np.n
 
 def _dense_names() -> list[str]:
     return [f"d{number}" for number in range(NUM_DENSE)]
-
-
-def main(folder: Path = DEFAULT_FOLDER, *, seed: int = SyntheticSpec().seed) -> None:
-    """Writes the Criteo-shaped set and prints what a perfect model would reach.
-
-    Args:
-      folder: where the set is written, or found.
-      seed: seed of everything that is drawn.
-    """
-    started_s = time.monotonic()
-    written = write_synthetic(folder, SyntheticSpec(seed=seed))
-    print(
-        f"{written.folder}: {written.spec.train_rows:,} training and {written.spec.eval_rows:,} evaluation rows, "
-        f"reachable AUC {written.reachable_auc:.4f}, log loss {written.reachable_log_loss:.4f} "
-        f"({written.base_log_loss:.4f} for the base rate {written.base_rate:.3f}), {time.monotonic() - started_s:.1f} s"
-    )
-
-
-if __name__ == "__main__":
-    tyro.cli(main)

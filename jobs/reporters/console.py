@@ -22,8 +22,8 @@ from rich.text import Text
 from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.orchestrator.api.text import format_duration, format_rate
 from podembed.orchestrator.events.commits import commit_line
-from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import Evaluated, WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.run import Recovered
 from podembed.workers.job.ranking import Baseline
 
@@ -45,7 +45,7 @@ class LastingConsole(Console):
             print("podembed: nobody reads the output any more; the run goes on without it", file=sys.stderr)
 
 
-class ConsoleReporter:
+class ConsoleReporter(SilentReporter):
     """Prints to a terminal or a log. Mutated: the live panel and the time of the last line."""
 
     def __init__(self, console: Console | None = None, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -55,9 +55,6 @@ class ConsoleReporter:
         self._live: Live | None = None
         self._is_panel = False
         self._last_line_s = self._last_phases_s = -math.inf
-
-    def event(self, event: Event) -> None:
-        """Does nothing: the sentence of an event comes to `notice`."""
 
     def activity(self, what: str) -> None:
         now_s = self._monotonic_s()

@@ -12,17 +12,16 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
-from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.orchestrator.events.event import Event, Level
-from podembed.orchestrator.events.progress import WindowReport, WindowTrained
+from podembed.orchestrator.events.progress import WindowTrained
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.tools.metrics.measurer import Measurer
-from podembed.workers.job.ranking import Baseline
 
 NOTICE, ACTIVITY, SUMMARY, FAILURE = "notice", "activity", "summary", "failed"
 """Kinds of lines that are no events."""
 
 
-class JsonReporter:
+class JsonReporter(SilentReporter):
     """A `Reporter`. Mutated: what it has counted of the run, and whether its output is still read.
 
     Args:
@@ -33,8 +32,7 @@ class JsonReporter:
         self._out, self._wall_s = out, wall_s
         self._measurer = Measurer(monotonic_s=SYSTEM_CLOCK.monotonic_s, wall_s=wall_s)
         self._is_read, self._has_failed = True, False
-        # Each event comes again, to the method that shows it to people.
-        self._is_told = False
+        self._told = ""
 
     def line(
         self, kind: str, message: str, values: Mapping[str, Any] | None = None, *, level: str = Level.INFO
@@ -61,33 +59,17 @@ class JsonReporter:
             values["first_step"] = event.first_step
         else:
             values = event.values()
-        self.line(event.kind, event.sentence(), values, level=event.level)
-        self._is_told = True
+        self._told = event.sentence()
+        self.line(event.kind, self._told, values, level=event.level)
 
     def activity(self, what: str) -> None:
         self.line(ACTIVITY, what)
 
     def notice(self, text: str) -> None:
-        if not self._was_told():
+        # The sentence of an event comes again.
+        if text != self._told:
             self.line(NOTICE, text.strip())
-
-    def window(self, report: WindowReport) -> None:
-        self._was_told()
-
-    def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None:
-        self._was_told()
-
-    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
-        self._was_told()
-
-    def recovery(self, recovery: Recovery) -> None:
-        self._was_told()
-
-    def close(self) -> None: ...
-
-    def _was_told(self) -> bool:
-        was_told, self._is_told = self._is_told, False
-        return was_told
+        self._told = ""
 
 
 def _finite(value: float) -> float | None:

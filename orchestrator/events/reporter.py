@@ -19,17 +19,14 @@ class Reporter(Protocol):
 
     def event(self, event: Event) -> None:
         """What happened, as a value; for what acts on events or counts them."""
-        ...
 
     def activity(self, what: str) -> None:
         """What is being done from now on, while no window is trained. The next activity, the next window and `close`
         end it.
         """
-        ...
 
     def notice(self, text: str) -> None:
         """The sentence of an event that has no method here."""
-        ...
 
     def window(self, report: WindowReport) -> None: ...
 

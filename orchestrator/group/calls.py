@@ -14,8 +14,9 @@ from podembed.orchestrator.group.backend import Backend, Call, Handle
 from podembed.workers.liveness.progress import Progress
 
 Process = TypeVar("Process")
-Arguments = ParamSpec("Arguments")
+Args = ParamSpec("Args")
 Answer = TypeVar("Answer")
+Method = Callable[Concatenate[Process, Args], Answer]
 
 LOOK_S = 0.2
 
@@ -61,29 +62,16 @@ class Calls(Generic[Process]):
 
     handle: Handle
 
-    def call(
-        self,
-        method: Callable[Concatenate[Process, Arguments], Answer],
-        *arguments: Arguments.args,
-        **unused: Arguments.kwargs,
-    ) -> Call[Answer]:
-        return self.handle.call(method.__name__, *arguments)
+    def call(self, method: Method[Process, Args, Answer], *given: Args.args, **unused: Args.kwargs) -> Call[Answer]:
+        return self.handle.call(method.__name__, *given)
 
     def background(
-        self,
-        method: Callable[Concatenate[Process, Arguments], Answer],
-        *arguments: Arguments.args,
-        **unused: Arguments.kwargs,
+        self, method: Method[Process, Args, Answer], *given: Args.args, **unused: Args.kwargs
     ) -> Call[Answer]:
-        return self.handle.background(method.__name__, *arguments)
+        return self.handle.background(method.__name__, *given)
 
-    def control(
-        self,
-        method: Callable[Concatenate[Process, Arguments], Answer],
-        *arguments: Arguments.args,
-        **unused: Arguments.kwargs,
-    ) -> Call[Answer]:
-        return self.handle.control(method.__name__, *arguments)
+    def control(self, method: Method[Process, Args, Answer], *given: Args.args, **unused: Args.kwargs) -> Call[Answer]:
+        return self.handle.control(method.__name__, *given)
 
 
 class _AnyProcess(Protocol):

@@ -18,6 +18,7 @@ from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.cluster.ray_calls import RayCall, RayHandle
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.group.backend import Call, HostHandles
+from podembed.orchestrator.group.calls import Answer, Args, Calls, Method, Process
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.liveness.worker import Worker
@@ -80,6 +81,16 @@ class LineHandle(RayHandle):
             case DriverLineSpec() if self.machine == this_node():
                 return replace(argument, bind_address=LOOPBACK)
         return super().localized(argument)
+
+
+@dataclass(frozen=True, slots=True)
+class StepwiseCalls(Calls[Process]):
+    """Calls to a `StepwiseHost` or a `StepwiseDevice` of `workers.stepwise`."""
+
+    def directly(self, method: Method[Process, Args, Answer], *given: Args.args, **unused: Args.kwargs) -> Call[Answer]:
+        """A call that is made in every step."""
+        ask = self.handle.call_directly if isinstance(self.handle, LineHandle) else self.handle.call
+        return ask(method.__name__, *given)
 
 
 class LineBackend(RayBackend):

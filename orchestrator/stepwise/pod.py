@@ -23,8 +23,7 @@ from podembed.orchestrator.group.backend import Backend, Call, HostHandles
 from podembed.orchestrator.group.calls import Process, answers_within, status
 from podembed.orchestrator.group.process_group import ProcessGroup
 from podembed.orchestrator.group.watch import Deadlines
-from podembed.orchestrator.stepwise.calls import StepwiseCalls
-from podembed.orchestrator.stepwise.line_calls import LineHandle
+from podembed.orchestrator.stepwise.line_calls import LineHandle, StepwiseCalls
 from podembed.orchestrator.stepwise.request_thread import RequestThread
 from podembed.workers.stepwise.device import StepwiseDevice
 from podembed.workers.stepwise.driver_line import DriverLineSpec

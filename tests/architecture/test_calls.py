@@ -63,3 +63,16 @@ def test_a_name_as_text_is_found(source: str) -> None:
 def test_methods_of_workers_are_named_nowhere() -> None:
     found = {label(path): sorted(set(named_methods(nodes(path)))) for path in MODULES if label(path) not in OTHER_CALLS}
     assert not {where: names for where, names in found.items() if names}
+
+
+def test_arguments_of_methods_go_by_their_places() -> None:
+    """`Calls` hands on no others, though types would allow them."""
+    named = [
+        f"{label(path)}:{node.lineno}"
+        for path in MODULES
+        if label(path).startswith(("orchestrator/", "tools/tracing/"))
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TRANSPORT
+        if node.args and isinstance(node.args[0], ast.Attribute) and node.args[0].attr in METHODS and node.keywords
+    ]
+    assert named == []

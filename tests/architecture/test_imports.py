@@ -74,7 +74,6 @@ READS_CLOCK = {
     "jobs/cli/fitting.py",
     "jobs/cli/main.py",
     "jobs/prepare/progress.py",
-    "jobs/synthetic.py",
     "orchestrator/api/clock.py",
     "orchestrator/cluster/marked_processes.py",
     "orchestrator/cluster/own_cluster.py",
