@@ -14,7 +14,7 @@ from podembed.workers.job.ranking import Baseline
 
 class Reporter(Protocol):
     """Receives the facts of a run. Each event comes twice: as a value to `event`, and then to the method that shows it
-    to people.
+    to people. Here they do nothing.
     """
 
     def event(self, event: Event) -> None:
@@ -28,15 +28,20 @@ class Reporter(Protocol):
     def notice(self, text: str) -> None:
         """The sentence of an event that has no method here."""
 
-    def window(self, report: WindowReport) -> None: ...
+    def window(self, report: WindowReport) -> None:
+        """Steps were trained."""
 
-    def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None: ...
+    def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None:
+        """A state was judged."""
 
-    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None: ...
+    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
+        """A state was committed."""
 
-    def recovery(self, recovery: Recovery) -> None: ...
+    def recovery(self, recovery: Recovery) -> None:
+        """A fault is over."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing is shown for now, such as while a generation ends."""
 
 
 class SilentReporter(Reporter):
