@@ -111,4 +111,4 @@ def read_dense(store: Store, file: DenseFile) -> np.ndarray:
     if file.size_bytes == 0:
         return np.empty(file.shape, DTYPES[file.dtype])
     receipt = ChunkReceipt(name=file.chunk_file, size_bytes=file.size_bytes, crc32c=file.crc32c)
-    return read_chunk(store, file.metadata, (0,) * len(file.shape), receipt=receipt)
+    return read_chunk(store, file.metadata, (0,) * len(file.shape), receipt)

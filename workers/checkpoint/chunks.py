@@ -2,8 +2,7 @@
 
 A chunk is the array's bytes followed by four bytes of checksum. A write hands the kernel the array itself, and a read
 fills the caller's array. On a local disk the payload is thus never copied. A table array is `[V, rows per bucket,
-width]` with one chunk a bucket. A dense leaf is one chunk. zarr-python and tensorstore open these files, and files they
-wrote with the same codecs open here.
+width]` with one chunk a bucket. A dense leaf is one chunk. zarr-python and tensorstore open these files.
 
 A file is one chunk, or several in a row with an index behind them, which Zarr calls a shard. All chunks of an array
 are equally long. So this module knows each place from the number of the chunk. It reads the index only to check it for
@@ -21,12 +20,11 @@ from functools import lru_cache
 import google_crc32c
 import numpy as np
 
-from podembed.workers.checkpoint.zarr_metadata import ArrayMetadata, metadata_bytes, parse_metadata
+from podembed.workers.checkpoint.zarr_metadata import ArrayMetadata, metadata_bytes
 from podembed.workers.storage.storage_errors import NameNotFound, StorageError, WrongSize
-from podembed.workers.storage.store import Store, validate_name
+from podembed.workers.storage.store import Store
 
 CRC_BYTES = 4
-_MAX_METADATA_BYTES = 1 << 16
 # The checksum routine holds the interpreter lock, so it gets its input in pieces that others can wait for.
 _CRC_PIECE_BYTES = 1 << 18
 # Of the index behind the chunks of a file: place and length of each. The checksum of all follows.
@@ -92,16 +90,6 @@ def write_array_metadata(store: Store, metadata: ArrayMetadata) -> ChunkReceipt:
     name, data = f"{metadata.path}/zarr.json", metadata_bytes(metadata)
     store.write_new(name, [data])
     return ChunkReceipt(name=name, size_bytes=len(data), crc32c=crc32c(data))
-
-
-def read_array_metadata(store: Store, path: str) -> ArrayMetadata:
-    """Reads `zarr.json` of one array.
-
-    Raises:
-      DocumentRefused: it is not a Zarr v3 array with our codecs and one of our element types.
-    """
-    name = f"{validate_name(path)}/zarr.json"
-    return parse_metadata(path, name, store.read(name, max_bytes=_MAX_METADATA_BYTES))
 
 
 def chunk_name(metadata: ArrayMetadata, index: Sequence[int]) -> str:
@@ -206,19 +194,14 @@ def write_chunks(
 
 
 def read_chunk(
-    store: Store,
-    metadata: ArrayMetadata,
-    index: Sequence[int],
-    *,
-    out: np.ndarray | None = None,
-    receipt: ChunkReceipt | None = None,
+    store: Store, metadata: ArrayMetadata, index: Sequence[int], receipt: ChunkReceipt, *, out: np.ndarray | None = None
 ) -> np.ndarray:
     """Reads and verifies one chunk, and nothing else of its file.
 
     Args:
+      receipt: the manifest's entry; file and chunk must match it, not only each other.
       out: filled and returned if given; C-contiguous, of the array's element type, `chunk_shape` with or without
         leading ones. If the chunk turns out to be damaged its content is undefined.
-      receipt: the manifest's entry; file and chunk must match it, not only each other.
 
     Returns:
       The chunk, `chunk_shape` or the shape of `out`.
@@ -226,11 +209,8 @@ def read_chunk(
     Raises:
       ChunkDamaged: missing, wrong length, or a checksum differs. The length is checked before anything is allocated.
     """
-    name = receipt.name if receipt else chunk_name(metadata, index)
+    name = receipt.name
     _check_length(store, name, file_bytes(metadata), receipt)
-    if receipt is None:
-        # Others may have left chunks out or in another order.
-        check_file_index(store, metadata, name)
     if out is None:
         out = np.empty(metadata.chunk_shape, metadata.dtype)
     _check_values(metadata, out, name)
@@ -336,19 +316,19 @@ def _check_values(metadata: ArrayMetadata, values: np.ndarray, name: str) -> Non
         )
 
 
-def _check_length(store: Store, name: str, computed_bytes: int, receipt: ChunkReceipt | None) -> None:
+def _check_length(store: Store, name: str, computed_bytes: int, receipt: ChunkReceipt) -> None:
     try:
         found_bytes = store.size(name)
     except NameNotFound:
         raise ChunkDamaged(name, "no file", f"{computed_bytes} bytes") from None
     if found_bytes != computed_bytes:
         raise ChunkDamaged(name, f"{found_bytes} bytes", f"{computed_bytes} bytes from the array's shape")
-    if receipt and receipt.size_bytes != found_bytes:
+    if receipt.size_bytes != found_bytes:
         raise ChunkDamaged(name, f"{found_bytes} bytes", f"{receipt.size_bytes} bytes as written")
 
 
-def _check_checksum(name: str, found: int, trailer: int, receipt: ChunkReceipt | None) -> None:
+def _check_checksum(name: str, found: int, trailer: int, receipt: ChunkReceipt) -> None:
     if found != trailer:
         raise ChunkDamaged(name, f"bytes with CRC-32C {found:08x}", f"{trailer:08x} from the file's own trailer")
-    if receipt and receipt.crc32c != found:
+    if receipt.crc32c != found:
         raise ChunkDamaged(name, f"bytes with CRC-32C {found:08x}", f"{receipt.crc32c:08x} as written")

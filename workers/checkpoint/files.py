@@ -278,7 +278,7 @@ def read_base_array(
     """One array of `read_base_bucket`."""
     receipt = table.chunk(array, bucket).receipt(bucket)
     try:
-        chunk = read_chunk(store, table.metadata(array), (bucket, 0, 0), out=out, receipt=receipt)
+        chunk = read_chunk(store, table.metadata(array), (bucket, 0, 0), receipt, out=out)
     except ChunkDamaged as error:
         raise ChunkDamaged(
             error.name, error.found, error.expected, place=describe_bucket(table, array.name, bucket)

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from podembed.workers.checkpoint.arrays import safe_segment
 from podembed.workers.checkpoint.chunks import (
     ChunkDamaged,
     ChunkReceipt,
@@ -28,7 +27,6 @@ from podembed.workers.checkpoint.chunks import (
     chunk_name,
     crc32c,
     file_index,
-    read_array_metadata,
     read_chunk,
     read_chunks,
     write_array_metadata,
@@ -39,17 +37,16 @@ from podembed.workers.checkpoint.chunks import (
 from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
 from podembed.workers.storage.storage_errors import NameTaken
 from podembed.workers.storage.store import Store
-from podembed.workers.storage.strict_json import DocumentRefused
 from tests.long_tests import examples
 
 V, ROWS_PER_BUCKET, DIM = 4, 5, 3
 
 
-def read_whole(store: Store, path: str, *, receipt: ChunkReceipt | None = None) -> np.ndarray:
-    metadata = read_array_metadata(store, path)
-    if not math.prod(metadata.shape):
+def write_and_read_whole(store: Store, path: str, values: np.ndarray) -> np.ndarray:
+    metadata, _, receipt = write_whole(store, path, values)
+    if not values.size:
         return np.empty(metadata.shape, metadata.dtype)
-    return read_chunk(store, metadata, (0,) * len(metadata.shape), receipt=receipt)
+    return read_chunk(store, metadata, (0,) * values.ndim, receipt)
 
 
 @pytest.fixture
@@ -110,54 +107,16 @@ class TestOracles:
         np.testing.assert_array_equal(opened[:], values)  # pyright: ignore[reportIndexIssue, reportArgumentType]
         np.testing.assert_array_equal(opened[2:3], values[2:3])  # pyright: ignore[reportIndexIssue, reportArgumentType]
         np.testing.assert_array_equal(open_with_tensorstore(path).read().result(timeout=30), values)
-        assert read_array_metadata(store, metadata.path) == metadata
         assert len(store.list(f"{metadata.path}/c")) == V // per_file
         for bucket in range(V):
-            np.testing.assert_array_equal(read_chunk(store, metadata, (bucket, 0, 0)), values[bucket : bucket + 1])
-            read = read_chunk(store, metadata, (bucket, 0, 0), receipt=receipts[bucket])
+            read = read_chunk(store, metadata, (bucket, 0, 0), receipts[bucket])
             np.testing.assert_array_equal(read, values[bucket : bucket + 1])
-
-    def test_files_of_one_chunk_with_an_index_are_refused_and_not_called_damaged(self, store: Store) -> None:
-        array = zarr.create_array(
-            store.locate("one"),
-            shape=(4, 6, 2),
-            chunks=(1, 6, 2),
-            shards=(1, 6, 2),
-            dtype="float32",
-            compressors=[zarr.codecs.Crc32cCodec()],
-        )
-        array[:] = np.ones((4, 6, 2), np.float32)
-        with pytest.raises(DocumentRefused, match="one chunk a file"):
-            read_array_metadata(store, "one")
-
-    def test_a_file_of_several_chunks_that_zarr_wrote_opens_here_if_it_is_whole(self, store: Store) -> None:
-        values = np.random.default_rng(2).random((V, 6, 2), np.float32)
-        values[1] = 0
-        for name, fill_value in (("whole", 7), ("without a chunk", 0)):
-            array = zarr.create_array(
-                store.locate(safe_segment(name)),
-                shape=values.shape,
-                chunks=(1, 6, 2),
-                shards=(4, 6, 2),
-                dtype="float32",
-                fill_value=fill_value,
-                compressors=[zarr.codecs.Crc32cCodec()],
-            )
-            array[:] = values
-        metadata = read_array_metadata(store, "whole")
-        assert metadata.chunks_per_file == 4
-        for bucket in range(V):
-            np.testing.assert_array_equal(read_chunk(store, metadata, (bucket, 0, 0))[0], values[bucket])
-        # zarr leaves out chunks that hold nothing but the fill value.
-        with pytest.raises(ChunkDamaged):
-            read_chunk(store, read_array_metadata(store, safe_segment("without a chunk")), (0, 0, 0))
 
     @pytest.mark.parametrize("dtype", sorted(DTYPES))
     @pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (2, 1, 3, 2), (0, 4)])
     def test_leaves_of_any_type_and_rank(self, store: Store, dtype: str, shape: tuple[int, ...]) -> None:
         values = (np.random.default_rng(1).random(shape) * 100).astype(DTYPES[dtype])
-        _, _, receipt = write_whole(store, "data/leaf", values)
-        back = read_whole(store, "data/leaf", receipt=receipt if values.size else None)
+        back = write_and_read_whole(store, "data/leaf", values)
         assert back.dtype == values.dtype
         assert back.shape == shape
         assert back.tobytes() == values.tobytes()
@@ -167,45 +126,9 @@ class TestOracles:
         np.testing.assert_array_equal(opened, stored)
         np.testing.assert_array_equal(open_with_tensorstore(path).read().result(timeout=30), stored)
 
-    @pytest.mark.parametrize("separator", ["/", "."])
-    @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint32", "uint8", "bool"])
-    def test_arrays_that_zarr_wrote_open_here(self, store: Store, dtype: str, separator: str) -> None:
-        values = (np.random.default_rng(2).random((V, 6, 2)) * 2).astype(dtype)
-        array = zarr.create_array(
-            store.locate("theirs"),
-            shape=values.shape,
-            chunks=(1, 6, 2),
-            dtype=dtype,
-            compressors=[zarr.codecs.Crc32cCodec()],
-            chunk_key_encoding={"name": "default", "separator": separator},  # pyright: ignore[reportArgumentType]
-        )
-        # zarr leaves out chunks that hold nothing but the fill value.
-        values[:, 0, 0] = 1
-        array[:] = values
-        metadata = read_array_metadata(store, "theirs")
-        for bucket in range(V):
-            np.testing.assert_array_equal(read_chunk(store, metadata, (bucket, 0, 0)), values[bucket : bucket + 1])
-
-    def test_arrays_that_tensorstore_wrote_open_here(self, store: Store) -> None:
-        values = np.random.default_rng(3).random((V, 6, 2), np.float32)
-        path = store.locate("theirs")
-        metadata = {
-            "shape": [V, 6, 2],
-            "data_type": "float32",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 6, 2]}},
-            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-        }
-        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}, "metadata": metadata}
-        tensorstore.open(spec, create=True).result(timeout=30).write(values).result(timeout=30)
-        read = read_array_metadata(store, "theirs")
-        assert read.shape == (V, 6, 2)
-        for bucket in range(V):
-            np.testing.assert_array_equal(read_chunk(store, read, (bucket, 0, 0))[0], values[bucket])
-
     @pytest.mark.parametrize("values", [np.array([np.nan, np.inf, -0.0, 1e-45], np.float32), np.array([True, False])])
     def test_every_bit_pattern_survives(self, store: Store, values: np.ndarray) -> None:
-        write_whole(store, "data/leaf", values)
-        assert read_whole(store, "data/leaf").tobytes() == values.tobytes()
+        assert write_and_read_whole(store, "data/leaf", values).tobytes() == values.tobytes()
 
 
 class TestChunks:
@@ -222,20 +145,19 @@ class TestChunks:
     def test_a_read_fills_the_callers_array(self, store: Store) -> None:
         values, receipts = write_table(store, table_metadata())
         bucket = np.empty((ROWS_PER_BUCKET, DIM), np.float32)
-        assert read_chunk(store, table_metadata(), (1, 0, 0), out=bucket, receipt=receipts[1]) is bucket
+        assert read_chunk(store, table_metadata(), (1, 0, 0), receipts[1], out=bucket) is bucket
         np.testing.assert_array_equal(bucket, values[1])
 
     def test_a_strided_array_is_written_by_value(self, store: Store) -> None:
         wide = np.random.default_rng(0).random((ROWS_PER_BUCKET, 2 * DIM), np.float32)
-        write_chunk(store, table_metadata(), (0, 0, 0), wide[:, ::2])
-        np.testing.assert_array_equal(read_chunk(store, table_metadata(), (0, 0, 0))[0], wide[:, ::2])
+        receipt = write_chunk(store, table_metadata(), (0, 0, 0), wide[:, ::2])
+        np.testing.assert_array_equal(read_chunk(store, table_metadata(), (0, 0, 0), receipt)[0], wide[:, ::2])
 
     def test_bfloat16_is_kept_as_it_is(self, store: Store) -> None:
-        values, _ = write_table(store, table_metadata(dtype="bfloat16"))
-        metadata = read_array_metadata(store, "data/users/rows")
-        assert metadata.dtype == ml_dtypes.bfloat16
-        assert metadata == table_metadata(dtype="bfloat16")
-        assert read_chunk(store, metadata, (3, 0, 0))[0].tobytes() == values[3].tobytes()
+        metadata = table_metadata(dtype="bfloat16")
+        values, receipts = write_table(store, metadata)
+        read = read_chunk(store, metadata, (3, 0, 0), receipts[3])[0]
+        assert (read.dtype, read.tobytes()) == (ml_dtypes.bfloat16, values[3].tobytes())
 
     def test_chunks_are_written_once(self, store: Store) -> None:
         write_table(store, table_metadata())
@@ -260,10 +182,10 @@ class TestChunks:
             write_chunk(store, table_metadata(), (0, 0, 0), values)
 
     def test_a_buffer_that_cannot_be_filled_is_refused(self, store: Store) -> None:
-        write_table(store, table_metadata())
+        _, receipts = write_table(store, table_metadata())
         for out in (np.empty((DIM, ROWS_PER_BUCKET), np.float32).T, np.frombuffer(bytes(60), np.float32).reshape(5, 3)):
             with pytest.raises(ValueError, match="contiguous"):
-                read_chunk(store, table_metadata(), (0, 0, 0), out=out)
+                read_chunk(store, table_metadata(), (0, 0, 0), receipts[0], out=out)
 
     @settings(max_examples=examples(40), deadline=None)
     @given(
@@ -275,13 +197,12 @@ class TestChunks:
         store = Store("memory://chunks/any")
         for name in store.list():
             store.delete(name)
-        _, _, receipt = write_whole(store, "leaf", values)
-        back = read_whole(store, "leaf", receipt=receipt if values.size else None)
+        back = write_and_read_whole(store, "leaf", values)
         assert (back.shape, back.dtype, back.tobytes()) == (values.shape, values.dtype, values.tobytes())
 
 
 class TestDamage:
-    """Every change of a chunk file is found, with and without a receipt as far as the file itself can tell."""
+    """Every change of a chunk file is found, by its own trailer or by the receipt."""
 
     @pytest.fixture
     def damaged(self, store: Store):
@@ -297,39 +218,37 @@ class TestDamage:
                 bad[at] ^= 1 << bit
                 path.write_bytes(bad)
                 with pytest.raises(ChunkDamaged, match="CRC-32C"):
-                    read_chunk(store, table_metadata(), (1, 0, 0))
+                    read_chunk(store, table_metadata(), (1, 0, 0), receipt)
         path.write_bytes(good)
-        read_chunk(store, table_metadata(), (1, 0, 0), receipt=receipt)
+        read_chunk(store, table_metadata(), (1, 0, 0), receipt)
 
     def test_every_other_length_is_found(self, damaged) -> None:
-        store, _, path = damaged
+        store, receipt, path = damaged
         good = path.read_bytes()
         for bad in [good[:n] for n in range(len(good))] + [good + b"x", b"x" + good, good + good]:
             path.write_bytes(bad)
             with pytest.raises(ChunkDamaged, match=f"{len(bad)} bytes"):
-                read_chunk(store, table_metadata(), (1, 0, 0))
+                read_chunk(store, table_metadata(), (1, 0, 0), receipt)
 
     def test_a_missing_chunk_is_no_fill_value(self, damaged) -> None:
         store, receipt, path = damaged
         path.unlink()
-        for known in (receipt, None):
-            with pytest.raises(ChunkDamaged, match="no file"):
-                read_chunk(store, table_metadata(), (1, 0, 0), receipt=known)
+        with pytest.raises(ChunkDamaged, match="no file"):
+            read_chunk(store, table_metadata(), (1, 0, 0), receipt)
 
     def test_a_sound_chunk_from_elsewhere_is_found_by_the_receipt(self, damaged) -> None:
         store, receipt, path = damaged
         path.write_bytes(Path(store.locate("data/users/rows/c/0/0/0")).read_bytes())
-        read_chunk(store, table_metadata(), (1, 0, 0))
         with pytest.raises(ChunkDamaged, match="as written"):
-            read_chunk(store, table_metadata(), (1, 0, 0), receipt=receipt)
+            read_chunk(store, table_metadata(), (1, 0, 0), receipt)
 
     def test_a_giant_shape_allocates_nothing(self, damaged, monkeypatch: pytest.MonkeyPatch) -> None:
-        store, _, _ = damaged
+        store, receipt, _ = damaged
         giant = ArrayMetadata(
             path="data/users/rows", shape=(V, 1 << 40, DIM), chunk_shape=(1, 1 << 40, DIM), dtype=DTYPES["float32"]
         )
         with pytest.raises(ChunkDamaged, match=f"{(1 << 40) * DIM * 4 + 4} bytes"):
-            read_chunk(store, giant, (1, 0, 0))
+            read_chunk(store, giant, (1, 0, 0), receipt)
 
 
 @given(hnp.arrays(np.uint8, st.integers(0, 300)))
@@ -366,7 +285,7 @@ class TestFilesOfSeveralChunks:
                     read_chunks(store, metadata, name, out=out, receipts=receipts[:2])
                 assert found.value.at == at // chunk_bytes(metadata)
                 with pytest.raises(ChunkDamaged):
-                    read_chunk(store, metadata, (at // chunk_bytes(metadata), 0, 0), receipt=receipts[0])
+                    read_chunk(store, metadata, (at // chunk_bytes(metadata), 0, 0), receipts[0])
             else:
                 with pytest.raises(IndexDamaged):
                     check_file_index(store, metadata, name)
@@ -379,7 +298,7 @@ class TestFilesOfSeveralChunks:
         path.write_bytes(path.read_bytes()[: 2 * chunk_bytes(metadata)] + bytes(len(file_index(metadata))))
         read_chunks(store, metadata, name, out=out, receipts=receipts[:2])
         np.testing.assert_array_equal(out, values[:2])
-        np.testing.assert_array_equal(read_chunk(store, metadata, (1, 0, 0), receipt=receipts[1])[0], values[1])
+        np.testing.assert_array_equal(read_chunk(store, metadata, (1, 0, 0), receipts[1])[0], values[1])
 
     def test_the_index_is_made_once_for_all_files(self, metadata: ArrayMetadata) -> None:
         other = replace(metadata, path="data/items/rows")
@@ -392,7 +311,7 @@ class TestFilesOfSeveralChunks:
         path = Path(store.locate(receipts[0].name))
         path.write_bytes(path.read_bytes()[:length] if length <= 0 else path.read_bytes() + bytes(length))
         with pytest.raises(ChunkDamaged):
-            read_chunk(store, metadata, (1, 0, 0), receipt=receipts[1])
+            read_chunk(store, metadata, (1, 0, 0), receipts[1])
         with pytest.raises(ChunkDamaged):
             check_file_index(store, metadata, receipts[0].name)
 
