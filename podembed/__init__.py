@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         MeasuredTable,
         Recovery,
         Result,
-        UndisturbedSteps,
     )
     from podembed.orchestrator.api.run_errors import CrashLoop, DataFailed, JobFailed, TooFewHosts
     from podembed.orchestrator.commit.holder import RunIsHeld
@@ -151,7 +150,6 @@ _WHERE = {
     "Task": "workers.job.tasks",
     "TooFewHosts": "orchestrator.api.run_errors",
     "Trainer": "jobs.trainer",
-    "UndisturbedSteps": "orchestrator.api.result",
     "VectorColumn": "workers.data.extra_columns",
     "WarmStart": "orchestrator.api.config",
     "WindowReport": "orchestrator.events.progress",
@@ -241,7 +239,6 @@ __all__ = [
     "Task",
     "TooFewHosts",
     "Trainer",
-    "UndisturbedSteps",
     "VectorColumn",
     "WarmStart",
     "WindowReport",

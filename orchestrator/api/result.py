@@ -164,29 +164,6 @@ class MeasuredTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UndisturbedSteps:
-    """What a step of host 0 took while no save was under way there, beside what others took.
-
-    Of the last 512 windows, without the first one of each generation. Steps beside which a host compares its rows after
-    a fault count as those beside a save. What other hosts save meanwhile is not known here.
-
-    Attributes:
-      step_s: seconds of a step, of the windows in which the middle half of these steps lies. None where there is less
-        than a second of them.
-      phase_s: of each phase in it.
-      phase_cpu_s: of these, processor seconds of its working thread, and those between phases.
-      saving_step_s: seconds of a step beside a save, in the mean of all of them; None where there was none.
-      saving_share: of the steps of these windows, those beside a save.
-    """
-
-    step_s: float | None = None
-    phase_s: Mapping[str, float] = field(default_factory=dict)
-    phase_cpu_s: Mapping[str, float] = field(default_factory=dict)
-    saving_step_s: float | None = None
-    saving_share: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """How a run ended.
 
@@ -204,7 +181,6 @@ class Result:
       changes: planned changes of hosts.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
       phase_cpu_s: of these, processor seconds of its working thread, and those between phases.
-      undisturbed: what steps took beside which host 0 saved nothing, and what others took.
       commit: name of the newest commit, which is of `step`; also where this call was stopped before its first step, or
         between a recovery and the next step. None only where the run has none: `step` is 0, and nothing is lost.
       stopped_by: None when all steps are done, and the evaluation at the end where one is requested; else the reason.
@@ -233,7 +209,6 @@ class Result:
     median_samples_per_s: float = 0.0
     num_windows: int = 0
     phase_cpu_s: Mapping[str, float] = field(default_factory=dict)
-    undisturbed: UndisturbedSteps = UndisturbedSteps()
     tables: tuple[MeasuredTable, ...] = ()
 
     @property

@@ -158,7 +158,6 @@ class Journal:
             recoveries=tuple(history.recoveries),
             phase_s=dict(history.phase_s),
             phase_cpu_s=dict(history.phase_cpu_s),
-            undisturbed=history.undisturbed,
             commit=commit,
             stopped_by=None if is_done or self.early_stop.is_due else stopped_by,
             stopped_early=self.early_stop.reason,

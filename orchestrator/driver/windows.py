@@ -108,7 +108,6 @@ class DriverWindows:
             num_samples=sum(host.num_samples for host in hosts),
             phase_s=hosts[0].phase_s,
             phase_cpu_s=hosts[0].phase_cpu_s,
-            steps=hosts[0].steps,
             began_s=began_s,
             ended_s=ended_s,
         )

@@ -9,17 +9,13 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from podembed.orchestrator.api.result import Evaluation, Recovery, UndisturbedSteps
-from podembed.workers.liveness.progress import Phase, StepTimes
+from podembed.orchestrator.api.result import Evaluation, Recovery
+from podembed.workers.liveness.progress import Phase
 
 PACE_WINDOWS = 20
 """Windows by which the time that is left is guessed."""
-COMPARED_WINDOWS = 512
-"""The last ones, of which the steps without a save are told."""
-LEAST_COMPARED_S = 1.0
-"""Fewer seconds of such steps say little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +91,6 @@ class History:
     _pace_generation: int = -1
     # Steps and seconds of the last windows of that generation, without its first one.
     _pace: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_WINDOWS))
-    # What steps took in the last windows, none of which is the first one of its generation.
-    _compared: deque[tuple[Window, StepTimes]] = field(default_factory=lambda: deque(maxlen=COMPARED_WINDOWS))
 
     def window(
         self,
@@ -109,13 +103,11 @@ class History:
         phase_cpu_s: Mapping[Phase, float],
         began_s: float,
         ended_s: float,
-        steps: StepTimes,
     ) -> Window:
         """A window was trained.
 
         Args:
           losses: of its steps.
-          steps: what they took on host 0.
           began_s, ended_s: the clock's readings.
         """
         if self._began_s is None:
@@ -124,7 +116,7 @@ class History:
             # With what came in between, but for evaluations.
             spent_s = ended_s - self._ended_s - (self._evaluated_s - self._evaluated_before_end_s)
             self._take_pace(generation, len(losses), spent_s)
-        is_first, self._generation = generation != self._generation, generation
+        self._generation = generation
         self._ended_s, self._evaluated_before_end_s = ended_s, self._evaluated_s
         self._num_steps += len(losses)
         done = Window(
@@ -136,8 +128,6 @@ class History:
             seconds=ended_s - began_s,
         )
         self.windows.append(done)
-        if not is_first:
-            self._compared.append((done, steps))
         self.losses.update(enumerate(losses, first_step))
         for sums, window in ((self.phase_s, phase_s), (self.phase_cpu_s, phase_cpu_s)):
             for phase, spent_s in window.items():
@@ -156,8 +146,6 @@ class History:
         """Forgets what was done after `step` steps; the time that it took was spent all the same."""
         self.losses = {at: loss for at, loss in self.losses.items() if at < step}
         self.windows = [window for window in self.windows if window.step <= step]
-        kept = [(window, steps) for window, steps in self._compared if window.step <= step]
-        self._compared = deque(kept, maxlen=COMPARED_WINDOWS)
         self.evaluations = [evaluation for evaluation in self.evaluations if evaluation.step <= step]
 
     @property
@@ -194,43 +182,3 @@ class History:
     def median_samples_per_s(self) -> float:
         """See the function of this name."""
         return median_samples_per_s(self.windows)
-
-    @property
-    def undisturbed(self) -> UndisturbedSteps:
-        """Seconds of steps without a save, and of those beside one."""
-        windows = [steps for _, steps in self._compared]
-        saving_steps = sum(steps.saving_steps for steps in windows)
-        all_steps = saving_steps + sum(steps.num_steps for steps in windows)
-        found = UndisturbedSteps(
-            saving_step_s=sum(steps.saving_s for steps in windows) / saving_steps if saving_steps else None,
-            saving_share=saving_steps / all_steps if all_steps else 0.0,
-        )
-        usual = _middle_half([steps for steps in windows if steps.num_steps])
-        if sum(steps.seconds for steps in windows) < LEAST_COMPARED_S:
-            return found
-        count = sum(steps.num_steps for steps in usual)
-        return replace(
-            found,
-            step_s=sum(steps.seconds for steps in usual) / count,
-            phase_s=_means([steps.phase_s for steps in usual], count),
-            phase_cpu_s=_means([steps.phase_cpu_s for steps in usual], count),
-        )
-
-
-def _middle_half(windows: Sequence[StepTimes]) -> list[StepTimes]:
-    """Windows with the middle half of the steps, by the time that a step took. As made-up runs are measured: a
-    run has good and bad moments, and this is what most of them are like.
-    """
-    in_order = sorted(windows, key=lambda steps: steps.seconds / steps.num_steps)
-    all_steps, before, found = sum(steps.num_steps for steps in in_order), 0, []
-    for steps in in_order:
-        first, before = before, before + steps.num_steps
-        if 4 * before > all_steps and 4 * first < 3 * all_steps:
-            found.append(steps)
-    return found
-
-
-def _means(windows: Sequence[Mapping[Phase, float]], count: int) -> dict[str, float]:
-    """Seconds of a step in each phase, from those of whole windows with so many steps together."""
-    names = dict.fromkeys(phase for window in windows for phase in window)
-    return {phase.value: sum(window.get(phase, 0.0) for window in windows) / count for phase in names}

@@ -163,8 +163,6 @@ class HostGeneration:
             leaves_out_unlabelled=self._job.leaves_out_unlabelled,
             ids=DeviceIds(self._job, end),
         )
-        # Not by way of `self`, which would be a cycle that keeps a generation's memory when it is left.
-        frozen = self.shard.save.rows
         self._windows = Windows(
             self._job,
             batches=self._input,
@@ -174,7 +172,6 @@ class HostGeneration:
             host=self.spec.host,
             give_rows=rows.give,
             norms=RowNorms(tables, {at: partial(rows.values, at) for at in rows.tables}),
-            is_saving=lambda: frozen.is_running,
         )
         return tuple(f"host {self.spec.host} refused {refused}" for refused in self.mesh.describe_refusals())
 

@@ -21,7 +21,7 @@ from podembed.workers.job.candidates import Ranks
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.process_statistics import ProcessUsage
-from podembed.workers.liveness.progress import Phase, StepTimes
+from podembed.workers.liveness.progress import Phase
 from podembed.workers.mesh.route import Route
 
 
@@ -109,7 +109,6 @@ class HostWindow:
       num_samples: samples trained, without padding.
       phase_s: seconds of each phase.
       phase_cpu_s: processor seconds of the working thread in each, and between them.
-      steps: the same of the steps beside which the host saved nothing, and how long the others took.
       bytes_sent: payload on the mesh.
       rows_asked: per table, rows that all hosts asked of this one.
       bad_rows: malformed rows that were met for the first time, also by reading ahead.
@@ -128,7 +127,6 @@ class HostWindow:
     phase_s: Mapping[Phase, float]
     bytes_sent: int
     phase_cpu_s: Mapping[Phase, float] = field(default_factory=dict)
-    steps: StepTimes = field(default_factory=StepTimes)
     bad_rows: tuple[BadRow, ...] = ()
     unknown: tuple[UnknownColumn, ...] = ()
     rows_asked: tuple[int, ...] = ()

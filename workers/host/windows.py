@@ -23,7 +23,7 @@ from podembed.workers.job.job import JobConfig, Loss
 from podembed.workers.job.quality import cross_entropies
 from podembed.workers.job.tasks import total_losses
 from podembed.workers.liveness.process_statistics import own_usage
-from podembed.workers.liveness.progress import Tracker, UndisturbedTimer
+from podembed.workers.liveness.progress import Tracker
 from podembed.workers.mesh.mesh import Mesh
 
 MOST_PROFILED = 8
@@ -37,7 +37,6 @@ class Windows:
     Args:
       give_rows: brings the rows of tables on devices there, the first time that it is called.
       norms: of samples of rows.
-      is_saving: whether a save, or what else reads all rows, is under way.
     """
 
     def __init__(
@@ -51,9 +50,8 @@ class Windows:
         host: int,
         give_rows: Callable[[], None],
         norms: RowNorms,
-        is_saving: Callable[[], bool],
     ) -> None:
-        self._give_rows, self._norms, self._is_saving = give_rows, norms, is_saving
+        self._give_rows, self._norms = give_rows, norms
         self._job, self._input, self.steps, self._mesh, self._tracker = job, batches, steps, mesh, tracker
         self._host = host
         self._looked_up: Step | None = None
@@ -72,7 +70,6 @@ class Windows:
         steps.take_rows_asked()
         self._tracker.take_phase_s()
         self._tracker.take_phase_cpu_s()
-        timer = UndisturbedTimer(self._tracker, is_saving=self._is_saving)
         looks_ahead = is_followed and staleness > 0
         self._give_rows()
         upcoming = self._first_lookup(reader, first_step)
@@ -80,7 +77,6 @@ class Windows:
         for number in range(first_step, last_step):
             step, is_last = upcoming, number + 1 == last_step
             self._tracker.begin_step(number)
-            timer.begin_step(looks_up_next=not is_last or looks_ahead)
             if not is_last or looks_ahead:
                 # Ids of the next step need no updated row, so they travel while the device works.
                 upcoming = steps.prepare(reader, number + 1)
@@ -104,7 +100,6 @@ class Windows:
         is_profiled = is_profiled and self._host < MOST_PROFILED
         return HostWindow(
             num_samples=num_samples,
-            steps=timer.take(),
             phase_s=self._tracker.take_phase_s(),
             phase_cpu_s=self._tracker.take_phase_cpu_s(),
             bytes_sent=self._mesh.statistics.bytes_sent - sent_before,

@@ -1,8 +1,5 @@
 """`Progress`: what a worker says of itself while it works, and the timers of a step's phases.
 
-`UndisturbedTimer` adds up the steps beside which a host saved nothing. Where a run saves often, few of its windows are
-free of a save, but many steps are.
-
 The working thread writes a `Tracker`, but for the count of files that a background save has written, which is the
 saving thread's. The control thread reads both. Every field is replaced whole, so a reader sees old or new values, never
 torn ones.
@@ -144,20 +141,6 @@ def machine_identity() -> str:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """A tracker's timers at one moment.
-
-    Attributes:
-      now_s: reading of its clock.
-      phase_s, phase_cpu_s: answers that `Tracker.take_phase_s` and `Tracker.take_phase_cpu_s` would give.
-    """
-
-    now_s: float
-    phase_s: Mapping[Phase, float]
-    phase_cpu_s: Mapping[Phase, float]
-
-
 class Tracker:
     """Phase timers of one worker, written by its working thread only; `mark_saved` by its saving thread only.
 
@@ -277,19 +260,10 @@ class Tracker:
         whose phases these are.
         """
         now_s = self._cpu_s()
-        taken = self._with_between(now_s)
+        between_s = max(0.0, now_s - self._taken_cpu_s - sum(self.phase_cpu_s.values()))
+        taken = self.phase_cpu_s | {Phase.BETWEEN: between_s}
         self.phase_cpu_s, self._taken_cpu_s = {}, now_s
         return taken
-
-    def spent(self) -> Spent:
-        """The timers, which go on. For the thread whose phases these are."""
-        return Spent(
-            now_s=self._monotonic_s(), phase_s=dict(self.phase_s), phase_cpu_s=self._with_between(self._cpu_s())
-        )
-
-    def _with_between(self, cpu_s: float) -> dict[Phase, float]:
-        between_s = max(0.0, cpu_s - self._taken_cpu_s - sum(self.phase_cpu_s.values()))
-        return self.phase_cpu_s | {Phase.BETWEEN: between_s}
 
 
 class Stopwatch:
@@ -305,90 +279,3 @@ class Stopwatch:
         now_s = self._monotonic_s()
         self.seconds[name] = self.seconds.get(name, 0.0) + now_s - self._began_s
         self._began_s = now_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """The steps of one window on one host, in sum.
-
-    Attributes:
-      num_steps: number of steps that began while no save was under way. `seconds` is their sum. Each has one lookup.
-      phase_s: seconds of each phase in these steps.
-      phase_cpu_s: processor seconds of the working thread in each, and between them.
-      saving_steps, saving_s: number and seconds of steps beside a save.
-    """
-
-    num_steps: int = 0
-    seconds: float = 0.0
-    phase_s: Mapping[Phase, float] = field(default_factory=dict)
-    phase_cpu_s: Mapping[Phase, float] = field(default_factory=dict)
-    saving_steps: int = 0
-    saving_s: float = 0.0
-
-
-class UndisturbedTimer:
-    """The timer of one window. Mutated: the sums, and since when a save is under way, or none.
-
-    Saves begin between windows. So a window without one at its beginning has none, and all of it counts. In another
-    one, each step counts with the lookup of the next that it makes. The lookup of the first step does not count then,
-    and the last step does not count if it looks up nothing.
-
-    Args:
-      is_saving: whether a save, or what else reads all rows, is under way.
-    """
-
-    def __init__(self, tracker: Tracker, *, is_saving: Callable[[], bool]) -> None:
-        self._tracker, self._is_saving = tracker, is_saving
-        self._num_steps, self._saving_steps, self._seconds, self._saving_s = 0, 0, 0.0, 0.0
-        self._phase_s: dict[Phase, float] = {}
-        self._phase_cpu_s: dict[Phase, float] = {}
-        self._began_beside_save = self._is_beside_save = is_saving()
-        self._since: Spent | None = None if self._began_beside_save else tracker.spent()
-
-    def begin_step(self, *, looks_up_next: bool) -> None:
-        """Counts a step, beside a save if one is under way."""
-        if not self._began_beside_save:
-            self._num_steps += 1
-            return
-        is_first = self._since is None and not self._saving_steps and not self._num_steps
-        # The first one was looked up beside the save, even if that has ended meanwhile.
-        is_beside_save = is_first or (self._is_beside_save and self._is_saving())
-        if not looks_up_next:
-            self._pause()
-            return
-        if is_first or is_beside_save != self._is_beside_save:
-            self._pause()
-            self._since, self._is_beside_save = self._tracker.spent(), is_beside_save
-        if is_beside_save:
-            self._saving_steps += 1
-        else:
-            self._num_steps += 1
-
-    def take(self) -> StepTimes:
-        """The sums of the window. Called at its end, before the tracker's timers are taken."""
-        self._pause()
-        return StepTimes(
-            num_steps=self._num_steps,
-            seconds=self._seconds,
-            phase_s=self._phase_s,
-            phase_cpu_s=self._phase_cpu_s,
-            saving_steps=self._saving_steps,
-            saving_s=self._saving_s,
-        )
-
-    def _pause(self) -> None:
-        before, self._since = self._since, None
-        if before is None:
-            return
-        now = self._tracker.spent()
-        if self._is_beside_save:
-            self._saving_s += now.now_s - before.now_s
-            return
-        self._seconds += now.now_s - before.now_s
-        _add(self._phase_s, now.phase_s, before.phase_s)
-        _add(self._phase_cpu_s, now.phase_cpu_s, before.phase_cpu_s)
-
-
-def _add(sums: dict[Phase, float], now: Mapping[Phase, float], before: Mapping[Phase, float]) -> None:
-    for phase, spent in now.items():
-        sums[phase] = sums.get(phase, 0.0) + spent - before.get(phase, 0.0)

@@ -6,18 +6,11 @@ import pytest
 
 from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.run.history import History
-from podembed.workers.liveness.progress import Phase, StepTimes
+from podembed.workers.liveness.progress import Phase
 
 
-def trained(
-    history: History, first: int, steps: int, *, seconds: float, at_s: float, generation: int = 1, saving: int = 0
-) -> float:
-    """A window of so many steps of 100 samples each that begins at a time. Returns when it ended.
-
-    Args:
-      saving: of the steps, those beside a save. They take twice as long as the others.
-    """
-    free, free_s = steps - saving, seconds * (steps - saving) / (steps + saving)
+def trained(history: History, first: int, steps: int, *, seconds: float, at_s: float, generation: int = 1) -> float:
+    """A window of so many steps of 100 samples each that begins at a time. Returns when it ended."""
     history.window(
         generation=generation,
         first_step=first,
@@ -25,14 +18,6 @@ def trained(
         num_samples=100 * steps,
         phase_s={Phase.DEVICE: seconds},
         phase_cpu_s={Phase.BETWEEN: seconds / 4},
-        steps=StepTimes(
-            num_steps=free,
-            seconds=free_s,
-            phase_s={Phase.DEVICE: free_s / 2},
-            phase_cpu_s={Phase.DEVICE: free_s / 4},
-            saving_steps=saving,
-            saving_s=seconds - free_s,
-        ),
         began_s=at_s,
         ended_s=at_s + seconds,
     )
@@ -127,65 +112,3 @@ def test_what_is_left_is_known_at_once_in_another_generation() -> None:
     now_s = trained(history, 1, 9, seconds=1.0, at_s=now_s)
     trained(history, 10, 1, seconds=70.0, at_s=now_s, generation=2)
     assert history.left_s(90) == pytest.approx(10.0)
-
-
-def test_steps_without_a_save_are_told_from_those_beside_one() -> None:
-    """Each window has another speed. The first one is cold, and the two at the ends of the others do not count."""
-    history, now_s = History(), 0.0
-    now_s = trained(history, 0, 10, seconds=100.0, at_s=now_s)
-    for number, step_s in enumerate((0.5, 0.2, 0.3, 0.1), start=1):
-        now_s = trained(history, 10 * number, 10, seconds=12 * step_s, at_s=now_s, saving=2)
-    found = history.undisturbed
-    assert found.step_s == pytest.approx(0.25)
-    assert found.phase_s == {"device": pytest.approx(0.125)}
-    assert found.phase_cpu_s == {"device": pytest.approx(0.0625)}
-    assert found.saving_share == pytest.approx(0.2)
-    assert found.saving_step_s == pytest.approx(2 * (0.5 + 0.2 + 0.3 + 0.1) / 4)
-
-
-def test_where_a_save_is_always_under_way_no_step_is_without_one() -> None:
-    history = History()
-    end_s = trained(history, 0, 10, seconds=1.0, at_s=0.0, saving=10)
-    trained(history, 10, 10, seconds=1.0, at_s=end_s, saving=10)
-    found = history.undisturbed
-    assert (found.step_s, found.saving_share) == (None, 1.0)
-    assert found.saving_step_s == pytest.approx(0.1)
-
-
-def test_lost_steps_say_nothing_of_what_steps_take() -> None:
-    history = History()
-    trained(history, 0, 10, seconds=1.0, at_s=0.0)
-    trained(history, 10, 10, seconds=5.0, at_s=1.0)
-    history.cut(10)
-    assert history.undisturbed.step_s is None
-    trained(history, 10, 10, seconds=9.0, at_s=7.0, generation=2)
-    trained(history, 20, 10, seconds=2.0, at_s=16.0, generation=2)
-    assert history.undisturbed.step_s == pytest.approx(0.2)
-    assert (history.undisturbed.saving_step_s, history.undisturbed.saving_share) == (None, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("windows", "expected"),
-    [
-        ([1, 2], 1.5),
-        ([1, 2, 3], 2.0),
-        ([1, 2, 3, 4, 5], 3.0),
-        ([1, 2, 3, 4, 5, 6, 7], 4.0),
-        ([1, 2, 3, 4, 5, 6, 7, 8], 4.5),
-    ],
-)
-def test_as_many_slow_windows_are_left_out_as_fast_ones(windows: list[int], expected: float) -> None:
-    history, now_s = History(), 0.0
-    for number, step_s in enumerate([9, *windows]):
-        now_s = trained(history, 10 * number, 10, seconds=10.0 * step_s, at_s=now_s)
-    assert history.undisturbed.step_s == pytest.approx(expected)
-
-
-def test_a_window_counts_by_its_steps_and_less_than_a_second_says_nothing() -> None:
-    history = History()
-    now_s = trained(history, 0, 10, seconds=1.0, at_s=0.0)
-    # One quick step, and many that took ten times as long.
-    now_s = trained(history, 10, 1, seconds=0.01, at_s=now_s)
-    assert history.undisturbed.step_s is None
-    trained(history, 11, 100, seconds=10.0, at_s=now_s)
-    assert history.undisturbed.step_s == pytest.approx(0.1)

@@ -15,7 +15,6 @@ from podembed.orchestrator.run.history import History
 from podembed.orchestrator.run.history_record import HistoryKeeper, HistoryRecord, RecordedEvaluation, read_history
 from podembed.tools.fsck.check import check_run
 from podembed.tools.inspect.inspect_run import describe, render
-from podembed.workers.liveness.progress import StepTimes
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 from tests.orchestrator.commit.checkpoint_samples import take
@@ -35,7 +34,6 @@ def train(history: History, generation: int, *bounds: int, evaluate: bool = True
             num_samples=10 * (last - first),
             phase_s={},
             phase_cpu_s={},
-            steps=StepTimes(),
             began_s=float(first),
             ended_s=float(last),
         )
