@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 from podembed.jobs.text.criteo import convert_criteo
 from podembed.workers.columns.vocabulary import Vocabulary
 from podembed.workers.data.bad_rows import BadRowLog
-from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData, InputData, NpyData
 from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.reader import InputIndex, InputReader, build_index, training_plan
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly, seal, unseal
+from tests.batches import joined
 from tests.workers.formats.parquet_sets import declaration, table_of
 
 MOST_STEPS = 60
@@ -42,7 +42,7 @@ def read_or_refuse(data: InputData, path: Path) -> tuple[int, int] | None:
         plan = training_plan(index, num_lanes=2, batch_size=8, seed=1)
         reader = InputReader(data, index, plan, range(2), bad_rows=log)
         steps = range(min(plan.steps_per_epoch, MOST_STEPS))
-        whole = Batch.concatenate([reader.read(step) for step in steps])
+        whole = joined([reader.read(step) for step in steps])
         reader.close()
     except InputError as error:
         refusal = str(error)

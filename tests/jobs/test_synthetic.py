@@ -12,6 +12,7 @@ from podembed.jobs.synthetic import NUM_DENSE, VOCABULARY_SIZES, SyntheticSet, S
 from podembed.workers.data.batch import Batch
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
 from podembed.workers.job.quality import area_under_curve
+from tests.batches import joined
 
 SPEC = SyntheticSpec(train_rows=5_000, eval_rows=4_000, train_files=3, rows_per_group=1_000, seed=7)
 
@@ -26,7 +27,7 @@ def read_all(synthetic: SyntheticSet, *, evaluation: bool) -> Batch:
     index = build_index(data)
     plan = evaluation_plan(index, num_lanes=1, batch_size=500)
     reader = InputReader(data, index, plan, [0])
-    return Batch.concatenate([reader.read(step) for step in range(plan.steps_per_epoch)])
+    return joined([reader.read(step) for step in range(plan.steps_per_epoch)])
 
 
 def test_the_set_has_the_promised_shape(synthetic: SyntheticSet) -> None:

@@ -139,33 +139,6 @@ class Batch:
         )
 
     @staticmethod
-    def concatenate(batches: Sequence[Batch]) -> Batch:
-        """The rows of all batches, one batch after the other.
-
-        Raises:
-          BatchError: there is no batch, or two differ in their features or in the number of dense columns.
-        """
-        if not batches:
-            raise BatchError("Found no batch to concatenate. Expected at least one. Pass the batches of one step.")
-        first = batches[0]
-        for other in batches[1:]:
-            if _declaration(other) != _declaration(first):
-                raise BatchError(
-                    f"Found a batch of {_declaration(other)} after one of {_declaration(first)}. Expected one "
-                    "declaration. Read both with the same ParquetData."
-                )
-        if len(batches) == 1:
-            return first
-        return Batch(
-            dense=np.concatenate([batch.dense for batch in batches]),
-            labels=np.concatenate([batch.labels for batch in batches]),
-            weights=np.concatenate([batch.weights for batch in batches]),
-            features=_concatenate_features([batch.features for batch in batches]),
-            sample_ids=np.concatenate([batch.sample_ids for batch in batches]),
-            columns={name: np.concatenate([batch.columns[name] for batch in batches]) for name in first.columns},
-        )
-
-    @staticmethod
     def empty(
         feature_names: Sequence[str],
         *,
@@ -186,18 +159,10 @@ class Batch:
         )
 
 
-def _declaration(batch: Batch) -> str:
-    """What a batch has beside its rows, for messages."""
-    named = {name: f"{values.dtype}{list(values.shape[1:])}" for name, values in batch.columns.items()}
-    return f"features {list(batch.features)} with {batch.num_dense} dense columns and the named columns {named}"
-
-
-# All features with one id a row share one row_splits array when a row group is decoded. The functions below do the work
-# on offsets once for each distinct array, and hand the sharing on.
-
-
 def _slice_features(features: dict[str, Ragged], start: int, stop: int) -> dict[str, Ragged]:
-    """Samples `start` to `stop - 1`; ids are views."""
+    """Samples `start` to `stop - 1`; ids are views. Features with one id a row share one array of offsets, and go on
+    doing so.
+    """
     cut: dict[int, tuple[int, int, np.ndarray]] = {}
     sliced = {}
     for name, ragged in features.items():
@@ -209,31 +174,3 @@ def _slice_features(features: dict[str, Ragged], start: int, stop: int) -> dict[
         weights = None if ragged.weights is None else ragged.weights[first:last]
         sliced[name] = Ragged(ragged.values[first:last], splits, weights)
     return sliced
-
-
-def _concatenate_features(parts: Sequence[dict[str, Ragged]]) -> dict[str, Ragged]:
-    """The samples of all parts, one part after the other. A part without weights counts as weight 1 if another has
-    some.
-    """
-    joined: dict[tuple[int, ...], np.ndarray] = {}
-    features = {}
-    for name in parts[0]:
-        pieces = [part[name] for part in parts]
-        key = tuple(id(piece.row_splits) for piece in pieces)
-        if key not in joined:
-            joined[key] = _join_splits([piece.row_splits for piece in pieces])
-        weights = None
-        if any(piece.weights is not None for piece in pieces):
-            ones = [np.ones(p.num_ids, np.float32) if p.weights is None else p.weights for p in pieces]
-            weights = np.concatenate(ones)
-        features[name] = Ragged(np.concatenate([piece.values for piece in pieces]), joined[key], weights)
-    return features
-
-
-def _join_splits(parts: Sequence[np.ndarray]) -> np.ndarray:
-    offset = 0
-    joined = [np.zeros(1, np.int64)]
-    for splits in parts:
-        joined.append(splits[1:] + offset)
-        offset += int(splits[-1])
-    return np.concatenate(joined)

@@ -9,6 +9,7 @@ from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.ragged import Ragged
 from podembed.workers.columns.gather import Block, LaneRows, WindowShape, interleave
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
+from tests.batches import joined
 from tests.workers.formats.parquet_sets import assert_same
 
 NUM_DENSE = 2
@@ -42,7 +43,7 @@ def expected(parts: list[LaneRows], shape: WindowShape, like: Batch) -> Batch:
             step, within = divmod(part.lane_row + k, shape.rows_per_step)
             place = (step * shape.num_lanes + part.lane) * shape.rows_per_step + within
             rows[place] = part.block.rows.slice(part.first_row + k, part.first_row + k + 1)
-    return Batch.concatenate([like, *rows])
+    return joined([like, *rows])
 
 
 bags = st.lists(st.lists(st.integers(0, 2**62), max_size=4), min_size=1, max_size=9)

@@ -9,6 +9,7 @@ import pytest
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch, BatchError
 from podembed.workers.data.input_errors import InputError
+from tests.batches import joined
 
 
 def batch_of(bags: list[list[int]], *, first_id: int = 0, weighted: bool = False) -> Batch:
@@ -57,32 +58,19 @@ def test_parts_of_different_lengths_are_refused(part: dict[str, Any], message: s
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 3), (1, 2), (3, 3), (1, 3)])
-def test_slice_and_concatenate_undo_each_other(start: int, stop: int) -> None:
+def test_slices_are_all_rows_together(start: int, stop: int) -> None:
     whole = batch_of([[1, 2], [], [3]], weighted=True)
     parts = [whole.slice(0, start), whole.slice(start, stop), whole.slice(stop, 3)]
     assert parts[1].features["bag"].to_lists() == [[1, 2], [], [3]][start:stop]
-    joined = Batch.concatenate(parts)
-    assert joined.features["bag"].to_lists() == [[1, 2], [], [3]]
-    assert joined.features["bag"].weights is not None
-    assert joined.features["bag"].weights.tolist() == [0, 1, 2]
-    assert joined.columns["buy"].tolist() == [0, 1, 2]
-    assert joined.columns["pair"].shape == (3, 2)
-    assert joined.features["one"].to_lists() == [[0], [1], [2]]
-    assert joined.sample_ids.tolist() == [0, 1, 2]
-    np.testing.assert_array_equal(joined.dense, whole.dense)
-
-
-def test_a_part_without_weights_counts_as_ones() -> None:
-    joined = Batch.concatenate([batch_of([[4], [5, 6]]), batch_of([[7, 8]], weighted=True)])
-    assert joined.features["bag"].weights is not None
-    assert joined.features["bag"].weights.tolist() == [1, 1, 1, 0, 1]
-
-
-def test_concatenating_nothing_or_strangers_is_refused() -> None:
-    with pytest.raises(BatchError, match="no batch"):
-        Batch.concatenate([])
-    with pytest.raises(BatchError, match="one declaration"):
-        Batch.concatenate([batch_of([[1]]), Batch.empty(["one"], num_dense=2)])
+    together = joined(parts)
+    assert together.features["bag"].to_lists() == [[1, 2], [], [3]]
+    assert together.features["bag"].weights is not None
+    assert together.features["bag"].weights.tolist() == [0, 1, 2]
+    assert together.columns["buy"].tolist() == [0, 1, 2]
+    assert together.columns["pair"].shape == (3, 2)
+    assert together.features["one"].to_lists() == [[0], [1], [2]]
+    assert together.sample_ids.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(together.dense, whole.dense)
 
 
 def test_the_only_id_of_samples() -> None:

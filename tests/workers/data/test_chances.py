@@ -19,6 +19,7 @@ from podembed.workers.input.index import build_index
 from podembed.workers.input.negative_kernels import MAX_TRIES
 from podembed.workers.input.reader import training_plan
 from podembed.workers.input.sources import open_reader
+from tests.batches import joined
 
 USERS, ITEMS, ROWS, K = 5, 12, 96, 3
 
@@ -52,9 +53,9 @@ def read(data: ParquetData, *, room: tuple[int, ...], num_hosts: int = 1, epochs
         open_reader(data, index, plan, lanes, rooms={"item": room}) for lanes in split_evenly(plan.num_lanes, num_hosts)
     ]
     steps = range(first, epochs * plan.steps_per_epoch)
-    whole = Batch.concatenate([reader.read(step) for step in steps for reader in readers])
+    whole = joined([reader.read(step) for step in steps for reader in readers])
     rows = np.argsort(whole.sample_ids, kind="stable")[np.count_nonzero(whole.is_padding) :]
-    return Batch.concatenate([whole.slice(at, at + 1) for at in rows.tolist()])
+    return joined([whole.slice(at, at + 1) for at in rows.tolist()])
 
 
 def likes(folder: Path) -> dict[str, list[Any]]:

@@ -24,6 +24,7 @@ from podembed.workers.formats import csv as csv_files
 from podembed.workers.formats import csv_records
 from podembed.workers.formats.csv_records import RecordScanner, record_ends
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
+from tests.batches import joined
 from tests.long_tests import examples
 
 SIZES = {"user": 100, "tags": 1000, "places": 50}
@@ -52,10 +53,10 @@ def read_all(data: CsvData, *, lanes: int = 1, log: BadRowLog | None = None) -> 
     reader = InputReader(data, index, plan, range(lanes), bad_rows=log)
     batches = [reader.read(step) for step in range(plan.steps_per_epoch)]
     reader.close()
-    whole = Batch.concatenate(batches)
+    whole = joined(batches)
     order = np.argsort(np.where(whole.is_padding, 2**62, whole.sample_ids), kind="stable")
     rows = [whole.slice(at, at + 1) for at in order]
-    return Batch.concatenate(rows)
+    return joined(rows)
 
 
 def write(path: Path, rows: list[str], *, header: str = "user,click,note,price,tags,places", end: str = "\n") -> Path:

@@ -14,6 +14,7 @@ from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
 from podembed.workers.data.config import NpyData
 from podembed.workers.data.input_errors import InputError
 from podembed.workers.input.reader import InputReader, build_index, training_plan
+from tests.batches import joined
 
 NUM_ROWS = (17, 5)
 
@@ -52,7 +53,7 @@ def read_all(data: NpyData, *, lanes: int = 3, epochs: int = 1) -> list[Batch]:
 
 
 def check(batches: list[Batch], *, epochs: int) -> None:
-    whole = Batch.concatenate(batches)
+    whole = joined(batches)
     rows = np.flatnonzero(~whole.is_padding)
     numbers = whole.sample_ids[rows]
     assert sorted(numbers.tolist()) == sorted(list(range(sum(NUM_ROWS))) * epochs)

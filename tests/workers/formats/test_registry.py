@@ -28,6 +28,7 @@ from podembed.workers.formats.registry import SOURCES, version_of
 from podembed.workers.formats.source import Source
 from podembed.workers.input.index import check_unchanged
 from podembed.workers.input.reader import InputReader, build_index, training_plan
+from tests.batches import joined
 from tests.workers.formats.parquet_sets import assert_same
 
 # What follows, down to the line `SOURCE`, is all that a file of a new kind has.
@@ -93,7 +94,7 @@ def read_all(data: InputData) -> Batch:
     reader = InputReader(data, index, plan, range(2))
     batches = [reader.read(step) for step in range(plan.steps_per_epoch)]
     reader.close()
-    return Batch.concatenate(batches)
+    return joined(batches)
 
 
 def test_a_new_kind_of_data_needs_nothing_outside_its_file_and_its_line(new_kind: None, tmp_path: Path) -> None:

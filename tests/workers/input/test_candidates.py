@@ -25,6 +25,7 @@ from podembed.workers.input.index import InputIndex, build_index
 from podembed.workers.input.interactions import read_interactions
 from podembed.workers.input.reader import training_plan
 from podembed.workers.input.sources import open_reader
+from tests.batches import joined
 
 NUM_USERS, NUM_ITEMS, NUM_ROWS = 7, 40, 300
 
@@ -59,10 +60,10 @@ def epochs(data: ParquetData, index: InputIndex, *, num_hosts: int, count: int =
     found = []
     for epoch in range(count):
         steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
-        whole = Batch.concatenate([reader.read(step) for step in steps for reader in readers])
+        whole = joined([reader.read(step) for step in steps for reader in readers])
         order = np.argsort(whole.sample_ids)[np.count_nonzero(whole.is_padding) :]
         found.append([whole.slice(at, at + 1) for at in order.tolist()])
-    return [Batch.concatenate(rows) for rows in found]
+    return [joined(rows) for rows in found]
 
 
 def ids_of(batch: Batch, width: int) -> np.ndarray:

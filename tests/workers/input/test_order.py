@@ -22,6 +22,7 @@ from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData, InputData, NpyData, ParquetData
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan, training_plan
+from tests.batches import joined
 from tests.long_tests import examples
 from tests.workers.formats.parquet_sets import assert_same
 
@@ -89,7 +90,7 @@ def test_every_good_row_once_an_epoch_for_any_hosts(
             log = BadRowLog(declared.max_bad_rows)
             lanes = split_evenly(num_lanes, num_hosts)
             readers = [InputReader(declared, index, plan, part, bad_rows=log) for part in lanes]
-            batches = [Batch.concatenate([reader.read(step) for reader in readers]) for step in steps[first:stop]]
+            batches = [joined([reader.read(step) for reader in readers]) for step in steps[first:stop]]
             for reader in readers:
                 reader.close()
             return batches, sorted(row.row for row in log.take())
@@ -97,7 +98,7 @@ def test_every_good_row_once_an_epoch_for_any_hosts(
         whole, left_out = read(1, 0, len(steps))
         assert len(left_out) == len(bad)
         for epoch in range(epochs):
-            part = Batch.concatenate(whole[epoch * plan.steps_per_epoch : (epoch + 1) * plan.steps_per_epoch])
+            part = joined(whole[epoch * plan.steps_per_epoch : (epoch + 1) * plan.steps_per_epoch])
             rows = np.flatnonzero(~part.is_padding)
             read_ids = part.sample_ids[rows].tolist()
             assert (read_ids if order == "files" else sorted(read_ids)) == good

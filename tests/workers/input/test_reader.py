@@ -29,6 +29,7 @@ from podembed.workers.input.reader import (
     evaluation_plan,
     training_plan,
 )
+from tests.batches import joined
 from tests.long_tests import examples
 from tests.workers.formats.parquet_sets import assert_same, check_rows, table_of, write_set
 
@@ -36,7 +37,7 @@ from tests.workers.formats.parquet_sets import assert_same, check_rows, table_of
 def read_whole(data: ParquetData, index: InputIndex, plan: LanePlan, num_hosts: int, steps: range) -> list[Batch]:
     """The global batch of every step, put together from the hosts' parts."""
     readers = [InputReader(data, index, plan, lanes) for lanes in split_evenly(plan.num_lanes, num_hosts)]
-    batches = [Batch.concatenate([reader.read(step) for reader in readers]) for step in steps]
+    batches = [joined([reader.read(step) for reader in readers]) for step in steps]
     for reader in readers:
         reader.close()
     return batches
@@ -112,7 +113,7 @@ def test_epochs_differ_and_lanes_come_in_the_order_asked_for(tmp_path: Path) -> 
     first = forward.read(0)
     assert first.sample_ids.tolist() != forward.read(plan.steps_per_epoch).sample_ids.tolist()
     swapped = backward.read(0)
-    assert_same(Batch.concatenate([swapped.slice(8, 16), swapped.slice(0, 8)]), first)
+    assert_same(joined([swapped.slice(8, 16), swapped.slice(0, 8)]), first)
 
 
 def test_rows_are_shuffled_within_their_row_group(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from podembed.workers.input.reader import InputReader, build_index, training_pla
 from podembed.workers.storage.retry import RetryPolicy
 from podembed.workers.storage.storage_errors import StoreUnavailable
 from tests.ailing_proxy import AilingProxy, Fault, ailing_proxy
+from tests.batches import joined
 from tests.click_logs import click_lines
 from tests.workers.formats.parquet_sets import assert_same
 from tests.workers.input.test_order import SIZE, write_files
@@ -60,7 +61,7 @@ def read_all(data: InputData, *, num_hosts: int) -> list[Batch]:
     plan = training_plan(index, num_lanes=4, batch_size=12, seed=3)
     readers = [InputReader(data, index, plan, lanes) for lanes in split_evenly(4, num_hosts)]
     steps = range(2 * plan.steps_per_epoch)
-    batches = [Batch.concatenate([reader.read(step) for reader in readers]) for step in steps]
+    batches = [joined([reader.read(step) for reader in readers]) for step in steps]
     for reader in readers:
         reader.close()
     return batches
