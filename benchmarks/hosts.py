@@ -58,10 +58,8 @@ from podembed.workers.input.index import InputIndex  # noqa: E402
 from podembed.workers.input.lanes import LanePlan  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
 from podembed.workers.job.tables import choose_buckets, features_per_table, table_specs  # noqa: E402
-from podembed.workers.mesh.route import Route  # noqa: E402
 
 NUM_BATCHES = 4
-# Hosts have chosen how to exchange by then.
 WARM_UP_STEPS = 12
 PATIENCE_S = 600.0
 
@@ -146,7 +144,6 @@ def spec_of(arguments: argparse.Namespace, num_hosts: int) -> HostSpec:
         step_timeout_s=PATIENCE_S,
         lease_timeout_s=10 * PATIENCE_S,
         shares_memory=arguments.machines == "one",
-        exchange=Route(arguments.exchange),
     )
 
 
@@ -290,7 +287,6 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[16], help="of the tables, in turn")
     parser.add_argument("--ways", default="tables", choices=["tables", "buckets"])
     parser.add_argument("--machines", default="many", choices=["one", "many"])
-    parser.add_argument("--exchange", default="auto", choices=list(Route))
     parser.add_argument("--overlap", default="off", choices=["on", "off"])
     parser.add_argument(
         "--rows-divided-by", type=int, default=100, help="tables of workload A are made so much smaller"
@@ -306,7 +302,7 @@ def main() -> None:
         measure(arguments, num_hosts, most // num_hosts) if num_hosts < most else one
         for num_hosts, one in zip(arguments.hosts, found, strict=True)
     ]
-    setting = ("ways", "machines", "exchange", "overlap", "tables", "dims", "samples", "steps")
+    setting = ("ways", "machines", "overlap", "tables", "dims", "samples", "steps")
     line = {
         "benchmark": "hosts",
         **{name: getattr(arguments, name) for name in setting},

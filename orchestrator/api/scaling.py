@@ -10,7 +10,6 @@ from podembed.orchestrator.api.configuration_error import ConfigurationError
 from podembed.orchestrator.api.topology import Topology
 from podembed.workers.declared_types import check_plain_fields, shown
 from podembed.workers.device.options import DeviceOptions, Transfers, device_options, options_problem
-from podembed.workers.mesh.route import Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,7 @@ class ScalingConfig:
         some. None takes the accelerators.
       ask_cluster: asks the cluster's autoscaler for the most hosts or slices while the run lasts.
       in_process: one host inside the driver's own process, without Ray.
-      exchange: how hosts exchange ids, rows and gradients: "direct", "two-hop" by way of relays, or "auto", which
-        chooses after a few steps of each generation. Changes no number.
+      exchange: "auto" or "direct", which are the same; for programs that were written when relays were there too.
       devices_per_host: devices of each host's model. Where it runs on CPUs, so many are made of them. None takes all
         that are there.
       mesh: axes of a host's devices with their sizes, such as `{"data": 2, "model": 2}`, for models that declare how
@@ -56,7 +54,7 @@ class ScalingConfig:
     platform: str | None = None
     ask_cluster: bool = False
     in_process: bool = False
-    exchange: str = Route.AUTO
+    exchange: str = "auto"
     devices_per_host: int | None = None
     mesh: Mapping[str, int] | None = None
     transfers: str = Transfers.AUTO
@@ -73,8 +71,11 @@ class ScalingConfig:
         hosts = _checked_range("num_hosts", self.num_hosts)
         if self.threads_per_host is not None and self.threads_per_host < 1:
             raise ConfigurationError(f"Found threads_per_host={self.threads_per_host}. Expected at least 1, or None.")
-        if self.exchange not in tuple(Route):
-            raise ConfigurationError(f"Found exchange={shown(self.exchange)}. Expected one of {', '.join(Route)}.")
+        if self.exchange not in ("auto", "direct"):
+            raise ConfigurationError(
+                f"Found exchange={shown(self.exchange)}. Expected auto: all frames go directly from host to host, and "
+                "relays are gone. Leave it out, which changes no number."
+            )
         if self.plan not in ("auto", "rule"):
             raise ConfigurationError(f"Found plan={shown(self.plan)}. Expected one of auto, rule.")
         if self.platform not in (None, "cpu"):

@@ -148,7 +148,6 @@ class Generation:
             before,
             num_hosts=group.num_hosts,
             threads=shared.threads,
-            exchange=shared.scaling.exchange,
             devices=shared.scaling.devices,
             chosen=chosen,
             platform=shared.platform,

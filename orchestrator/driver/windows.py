@@ -16,7 +16,6 @@ from podembed.orchestrator.driver.shared import Shared
 from podembed.orchestrator.events.progress import (
     Evaluated,
     EvaluationCut,
-    ExchangesChosen,
     HostMeasures,
     ProgramsCompiled,
     StoppedEarly,
@@ -53,7 +52,6 @@ class DriverWindows:
         )
         self.deadlines = self._health.deadlines
         self._owners: Mapping[str, Sequence[int]] | None = None
-        self._relayed: tuple[str, ...] = ()
         self._num_compiled, self._compiled_s = 0, 0.0
         self._began_s = shared.clock.monotonic_s()
         self._looked_s = -math.inf
@@ -95,9 +93,6 @@ class DriverWindows:
             group.prove()
         # An error here does not end a save that began before.
         _require_finite(first, devices[0].losses, has_commit=commits.begun_step > 0)
-        if hosts[0].relayed != self._relayed:
-            self._relayed = hosts[0].relayed
-            shared.emit(ExchangesChosen(step=last, relayed=self._relayed, num_hosts=len(hosts)))
         self._tell_compiled(last, devices)
         if is_first:
             self._tell_tables(last, hosts, num_steps=num_steps)

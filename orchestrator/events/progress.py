@@ -165,26 +165,6 @@ class StoppedEarly(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangesChosen(Event):
-    """Hosts exchange in another way from here on.
-
-    Attributes:
-      step: before which they chose.
-      relayed: ids, rows or gradients, as far as their frames go by way of relays now.
-      num_hosts: number of hosts that exchange.
-    """
-
-    step: int
-    relayed: tuple[str, ...]
-    num_hosts: int
-
-    def sentence(self) -> str:
-        kinds = ", ".join(self.relayed)
-        way = f"{kinds} go by way of relays" if kinds else "all frames go directly to their hosts"
-        return f"step {self.step}: between {plural(self.num_hosts, 'host')} {way} from here on"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramsCompiled(Event):
     """Sequences of a window, or of the evaluation before it, needed programs that were not there; see
     `workers.device.step_programs`.

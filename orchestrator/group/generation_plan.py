@@ -22,7 +22,6 @@ from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import cut_ways, host_features_per_table, table_specs
-from podembed.workers.mesh.route import Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,6 @@ def plan_generation(
     *,
     num_hosts: int,
     threads: int = 1,
-    exchange: str = Route.AUTO,
     devices: DeviceOptions = DeviceOptions(),  # noqa: B008  # frozen
     chosen: Sequence[Chosen] | None = None,
     platform: str = "",
@@ -80,7 +78,6 @@ def plan_generation(
       base: the commit that the generation starts from; None for the beginning of the run.
       before: table → owner of each bucket, -1 for no host; None where no host has any.
       threads: number of threads of a host's kernels, and of its device process.
-      exchange: how the frames of each step travel.
       chosen: one a table, where a plan says how it lies; None follows from sizes, features and lengths.
       devices, platform: number of devices of a host, and their platform; any if that is empty.
     """
@@ -112,7 +109,6 @@ def plan_generation(
             base=base.name if base else None,
             undo_share=failures.undo_share,
             threads=threads,
-            exchange=Route(exchange),
             sample_multiple=devices.sample_multiple,
             pools_cut=pools_cut,
         )

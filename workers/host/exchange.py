@@ -4,8 +4,7 @@
 step beforehand.
 
 A frame is int64. It begins with the weight of the sender's samples, the ways on which it would prefetch, and the
-padding levels that its sequences need. The number of words of each way follows, and once in a generation what the
-sender's exchanges took (`workers.mesh.routes`). Then come those words.
+padding levels that its sequences need. The number of words of each way follows, and then come those words.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from podembed.embedding.lookup.way import Way
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.mesh import Mesh
-from podembed.workers.mesh.route import Route
-from podembed.workers.mesh.routes import KINDS, Routes
 
 # Where no host wants a prefetch, all try it again in every 64th step. These are no multiples of 64: windows often begin
 # at round numbers, and the first step of a window is not looked up ahead.
@@ -41,8 +38,8 @@ class IdExchange:
       ways: ways of its lookups.
     """
 
-    def __init__(self, routes: Routes, ways: Sequence[Way], *, timeout_s: float) -> None:
-        self._routes, self._ways, self._timeout_s = routes, ways, timeout_s
+    def __init__(self, mesh: Mesh, ways: Sequence[Way], *, timeout_s: float) -> None:
+        self._mesh, self._ways, self._timeout_s = mesh, ways, timeout_s
 
     def exchange(
         self, number: int, requests: Sequence[Any], *, weight: float, prefetches: int, levels: Sequence[int] = ()
@@ -53,18 +50,14 @@ class IdExchange:
           MeshError: a host is gone or silent.
           ValueError: a host sent something else.
         """
-        num_hosts, own, num_ways = self._routes.mesh.identity.num_ranks, self._routes.mesh.identity.rank, len(requests)
+        num_hosts, own, num_ways = self._mesh.identity.num_ranks, self._mesh.identity.rank, len(requests)
         levels_end = _HEAD_WORDS + len(levels)
-        lengths_end = levels_end + num_ways
-        is_settling = self._routes.is_settling
-        num_head = lengths_end + (len(KINDS) if is_settling else 0)
+        num_head = levels_end + num_ways
         head = np.empty((num_hosts, num_head), np.int64)
         head[:, 0] = np.float64(weight).view(np.int64)
         is_retry = number % PREFETCH_RETRY_STEPS == PREFETCH_RETRY_AT
         head[:, 1] = every_way(num_ways) if is_retry else prefetches
         head[:, _HEAD_WORDS:levels_end] = levels
-        if is_settling:
-            head[:, lengths_end:] = self._routes.mean_bytes()
         frames: dict[int, np.ndarray] = {}
 
         def receive(host: int, num_bytes: int) -> np.ndarray:
@@ -79,23 +72,21 @@ class IdExchange:
         for host in range(num_hosts):
             if host != own:
                 words = [way.words(request, host) for way, request in zip(self._ways, requests, strict=True)]
-                head[host, levels_end:lengths_end] = [sum(map(len, of_way)) for of_way in words]
+                head[host, levels_end:] = [sum(map(len, of_way)) for of_way in words]
                 send[host] = [head[host], *(array for of_way in words for array in of_way)]
-        self._routes.exchange(tag=Tag.IDS, step=number, send=send, receive=receive, timeout_s=self._timeout_s)
+        self._mesh.exchange(tag=Tag.IDS, step=number, send=send, receive=receive, timeout_s=self._timeout_s)
         heads, nothing = head.copy(), np.empty(0, np.int64)
         found = [[nothing] * num_hosts for _ in requests]
         for host, frame in frames.items():
             heads[host] = frame[:num_head]
-            lengths = heads[host, levels_end:lengths_end]
-            if (heads[host, _HEAD_WORDS:lengths_end] < 0).any() or int(lengths.sum()) != len(frame) - num_head:
+            lengths = heads[host, levels_end:]
+            if (heads[host, _HEAD_WORDS:] < 0).any() or int(lengths.sum()) != len(frame) - num_head:
                 raise ValueError(
                     f"Host {host} announced {lengths.tolist()} words and sent {len(frame) - num_head}. Expected as "
                     "many. Check that all hosts are of one generation."
                 )
             for way, part in enumerate(np.split(frame[num_head:], np.cumsum(lengths)[:-1])):
                 found[way][host] = part
-        if is_settling:
-            self._routes.settle(heads[:, lengths_end:])
         return Agreement(
             frames=found,
             # In host order, so that every host finds the same sum.
@@ -112,21 +103,11 @@ class MeshExchange(VectorExchange):
       mesh: connected to all other hosts.
       wire_dtype: one of `workers.job.job.WIRE_DTYPES`.
       timeout_s: longest wait for the others.
-      route: route of all exchanges; the same on all hosts.
     """
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        lookups: Lookups,
-        *,
-        wire_dtype: str = "float32",
-        timeout_s: float,
-        route: Route = Route.AUTO,
-    ) -> None:
-        self.routes = Routes(mesh, route)
-        super().__init__(self.routes, lookups.ways, wire_dtype=wire_dtype, timeout_s=timeout_s)
-        self._ids = IdExchange(self.routes, lookups.ways, timeout_s=timeout_s)
+    def __init__(self, mesh: Mesh, lookups: Lookups, *, wire_dtype: str = "float32", timeout_s: float) -> None:
+        super().__init__(mesh, lookups.ways, wire_dtype=wire_dtype, timeout_s=timeout_s)
+        self._ids = IdExchange(mesh, lookups.ways, timeout_s=timeout_s)
 
     def ids(
         self, number: int, requests: Sequence[Any], *, weight: float, prefetches: int, levels: Sequence[int] = ()

@@ -159,7 +159,6 @@ class HostGeneration:
             sequences=self._job.sequences,
             overlap=self._job.overlap,
             schedule=self._job.schedule,
-            route=self.spec.exchange,
             leaves_out_unlabelled=self._job.leaves_out_unlabelled,
             ids=DeviceIds(self._job, end),
         )

@@ -22,7 +22,6 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.process_statistics import ProcessUsage
 from podembed.workers.liveness.progress import Phase
-from podembed.workers.mesh.route import Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,6 @@ class HostSpec:
     undo_share: float = 0.0
     compares_first: bool = False
     threads: int = 1
-    exchange: Route = Route.AUTO
     sample_multiple: int = 1
     pools_cut: tuple[bool, ...] | None = None
 
@@ -113,7 +111,6 @@ class HostWindow:
       rows_asked: per table, rows that all hosts asked of this one.
       bad_rows: malformed rows that were met for the first time, also by reading ahead.
       unknown: columns of which it met no value that is in their vocabulary; once a column.
-      relayed: kinds of exchanges whose frames go by way of relays at its end; the same on all hosts.
       altered_ids: per table, ids outside its vocabulary that were dropped, clipped or hashed, as the table says.
       profiles: per table, what the last step's batch asked of it; empty where the driver does not want to know, and of
         hosts above `MOST_PROFILED`.
@@ -131,7 +128,6 @@ class HostWindow:
     unknown: tuple[UnknownColumn, ...] = ()
     rows_asked: tuple[int, ...] = ()
     altered_ids: tuple[int, ...] = ()
-    relayed: tuple[str, ...] = ()
     profiles: tuple[TableProfile, ...] = ()
     usage: ProcessUsage | None = None
     data: DataSample | None = None

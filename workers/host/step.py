@@ -24,7 +24,6 @@ from podembed.workers.job.padding import LARGEST_LEVELS
 from podembed.workers.job.tables import learning_rates
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.mesh.mesh import Mesh
-from podembed.workers.mesh.route import Route
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +58,6 @@ class Steps:
       sequences: as `JobConfig.sequences`.
       overlap: as `JobConfig.overlap`.
       schedule: as `JobConfig.schedule`.
-      route: of all exchanges.
       check: called while this host waits for its device; raises to end the wait.
       ids: of tables on devices.
       leaves_out_unlabelled: as `JobConfig.leaves_out_unlabelled`.
@@ -78,15 +76,13 @@ class Steps:
         sequences: Mapping[str, int],
         overlap: bool | None = True,
         schedule: Callable[[int], float] | None = None,
-        route: Route = Route.AUTO,
         ids: DeviceIds,
         leaves_out_unlabelled: bool = False,
     ) -> None:
         self._lookups, self._ids = lookups, ids
         self._device, self._tracker, self._check, self._timeout_s = device, tracker, check, timeout_s
         self._schedule, self._leaves_out_unlabelled = schedule, leaves_out_unlabelled
-        exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s, route=route)
-        self._routes = exchange.routes
+        exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s)
         self._steps = LookupSteps(lookups.both, exchange, phase=lambda phase: tracker.phase(Phase[phase.name]))
         features = [feature.name for feature in lookups.both.features]
         self._sequences = HostSequences(sequences, features, bags=lookups.bags, device=device)
@@ -98,11 +94,6 @@ class Steps:
         layout = lookups.both.layout
         self._activations = [Blocks.of(layout, arrays["activations"]) for arrays in device.buffers]
         self._gradients = [Blocks.of(layout, arrays["gradients"]) for arrays in device.buffers]
-
-    @property
-    def relayed(self) -> tuple[str, ...]:
-        """As of `HostWindow`."""
-        return self._routes.relayed
 
     def take_rows_asked(self) -> tuple[int, ...]:
         """Per table, rows that all hosts asked of this one since the last call."""

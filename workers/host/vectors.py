@@ -26,7 +26,7 @@ from podembed.embedding.lookup.exchange import Splits
 from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
 from podembed.embedding.lookup.way import Way
 from podembed.workers.mesh.frames import Tag
-from podembed.workers.mesh.routes import Routes
+from podembed.workers.mesh.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,16 +71,16 @@ class VectorExchange:
     progress.
 
     Args:
-      routes: of a mesh that is connected to all other hosts.
+      mesh: connected to all other hosts.
       wire_dtype: one of `workers.job.job.WIRE_DTYPES`.
       timeout_s: longest wait for the others.
     """
 
-    def __init__(self, routes: Routes, ways: Sequence[Way], *, wire_dtype: str, timeout_s: float) -> None:
-        self._routes, self._ways = routes, ways
+    def __init__(self, mesh: Mesh, ways: Sequence[Way], *, wire_dtype: str, timeout_s: float) -> None:
+        self._mesh, self._ways = mesh, ways
         self._dtype = np.dtype(ml_dtypes.bfloat16 if wire_dtype == "bfloat16" else np.float32)
         self._timeout_s = timeout_s
-        identity = routes.mesh.identity
+        identity = mesh.identity
         self._own = identity.rank
         self._others = [host for host in range(identity.num_ranks) if host != self._own]
         self._arrivals: dict[int, Sequence[_Arrival]] = {}
@@ -152,11 +152,11 @@ class VectorExchange:
             return [self._frames[host]]
 
         frames = {host: self._outgoing(arrays) for host, arrays in send.items()}
-        self._routes.begin(tag=tag, step=number, send=frames, receive=receive, senders=arrivals)
+        self._mesh.begin(tag=tag, step=number, send=frames, receive=receive, senders=arrivals)
 
     def finish(self) -> None:
         """Waits for the exchange in progress and puts what came packed to its places."""
-        self._routes.finish(timeout_s=self._timeout_s)
+        self._mesh.finish(timeout_s=self._timeout_s)
         for host, frame in self._frames.items():
             self._put(frame.view(self._dtype), self._arrivals[host])
 
@@ -188,10 +188,10 @@ class VectorExchange:
             split = splits[host] if host in send else None
             vectors = [] if split is None else self._outgoing(split.packed(Part.PREFETCHED, send[host]))
             frames[host] = vectors if split is None else [split.mask(), *vectors]
-        self._routes.begin(tag=Tag.ROWS, step=number, send=frames, receive=receive)
+        self._mesh.begin(tag=Tag.ROWS, step=number, send=frames, receive=receive)
 
     def _finish_prefetch(self, blocks: Mapping[int, list[np.ndarray]]) -> Splits:
-        self._routes.finish(timeout_s=self._timeout_s)
+        self._mesh.finish(timeout_s=self._timeout_s)
         found: dict[int, Split | None] = {}
         for host, frame in self._frames.items():
             if not len(frame):

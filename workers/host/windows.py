@@ -105,7 +105,6 @@ class Windows:
             bytes_sent=self._mesh.statistics.bytes_sent - sent_before,
             rows_asked=steps.take_rows_asked(),
             altered_ids=steps.take_altered_ids(),
-            relayed=steps.relayed,
             bad_rows=self._input.take_bad_rows(),
             unknown=self._input.take_unknown(),
             profiles=tuple(profiles_of(self._job, step.batch)) if is_profiled else (),

@@ -3,5 +3,5 @@ them.
 
 It knows frames, ranks and deadlines. What the bytes mean is the business of `workers.host`.
 
-Read `mesh.py` first, then `setup.py` and `link.py`. `routes.py` and `two_hop.py` stand on top of it.
+Read `mesh.py` first, then `setup.py` and `link.py`.
 """

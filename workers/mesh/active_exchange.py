@@ -28,8 +28,6 @@ TRACED_NAMES: dict[int, str] = {
     Tag.BUCKETS: "bucket exchange",
 }
 """Names of exchanges in a trace: those of the phases that wait for them."""
-# Tags by way of relays have the hop above these bits.
-_HOP_BITS = 16
 
 Outgoing = Sequence[Sequence[Buffer] | None] | Mapping[int, Sequence[Buffer]]
 """Frames to send, by rank. A rank with None, one that is not named, and the own one get no frame."""
@@ -40,7 +38,7 @@ class ExchangeStatistics:
     """The cost of one exchange, or of many in sum.
 
     Attributes:
-      num_exchanges: how many are summed here; each hop is one.
+      num_exchanges: how many are summed here.
       num_frames: sent to other hosts.
       bytes_sent, bytes_received: payloads, without headers.
       seconds_blocked: time of waiting with nothing to move.
@@ -99,11 +97,9 @@ class ActiveExchange:
 
     def _record(self, link: Link) -> None:
         """Records an exchange with one host: its frame is received, and the kernel has ours."""
-        hop, tag = divmod(self.tag, 1 << _HOP_BITS)
-        name = TRACED_NAMES.get(tag, "exchange") + (f", hop {hop}" if hop else "")
         self.trace.add(
             f"with host {link.rank}",
-            name,
+            TRACED_NAMES.get(self.tag, "exchange"),
             self.started_s,
             self.trace.now_s(),
             step=self.step,

@@ -516,7 +516,7 @@ def test_one_process_is_one_host() -> None:
             "quarantine_s=60.0 and quarantine_period_s=50.0",
         ),
         (lambda: ScalingConfig(threads_per_host=0), "threads_per_host=0"),
-        (lambda: ScalingConfig(exchange="fast"), "exchange='fast'"),
+        (lambda: ScalingConfig(exchange="two-hop"), "exchange='two-hop'"),
         (lambda: CheckpointConfig(every_steps=0), "every_steps=0"),
         (lambda: CheckpointConfig(every_seconds=0.0), "every_seconds=0.0"),
         (lambda: CheckpointConfig(every_seconds=float("nan")), "every_seconds=nan"),

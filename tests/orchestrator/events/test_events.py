@@ -123,10 +123,3 @@ def test_programs_that_are_compiled_in_the_middle_are_counted() -> None:
     assert (
         compiled.sentence() == "step 24: compiled 2 programs for bags or sequences of other lengths in 3.2 s, 5 so far"
     )
-
-
-def test_a_choice_of_routes_says_what_goes_by_way_of_relays() -> None:
-    chosen = progress.ExchangesChosen(step=24, relayed=("ids", "gradients"), num_hosts=32)
-    assert chosen.sentence() == "step 24: between 32 hosts ids, gradients go by way of relays from here on"
-    direct = progress.ExchangesChosen(step=24, relayed=(), num_hosts=2)
-    assert direct.sentence() == "step 24: between 2 hosts all frames go directly to their hosts from here on"

@@ -40,7 +40,6 @@ from podembed.workers.input.reader import InputReader, build_index, training_pla
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import table_specs
 from podembed.workers.mesh.mesh_errors import MeshError
-from podembed.workers.mesh.route import Route
 from podembed.workers.storage.store import Store
 from tests.long_tests import long_case
 from tests.run_state import assert_same_bytes, tables_of
@@ -121,7 +120,6 @@ class Pod:
         step_timeout_s: float = PATIENCE_S,
         buckets: tuple[int, ...] = BUCKETS,
         shares_memory: bool = True,
-        exchange: Route = Route.AUTO,
         pools_cut: tuple[bool, ...] | None = None,
         **device: Any,
     ) -> None:
@@ -148,7 +146,6 @@ class Pod:
             bind_address="127.0.0.1",
             step_timeout_s=step_timeout_s,
             shares_memory=shares_memory,
-            exchange=exchange,
             pools_cut=pools_cut,
         )
         self.ready: list[HostReady] = self.all("start", [(replace(base, host=host),) for host in range(num_hosts)])

@@ -13,7 +13,6 @@ from podembed.embedding.lookup.streams import RowsRequest
 from podembed.workers.host.exchange import IdExchange
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag
-from podembed.workers.mesh.routes import Routes
 from tests.embedding.lookup import test_rows_way as test_lookup
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes
 
@@ -37,7 +36,7 @@ def outcome(planned: tuple[test_lookup.Pod, RowsRequest], way: str, frame: np.nd
     layout = ActivationLayout(num_samples=6, widths=(4,), owners=(-1,))
     activations = Blocks.of(layout, np.zeros(layout.num_floats, np.float32))
     with meshes(2) as ranks:
-        vectors = VectorExchange(Routes(ranks[0]), [rows], wire_dtype="float32", timeout_s=PATIENCE_S)
+        vectors = VectorExchange(ranks[0], [rows], wire_dtype="float32", timeout_s=PATIENCE_S)
 
         def receive(rank: int, num_bytes: int) -> np.ndarray:
             return np.empty(num_bytes, np.uint8)
@@ -89,8 +88,7 @@ def test_rows_of_another_size_are_refused(planned) -> None:
 class Wire:
     """A mesh whose other host sends what a test says."""
 
-    is_settling = False
-    mesh = SimpleNamespace(identity=SimpleNamespace(num_ranks=2, rank=0))
+    identity = SimpleNamespace(num_ranks=2, rank=0)
 
     def __init__(self, frame: np.ndarray) -> None:
         self.frame = frame
