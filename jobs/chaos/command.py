@@ -88,6 +88,7 @@ def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
       ConfigurationError: flags that select nothing, or a job that cannot be used.
       FaultPlanError: `--plan` is no plan.
     """
+    from podembed.jobs.chaos.plan_file import describe
     from podembed.jobs.chaos.schedule import RunShape
     from podembed.jobs.chaos.selection import select
 
@@ -105,7 +106,7 @@ def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
         for schedule in schedules:
             print(f"{schedule.label:7s} {schedule.title}")
             for fault in schedule.faults:
-                print(f"        {fault.describe()}")
+                print(f"        {describe(fault)}")
         return 0
     started_s = time.monotonic()
     folder = Path(command.folder or tempfile.mkdtemp(prefix="podembed-chaos-")).absolute()

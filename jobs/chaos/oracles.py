@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from podembed.jobs.chaos.plan_file import describe
 from podembed.jobs.chaos.round import Round
 from podembed.jobs.event_log import LoggedEvent
 from podembed.orchestrator.commit.lease_files import read_lineage
@@ -124,7 +125,7 @@ def _ending(found: Round) -> Verdict:
 def _strikes(found: Round) -> Verdict:
     """A schedule whose faults never struck has shown nothing."""
     struck = {record.fault for record in found.records}
-    missing = [fault.describe() for at, fault in enumerate(found.schedule.faults) if at not in struck]
+    missing = [describe(fault) for at, fault in enumerate(found.schedule.faults) if at not in struck]
     if found.schedule.number == "random":
         missing = missing if not struck else []
     return Verdict(oracle="struck", is_met=not missing, why=f"never struck: {'; '.join(missing)}")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from podembed.jobs.chaos.plan_file import plan_bytes, read_records
 from podembed.jobs.chaos.schedule import RunShape, Schedule
 from podembed.jobs.command_signals import COMMAND_SIGNALS
 from podembed.jobs.event_log import LoggedEvent, read_events
@@ -28,7 +29,8 @@ from podembed.jobs.supervise.supervision import look_at_child, supervise
 from podembed.orchestrator.api.run_errors import EXIT_STOPPED
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.lease_files import read_head
-from podembed.workers.faults.inject import FaultPlan, FaultRecord, read_records
+from podembed.workers.faults.inject import FaultPlan, FaultRecord
+from podembed.workers.liveness.process_statistics import read_statistics
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
@@ -109,7 +111,7 @@ class _Rounds:
     def run(self) -> Round:
         self._folder.mkdir(parents=True)
         plan = FaultPlan(folder=str(self._folder), faults=self._schedule.faults)
-        self._plan.write_bytes(plan.to_json())
+        self._plan.write_bytes(plan_bytes(plan))
         started_s = time.monotonic()
         first = self._train(self._campaign.shape.num_hosts)
         later = [*first, "--resume"]
@@ -327,8 +329,5 @@ _NOTHING = Schedule(number="", title="undisturbed", faults=())
 
 
 def _is_stopped(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] in ("T", "t")
-    except OSError:
-        return False
+    found = read_statistics(process)
+    return found is not None and found.state in "Tt"

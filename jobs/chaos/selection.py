@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from podembed.jobs.chaos.plan_file import describe, read_plan
 from podembed.jobs.chaos.process_faults import (
     driver_killed,
     frozen_or_slow,
@@ -20,7 +21,7 @@ from podembed.jobs.chaos.schedule import DEVICE_POINTS, PHASES, RunShape, Schedu
 from podembed.jobs.chaos.storage_faults import storage_that_fails, storage_that_lies
 from podembed.jobs.chaos.value_faults import frames, memory_and_values
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.workers.faults.plan import Fault, read_plan
+from podembed.workers.faults.plan import Fault
 from podembed.workers.liveness.worker import Worker
 
 _SELECTOR = re.compile(r"F\d{1,2}(\.\d{1,2})?|all")
@@ -94,7 +95,7 @@ def drawn(seed: int, shape: RunShape) -> Schedule:
     # At most two kills in one interval between commits: the run's patience is for three.
     faults = [rng.choice(menus)(rng, shape) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
     flags = ("--full-every", "3") if rng.random() < 0.3 else ()
-    title = "; ".join(fault.describe() for fault in faults)
+    title = "; ".join(describe(fault) for fault in faults)
     return Schedule(number="random", label=f"seed {seed}", title=title, faults=tuple(faults), flags=flags)
 
 

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from podembed.jobs.chaos.plan_file import read_plan
 from podembed.orchestrator.api.config import (
     CheckpointConfig,
     ConfigurationError,
@@ -21,7 +22,6 @@ from podembed.orchestrator.api.config import (
 )
 from podembed.orchestrator.api.intervals import epochs_of, whole_steps
 from podembed.orchestrator.run.policy_record import PolicyRecord
-from podembed.workers.faults.plan import read_plan
 
 if TYPE_CHECKING:
     from podembed.jobs.cli.main import Resume, Train

@@ -74,13 +74,5 @@ class MarkedProcesses:
 def await_end(processes: Sequence[int], *, timeout_s: float) -> None:
     """Waits until killed processes are gone, or the time is over."""
     deadline = time.monotonic() + timeout_s
-    while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
+    while any(read_statistics(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False

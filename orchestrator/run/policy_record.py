@@ -9,7 +9,7 @@ read it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podembed.orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig, ConfigurationError
 from podembed.orchestrator.api.intervals import known_steps
@@ -66,7 +66,7 @@ class PolicyRecord:
 
     def is_same(self, other: PolicyRecord) -> bool:
         """Whether both keep the same commits, whoever wrote them."""
-        return _without_generation(self) == _without_generation(other)
+        return replace(self, generation=0) == replace(other, generation=0)
 
 
 def read_policies(store: Store) -> PolicyRecord | None:
@@ -117,14 +117,3 @@ def record_policies(store: Store, config: CheckpointConfig, *, generation: int) 
 def _generation(file: str) -> int:
     match = _FILE.fullmatch(file)
     return int(match.group(1)) if match else 0
-
-
-def _without_generation(record: PolicyRecord) -> tuple[object, ...]:
-    return (
-        record.num_to_keep,
-        record.keep_every_steps,
-        record.keep_best,
-        record.metric,
-        record.on_best,
-        record.metric_order,
-    )

@@ -31,10 +31,8 @@ from podembed.workers.faults.plan import (
     Fault,
     FaultPlan,
     FaultPlanError,
-    parse_plan,
-    read_plan,
 )
-from podembed.workers.storage.strict_json import DocumentRefused, canonical_bytes, parse_strictly
+from podembed.workers.storage.strict_json import canonical_bytes
 
 __all__ = [
     "ACTIONS",
@@ -45,12 +43,7 @@ __all__ = [
     "FaultPoints",
     "FaultRecord",
     "ProcessActs",
-    "parse_plan",
-    "read_plan",
-    "read_records",
 ]
-
-MAX_RECORD_BYTES = 1 << 14
 
 
 class HttpError(Exception):
@@ -241,25 +234,6 @@ def flipped(data: bytes, arguments: Mapping[str, Any]) -> bytes:
     changed = bytearray(data)
     changed[at] ^= 1 << (int(arguments.get("bit", 0)) % 8)
     return bytes(changed)
-
-
-def read_records(folder: str) -> list[FaultRecord]:
-    """All faults that struck so far, in the order of time.
-
-    Raises:
-      FaultPlanError: a record is damaged.
-    """
-    records = []
-    for path in sorted(Path(folder).glob("fired-*.json")):
-        data = path.read_bytes()
-        if not data.endswith(b"\n"):
-            continue  # Its process is just writing it.
-        try:
-            document = parse_strictly(path.name, data, max_bytes=MAX_RECORD_BYTES)
-            records.append(FaultRecord(**document))
-        except (TypeError, DocumentRefused) as error:
-            raise FaultPlanError(f"Found a damaged record {path} ({error}). Expected one fault.") from error
-    return sorted(records, key=lambda record: record.unix_s)
 
 
 def _record_path(folder: str, number: int, strike: int) -> Path:

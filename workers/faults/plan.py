@@ -1,5 +1,5 @@
-"""`FaultPlan`: which faults a run is to suffer, where and when. Values, the names of all points, and strict reading;
-nothing happens here.
+"""`FaultPlan`: which faults a run is to suffer, where and when. Values, and the names of all points; nothing
+happens here.
 
 A fault names a point in the code, the process, the step and the hit at which it strikes, and what it does there. Plans
 are made by `podembed chaos` or by hand, and reach the driver and its workers as fields of their settings. A run without
@@ -10,13 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
-
-from podembed.workers.storage.strict_json import DocumentRefused, canonical_bytes, parse_strictly
-
-MAX_PLAN_BYTES = 1 << 20
 
 _STEP_PHASES = {
     "read": "the batch is about to be read",
@@ -200,27 +195,6 @@ class Fault:
         if wrong or any(value < 0 for value in numbers.values()):
             raise FaultPlanError(f"Found arguments {dict(self.arguments)}. Expected numbers of at least 0.")
 
-    def to_json(self) -> dict[str, Any]:
-        """Its fields, those at their defaults left out."""
-        defaults = {"rank": None, "step": None, "nth": 1, "times": 1, "for_s": 0.0, "match": None, "after": None}
-        defaults["arguments"] = {}
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {
-            name: dict(value) if name == "arguments" else value
-            for name, value in values.items()
-            if name not in defaults or value != defaults[name]
-        }
-
-    def describe(self) -> str:
-        """One line for a person."""
-        where = f"{self.rank or 'any process'}: " if self.rank != "driver" else "driver: "
-        when = "" if self.step is None else f" of step {self.step}"
-        hit = f", hit {self.nth}" if self.nth > 1 else ""
-        often = f", {self.times} times" if self.times > 1 else f", for {self.for_s:g} s" if self.for_s else ""
-        what = f" {dict(self.arguments)}" if self.arguments else ""
-        hit += "" if self.after is None else f", after fault {self.after}"
-        return f"{where}{self.action}{what} at {self.point}{f' /{self.match}/' if self.match else ''}{when}{hit}{often}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
@@ -233,71 +207,6 @@ class FaultPlan:
 
     folder: str
     faults: tuple[Fault, ...] = ()
-
-    def to_json(self) -> bytes:
-        return canonical_bytes({"folder": self.folder, "faults": [fault.to_json() for fault in self.faults]}) + b"\n"
-
-
-def parse_plan(name: str, data: bytes) -> FaultPlan:
-    """The plan in a JSON document: `{"folder": "...", "faults": [{"point": "...", "action": "...", ...}, ...]}`.
-
-    Raises:
-      FaultPlanError: unknown members, points, actions or arguments, or values of a wrong type.
-    """
-    try:
-        document = parse_strictly(name, data, max_bytes=MAX_PLAN_BYTES)
-    except DocumentRefused as error:
-        raise FaultPlanError(str(error)) from error
-    members = _members(name, document, {"folder", "faults"})
-    folder, faults = members.get("folder"), members.get("faults", [])
-    if not isinstance(folder, str) or not folder or not isinstance(faults, list):
-        raise FaultPlanError(f"{name}: found no folder or no list of faults. Expected a path and a list.")
-    return FaultPlan(folder=folder, faults=tuple(_fault(name, at, entry) for at, entry in enumerate(faults)))
-
-
-def read_plan(path: str) -> FaultPlan:
-    """The plan in a file.
-
-    Raises:
-      FaultPlanError: it cannot be read or is no plan.
-    """
-    try:
-        return parse_plan(path, Path(path).read_bytes())
-    except OSError as error:
-        raise FaultPlanError(f"Found no fault plan at {path} ({error.strerror}). Expected a JSON file.") from error
-
-
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "point": (str,),
-    "action": (str,),
-    "rank": (str,),
-    "step": (int,),
-    "nth": (int,),
-    "times": (int,),
-    "for_s": (int, float),
-    "match": (str,),
-    "after": (int,),
-    "arguments": (dict,),
-}
-
-
-def _fault(name: str, at: int, entry: Any) -> Fault:
-    members = _members(f"{name}, fault {at}", entry, set(_TYPES))
-    for member, value in members.items():
-        if isinstance(value, bool) or not isinstance(value, _TYPES[member]):
-            expected = " or ".join(kind.__name__ for kind in _TYPES[member])
-            raise FaultPlanError(f"{name}, fault {at}: found {member}={value!r}. Expected {expected}.")
-    if missing := {"point", "action"} - members.keys():
-        raise FaultPlanError(f"{name}, fault {at}: found no {' and no '.join(sorted(missing))}. Expected both.")
-    return Fault(**members)
-
-
-def _members(name: str, document: Any, allowed: set[str]) -> dict[str, Any]:
-    if not isinstance(document, dict):
-        raise FaultPlanError(f"{name}: found a {type(document).__name__}. Expected an object.")
-    if unknown := document.keys() - allowed:
-        raise FaultPlanError(f"{name}: found {sorted(unknown)}. Expected some of {sorted(allowed)}.")
-    return document
 
 
 def _check_pattern(pattern: str) -> None:

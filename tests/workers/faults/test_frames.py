@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from podembed.jobs.chaos.plan_file import read_records
 from podembed.workers.faults.frames import frame_spoiler
-from podembed.workers.faults.inject import FaultPoints, read_records
+from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.plan import Fault, FaultPlan
 from podembed.workers.mesh.frames import Tag, tag_name
 from podembed.workers.mesh.mesh import ExchangeTimeout, FrameError, Mesh, MeshError, PeerLost

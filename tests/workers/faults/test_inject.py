@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podembed.workers.faults.inject import FaultPoints, ProcessActs, flipped, read_records, spoil
+from podembed.jobs.chaos.plan_file import read_records
+from podembed.workers.faults.inject import FaultPoints, ProcessActs, flipped, spoil
 from podembed.workers.faults.plan import Fault, FaultPlan
 
 
