@@ -40,26 +40,18 @@ class ExchangeStatistics:
     Attributes:
       num_exchanges: how many are summed here.
       num_frames: sent to other hosts.
-      bytes_sent, bytes_received: payloads, without headers.
-      seconds_blocked: time of waiting with nothing to move.
-      seconds_total: time from `begin` to the end of `finish`.
+      bytes_sent: payloads, without headers.
     """
 
     num_exchanges: int = 0
     num_frames: int = 0
     bytes_sent: int = 0
-    bytes_received: int = 0
-    seconds_blocked: float = 0.0
-    seconds_total: float = 0.0
 
     def __add__(self, other: ExchangeStatistics) -> ExchangeStatistics:
         return ExchangeStatistics(
             num_exchanges=self.num_exchanges + other.num_exchanges,
             num_frames=self.num_frames + other.num_frames,
             bytes_sent=self.bytes_sent + other.bytes_sent,
-            bytes_received=self.bytes_received + other.bytes_received,
-            seconds_blocked=self.seconds_blocked + other.seconds_blocked,
-            seconds_total=self.seconds_total + other.seconds_total,
         )
 
 
@@ -74,7 +66,6 @@ class ActiveExchange:
       bytes_sent: payloads, without headers.
       links: links with which anything is exchanged.
       unfinished: links with something still to send or to receive.
-      seconds_blocked: time of waiting with nothing to move.
       trace: recorder of the exchange with each host while a trace is on.
     """
 
@@ -85,7 +76,6 @@ class ActiveExchange:
     bytes_sent: int
     links: Collection[Link]
     unfinished: set[Link]
-    seconds_blocked: float = 0.0
     trace: Recorder
 
     def moved(self, link: Link) -> None:
@@ -113,38 +103,19 @@ class ActiveExchange:
         unsent = sorted(link.rank for link in self.unfinished if not link.is_sent)
         return ExchangeTimeout(self.tag, self.step, waiting_for, unsent, timeout_s)
 
-    def cost(self, *, now_s: float) -> ExchangeStatistics:
+    def cost(self) -> ExchangeStatistics:
         """Its cost, once it is finished."""
-        return ExchangeStatistics(
-            num_exchanges=1,
-            num_frames=self.num_frames,
-            bytes_sent=self.bytes_sent,
-            bytes_received=sum(link.bytes_received for link in self.links),
-            seconds_blocked=self.seconds_blocked,
-            seconds_total=now_s - self.started_s,
-        )
+        return ExchangeStatistics(num_exchanges=1, num_frames=self.num_frames, bytes_sent=self.bytes_sent)
 
 
-def checked_views(send: Outgoing, *, tag: int, step: int, own_rank: int, num_ranks: int) -> dict[int, list[memoryview]]:
+def views_of(send: Outgoing, *, own_rank: int) -> dict[int, list[memoryview]]:
     """The frames of an exchange as byte views, by rank; those of ranks that get one.
 
     Raises:
-      MeshUsageError: the name of the exchange or a frame cannot be sent.
+      MeshUsageError: a frame cannot be sent.
     """
-    if not 0 <= tag < Tag.GOODBYE:
-        raise MeshUsageError(f"Found tag {tag}. Expected 0 to {Tag.GOODBYE - 1}. Use a member of Tag.")
-    if not -(2**63) <= step < 2**63:
-        raise MeshUsageError(f"Found step {step}. Expected a 64-bit integer. Number steps from 0.")
-    if isinstance(send, Mapping):
-        if any(not 0 <= rank < num_ranks for rank in send):
-            raise MeshUsageError(f"Found frames for ranks {sorted(send)}. Expected 0 to {num_ranks - 1}.")
-    elif len(send) != num_ranks:
-        raise MeshUsageError(
-            f"Found frames for {len(send)} ranks. Expected {num_ranks}. Pass [] for a frame without bytes."
-        )
-    by_rank = send.items() if isinstance(send, Mapping) else enumerate(send)
     found = {}
-    for rank, buffers in by_rank:
+    for rank, buffers in send.items() if isinstance(send, Mapping) else enumerate(send):
         if rank == own_rank or buffers is None:
             continue
         found[rank] = views = frame_views(buffers)

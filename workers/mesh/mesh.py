@@ -20,7 +20,7 @@ from podembed.workers.mesh.active_exchange import (
     ActiveExchange,
     ExchangeStatistics,
     Outgoing,
-    checked_views,
+    views_of,
 )
 from podembed.workers.mesh.frames import Farewell, Tag, size_of
 from podembed.workers.mesh.handshake import MeshIdentity
@@ -136,15 +136,6 @@ class Mesh:
           DescriptorsExhausted: there was no room for a connection with each of them.
         """
         self._require_usable()
-        if self._is_connected:
-            raise MeshUsageError(
-                "Found a second call of connect. Expected one per mesh. Listen and connect a new mesh."
-            )
-        if len(addresses) != self.identity.num_ranks:
-            raise MeshUsageError(
-                f"Found {len(addresses)} addresses for {self.identity.num_ranks} ranks. Expected one per rank, in rank "
-                "order."
-            )
         try:
             connections = MeshSetup(
                 identity=self.identity,
@@ -211,9 +202,12 @@ class Mesh:
           PeerLost, FrameError, MeshAborted, MeshBroken: the mesh has ended.
         """
         self._require_usable()
-        self._require_idle()
-        own, link_of = self.identity, self._link_of
-        frames = checked_views(send, tag=tag, step=step, own_rank=own.rank, num_ranks=own.num_ranks)
+        if not self._is_connected or self._exchange is not None:
+            raise MeshUsageError(
+                "Found an unfinished exchange, or a mesh that is not connected. Expected one exchange at a time after "
+                "connect. Call connect or finish first."
+            )
+        frames, link_of = views_of(send, own_rank=self.identity.rank), self._link_of
         links = self._links
         if senders is not None:
             links = [link_of[rank] for rank in dict.fromkeys([*frames, *senders]) if rank in link_of]
@@ -236,21 +230,6 @@ class Mesh:
         except BaseException as error:
             self._break(error)
             raise
-
-    def progress(self) -> bool:
-        """Moves what can move now, at most one piece per host; returns whether the exchange only needs `finish` to
-        return.
-
-        Raises:
-          As `finish`, but for the timeout.
-        """
-        exchange = self._exchange_in_progress()
-        try:
-            self._move(exchange, 0.0)
-        except BaseException as error:
-            self._break(error)
-            raise
-        return not exchange.unfinished
 
     def finish(self, *, timeout_s: float) -> ExchangeStatistics:
         """Waits until all frames of the exchange are in and out.
@@ -276,14 +255,9 @@ class Mesh:
             self._break(error)
             raise
         self._exchange = None
-        statistics = exchange.cost(now_s=self._clock())
+        statistics = exchange.cost()
         self._statistics += statistics
         return statistics
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the mesh because of what arrived; the other hosts learn it. For those who take frames apart."""
-        if self._error is None:
-            self._break(error)
 
     def abort(self, reason: str) -> None:
         """Ends the mesh from any thread: the thread in `connect` or `finish` wakes at once and raises `MeshAborted`."""
@@ -354,22 +328,12 @@ class Mesh:
     def _exchange_in_progress(self) -> ActiveExchange:
         self._require_usable()
         if self._exchange is None:
-            raise MeshUsageError("Found no exchange in progress. Expected a call of begin before progress or finish.")
+            raise MeshUsageError("Found no exchange in progress. Expected a call of begin before finish.")
         return self._exchange
-
-    def _require_idle(self) -> None:
-        if not self._is_connected or self._exchange is not None:
-            state = "an unfinished exchange" if self._is_connected else "a mesh that is not connected"
-            raise MeshUsageError(
-                f"Found {state}. Expected connect, then one exchange at a time. Call connect or finish first."
-            )
 
     def _move(self, exchange: ActiveExchange, wait_s: float) -> None:
         """One round: waits at most `wait_s` for anything to become ready, and moves it."""
-        before_s = self._clock()
-        ready = self._poll.ready(wait_s)
-        exchange.seconds_blocked += self._clock() - before_s
-        for link, can_read, can_write in ready:
+        for link, can_read, can_write in self._poll.ready(wait_s):
             if link is None:
                 self._abort_signal.raise_if_requested()
                 continue

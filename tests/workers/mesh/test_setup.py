@@ -284,14 +284,6 @@ def test_a_foreign_address_is_an_operating_system_error() -> None:
         Mesh.listen(identity(0, 1), bind_address="203.0.113.7")
 
 
-def test_addresses_must_cover_all_ranks() -> None:
-    with _listening(0, 2) as mesh:
-        with pytest.raises(MeshUsageError, match="1 addresses for 2 ranks"):
-            mesh.connect([mesh.address], timeout_s=1)
-        with meshes(1) as ranks, pytest.raises(MeshUsageError, match="second call of connect"):
-            ranks[0].connect([ranks[0].address], timeout_s=1)
-
-
 def test_hosts_connect_over_ipv6() -> None:
     with contextlib.ExitStack() as stack:
         ranks = [stack.enter_context(Mesh.listen(identity(rank, 2), bind_address="::1")) for rank in range(2)]
