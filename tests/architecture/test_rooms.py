@@ -19,6 +19,7 @@ LONELY = {
     "embedding/row_optimizers/momentum.py": ONE_RULE,
     "embedding/row_optimizers/sgd.py": ONE_RULE,
     "orchestrator/cluster/agent_ports.py": "its importer is a program, which begins to work when it is imported",
+    "orchestrator/cluster/marked_processes.py": "what it knows of the process table is nobody else's business",
     "workers/checkpoint/spoilt_rows.py": LARGE,
     "workers/device/waiting_threads.py": "what it knows of the threads of XLA is nobody else's business",
     "workers/faults/updates.py": "faults stay apart from what they strike",
