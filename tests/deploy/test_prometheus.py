@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import urllib.request
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +16,6 @@ from podembed.orchestrator.events.health import AlarmBegan, AlarmEnded
 from podembed.orchestrator.events.progress import HostKeepsUp, HostSlow
 from podembed.orchestrator.events.run import GenerationStarted
 from podembed.tools.health.alarms import ALARMS
-from podembed.tools.health.prometheus_rules import text
 from podembed.tools.health.watch import HealthWatch
 from podembed.tools.metrics.measurer import Measurer
 from podembed.tools.metrics.point import POINT, StreamLine
@@ -28,7 +28,7 @@ FILE = ROOT / "deploy" / "prometheus" / "podembed.rules.yaml"
 PROMTOOL = shutil.which("promtool")
 
 
-def rules() -> list[dict[str, object]]:
+def rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load(FILE.read_text("utf-8"))["groups"]
     return group["rules"]
 
@@ -58,10 +58,15 @@ def served(*events: Event) -> dict[str, float]:
     return found
 
 
-def test_the_file_is_what_the_alarms_make() -> None:
-    assert FILE.read_text("utf-8") == text(), (
-        "type: python -m podembed.tools.health.prometheus_rules > deploy/prometheus/podembed.rules.yaml"
-    )
+def test_each_alert_says_what_its_alarm_says() -> None:
+    for rule, alarm in zip(rules(), ALARMS.values(), strict=True):
+        assert rule["alert"] == f"Podembed{''.join(word.capitalize() for word in alarm.name.split('_'))}"
+        assert rule["labels"] == {"severity": alarm.severity}
+        summary = f"{alarm.name} in run {{{{ $labels.run }}}} {{{{ $labels.subject }}}}"
+        assert rule["annotations"] == {
+            "summary": summary,
+            "description": f"Begins when: {alarm.begins}. {alarm.remedy}",
+        }
 
 
 def test_each_alarm_has_an_alert_of_a_series_that_a_run_serves_from_its_beginning() -> None:
