@@ -29,7 +29,7 @@ class Committed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveFailed(Event):
+class SaveFailed(Event, level=Level.WARNING):
     """A save did not become a commit.
 
     Attributes:
@@ -42,7 +42,6 @@ class SaveFailed(Event):
       is_full: the storage has no room, which does not pass by itself.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     step: int
     reason: str
     in_a_row: int
@@ -67,10 +66,9 @@ class SaveFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitDelayed(Event):
+class CommitDelayed(Event, level=Level.WARNING):
     """Training waited to begin a commit, since the one of `before_step` was still being written."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before_step} was still "
         "being written. Commit less often, or give the run a faster storage"
@@ -81,14 +79,13 @@ class CommitDelayed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitUnsettled(Event):
+class CommitUnsettled(Event, level=Level.WARNING):
     """The storage failed while a commit was published, and whether it stands is unknown.
 
     Attributes:
       timeout_s: for how long it is asked again.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "step {step}: the storage failed while the commit was published, and nobody knows whether it stands; it is "
         "asked again for up to {timeout_s:.0f} s. {reason}"
@@ -117,10 +114,9 @@ class LastCommitTried(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublicationAbandoned(Event):
+class PublicationAbandoned(Event, level=Level.WARNING):
     """The driver left while the storage had not answered for `waited_s`."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "left while the storage had not answered for {waited_s:.0f} s. What was committed stands; whether the commit "
         "that was being published does, the next driver finds out"
@@ -129,14 +125,13 @@ class PublicationAbandoned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitVanished(Event):
+class CommitVanished(Event, level=Level.ERROR):
     """Somebody removed the manifest of a commit.
 
     Attributes:
       file: its name in the run's folder.
     """
 
-    level: ClassVar[Level] = Level.ERROR
     template = (
         "commit {commit} has VANISHED: somebody removed {file}. The next commit is whole without it; restore the "
         "file from a copy to be able to go back to it"
@@ -146,7 +141,7 @@ class CommitVanished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesVanished(Event):
+class FilesVanished(Event, level=Level.ERROR):
     """Files of the newest commit are gone or changed.
 
     Attributes:
@@ -155,7 +150,6 @@ class FilesVanished(Event):
       location: location of the run.
     """
 
-    level: ClassVar[Level] = Level.ERROR
     template = (
         "{num_damaged} of the {num_files} files of commit {commit} have VANISHED or changed, first {first} "
         "({found}). A fault before the next commit would end the run; `podembed fsck {location}` names all"
@@ -169,7 +163,7 @@ class FilesVanished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepsGivenUp(Event):
+class StepsGivenUp(Event, level=Level.WARNING):
     """The run was asked to stop while it recovered from a fault, so nothing is done again now.
 
     Attributes:
@@ -178,7 +172,6 @@ class StepsGivenUp(Event):
       reached_step: steps that had been done before the fault.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     commit: str | None
     base_step: int
     reached_step: int
@@ -191,7 +184,7 @@ class StepsGivenUp(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitLost(Event):
+class CommitLost(Event, level=Level.ERROR):
     """A commit that this driver made or began from is gone, so training goes back.
 
     Attributes:
@@ -199,7 +192,6 @@ class CommitLost(Event):
       now: the newest commit that there is; None for the first step.
     """
 
-    level: ClassVar[Level] = Level.ERROR
     commit: str
     file: str
     now: str | None
@@ -212,10 +204,9 @@ class CommitLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitPassedOver(Event):
+class CommitPassedOver(Event, level=Level.WARNING):
     """A damaged commit is not used, as the user allows; its steps are done again."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = "commit {commit} is damaged and passed over, its steps are done again: {reason}"
     commit: str
     reason: str
@@ -230,42 +221,38 @@ class OldCommitsKept(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordRestored(Event):
+class RecordRestored(Event, level=Level.WARNING):
     """A record of the run was gone or damaged, and was written again as it was.
 
     Attributes:
       found: `removed` or `damaged`.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = "{file} had been {found}; it was written again, as it was"
     file: str
     found: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunVanishing(Event):
+class RunVanishing(Event, level=Level.ERROR):
     """The run's folder, or what the driver wrote in it, is not there now; known at the next commit."""
 
-    level: ClassVar[Level] = Level.ERROR
     template = "THE RUN HAS VANISHED; it ends at the next commit unless its files are back. {reason}"
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatMissed(Event):
+class HeartbeatMissed(Event, level=Level.WARNING):
     """The heartbeat was not written."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = "the heartbeat was not written, so another driver may take this one for gone: {reason}"
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageAwaited(Event):
+class StorageAwaited(Event, level=Level.WARNING):
     """The storage is away while nothing can train without it; the driver tries again for up to `timeout_s`."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "the storage is away, and the run cannot go on without it; it is asked again for up to {timeout_s:.0f} s. "
         "{reason}"
@@ -275,28 +262,25 @@ class StorageAwaited(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageNotAwaited(Event):
+class StorageNotAwaited(Event, level=Level.ERROR):
     """The storage is away, and the run was asked to end."""
 
-    level: ClassVar[Level] = Level.ERROR
     template = "the run ends without waiting for the storage. {reason}"
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryUnread(Event):
+class HistoryUnread(Event, level=Level.WARNING):
     """Loss and evaluations of earlier steps could not be read from `history/`."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = "loss and evaluations of earlier steps are lost to history/, training is not touched: {reason}"
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryUnwritten(Event):
+class HistoryUnwritten(Event, level=Level.WARNING):
     """Loss and evaluations were not written to `history/`."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = "loss and evaluations were not written to history/, training is not touched: {reason}"
     reason: str
 

@@ -39,9 +39,11 @@ class Event:
     level: ClassVar[Level] = Level.INFO
     template: ClassVar[str]
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, level: Level | None = None) -> None:
         if "kind" not in cls.__dict__:
             cls.kind = _WORD.sub("_", cls.__name__).lower()
+        if level is not None:
+            cls.level = level
 
     def sentence(self) -> str:
         """The event in plain English, for people: one line, as a rule."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from podembed.orchestrator.api.run_errors import listed
 from podembed.orchestrator.api.text import plural
@@ -15,7 +14,7 @@ RESTS_FOR = "hosts failed on it again and again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostsAwaited(Event):
+class HostsAwaited(Event, level=Level.WARNING):
     """There are too few hosts.
 
     Attributes:
@@ -25,7 +24,6 @@ class HostsAwaited(Event):
       left_s: until the run ends for it.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "waiting for hosts: {needed} needed, found {found}. Everything up to step {step} is committed. The run goes "
         "on as soon as there are enough, and ends in {left_s:.0f} s if there are not"
@@ -72,7 +70,7 @@ class HostsWillChange(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineRests(Event):
+class MachineRests(Event, level=Level.WARNING):
     """A machine on which hosts failed again and again is not used for a while.
 
     Attributes:
@@ -80,7 +78,6 @@ class MachineRests(Event):
       reason: the second half of a sentence.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = "{machine} is not used for {seconds:.0f} s: {reason}"
     machine: str
     seconds: float
@@ -110,10 +107,9 @@ class NicenessFound(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterAwaited(Event):
+class ClusterAwaited(Event, level=Level.WARNING):
     """No process listens at the address of the Ray cluster; the run waits for one."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "waiting for the Ray cluster at {address}, where no process listens. The run goes on as soon as it is back, "
         "and ends in {timeout_s:.0f} s if it is not"
@@ -131,14 +127,13 @@ class ClusterRestarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSilent(Event):
+class HeadSilent(Event, level=Level.WARNING):
     """Ray's head takes no connection.
 
     Attributes:
       timeout_s, idle_timeout_s: after which the run ends: while hosts train, and where they are lost with the head.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "Ray's head at {address} takes no connection. Until it does, the program sends it no request. The run ends "
         "if it does not within {timeout_s:.0f} s, or {idle_timeout_s:.0f} s where hosts are lost with it"
@@ -157,10 +152,9 @@ class HeadBack(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RayLeftBehind(Event):
+class RayLeftBehind(Event, level=Level.WARNING):
     """The program leaves Ray without its head, for `timeout_s` at most."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = "leaving Ray without its head: for {timeout_s:.0f} s, then the rest is left to Ray's other processes"
     timeout_s: float
 
@@ -180,14 +174,13 @@ class DevicesFound(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorsMissing(Event):
+class AcceleratorsMissing(Event, level=Level.WARNING):
     """Hosts reserve accelerators and found processors only.
 
     Attributes:
       reserved: for each host, such as `1 GPU`.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     hosts: tuple[int, ...]
     reserved: tuple[str, ...]
 
@@ -200,14 +193,13 @@ class AcceleratorsMissing(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorsIdle(Event):
+class AcceleratorsIdle(Event, level=Level.WARNING):
     """The cluster has accelerators, and hosts reserve none.
 
     Attributes:
       idle: such as `8 GPU`.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     idle: tuple[str, ...]
 
     def sentence(self) -> str:
@@ -218,23 +210,21 @@ class AcceleratorsIdle(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionRefused(Event):
+class ConnectionRefused(Event, level=Level.WARNING):
     """A host let a connection in that was no other host's, and refused it.
 
     Attributes:
       description: who came, and why they were refused.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = "{description}"
     description: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryWrong(Event):
+class MemoryWrong(Event, level=Level.ERROR):
     """Buckets of surviving hosts were not those of the commit after undo in memory; they were read from files."""
 
-    level: ClassVar[Level] = Level.ERROR
     template = (
         "{buckets} buckets of hosts that lived on did not have the digests of the commit after going back to it in "
         "memory. They were read from its files. Expected none. Look for a host with faulty memory, and report it if "
@@ -244,14 +234,13 @@ class MemoryWrong(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketsRefused(Event):
+class BucketsRefused(Event, level=Level.WARNING):
     """Buckets that hosts sent did not come, or were not those of the commit; they were read from files.
 
     Attributes:
       hosts: to which they were sent.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     buckets: int
     hosts: tuple[int, ...]
 

@@ -190,7 +190,7 @@ class ProgramsCompiled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSlow(Event):
+class HostSlow(Event, level=Level.WARNING):
     """A host worked much longer than the others for some windows.
 
     Attributes:
@@ -199,7 +199,6 @@ class HostSlow(Event):
       phase_s, others_phase_s: seconds of a window in it, here and the median of the others.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "host {host} is slow: {ratio:.1f} times the work time of the others, most of it in {phase} ({phase_s:.2f} s "
         "a window, the others {others_phase_s:.2f} s)"
@@ -220,7 +219,7 @@ class HostKeepsUp(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerBusy(Event):
+class OwnerBusy(Event, level=Level.WARNING):
     """Hosts request many more rows of one owner than of the others, which costs time. Only tables that are cut into
     buckets count.
 
@@ -231,7 +230,6 @@ class OwnerBusy(Event):
       held_buckets, num_buckets: of that table, those that it owns and all.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     host: int
     ratio: float
     rows: int
@@ -264,7 +262,7 @@ class OwnersEven(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdsAltered(Event):
+class IdsAltered(Event, level=Level.WARNING):
     """Ids outside the vocabulary of a table were dropped, clipped or hashed; told once a table.
 
     Attributes:
@@ -272,7 +270,6 @@ class IdsAltered(Event):
       invalid_ids: what happens to them: `drop`, `clip` or `hash`.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     table: str
     count: int
     invalid_ids: str
@@ -308,17 +305,16 @@ class TablesMeasured(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnUnknown(Event):
+class ColumnUnknown(Event, level=Level.WARNING):
     """No value of a column that has been read is in its vocabulary; told once a column."""
 
-    level: ClassVar[Level] = Level.WARNING
     flat: ClassVar[str] = "found"
     template = "{found}"
     found: UnknownColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowsPutAside(Event):
+class RowsPutAside(Event, level=Level.WARNING):
     """Malformed rows were left out.
 
     Attributes:
@@ -326,7 +322,6 @@ class RowsPutAside(Event):
       location: where they are listed.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = "{num_rows} malformed rows left out so far, listed in {location}"
     num_rows: int
     location: str

@@ -47,7 +47,7 @@ class RunOpened(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallbackFailed(Event):
+class CallbackFailed(Event, level=Level.WARNING):
     """A callback of the job raised, or did not come back in time; the run goes on. Told once for each error.
 
     Attributes:
@@ -56,7 +56,6 @@ class CallbackFailed(Event):
       trace: recorder of the exception, with its lines; empty for one that did not come back.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = "callback {callback} failed in {method}: {error}. The run goes on without what it did there.\n{trace}"
     callback: str
     method: str
@@ -65,14 +64,13 @@ class CallbackFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallbacksLeft(Event):
+class CallbacksLeft(Event, level=Level.WARNING):
     """The run has ended, but a callback has not come back; it is left behind.
 
     Attributes:
       untold: calls that no callback has heard.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "a callback has not come back within {waited_s:.0f} s of the end, and is left behind; {untold} calls were "
         "not made"
@@ -82,7 +80,7 @@ class CallbacksLeft(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkFailed(Event):
+class SinkFailed(Event, level=Level.WARNING):
     """A sink of measurements failed or was too slow; the run goes on. Told once for each error.
 
     Attributes:
@@ -90,7 +88,6 @@ class SinkFailed(Event):
       dropped: lines that it has missed for that.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = "measurements do not reach {sink}: {error}. The run goes on without; {dropped} lines were dropped"
     sink: str
     error: str
@@ -128,10 +125,9 @@ class FilesInOrder(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchNotFilled(Event):
+class BatchNotFilled(Event, level=Level.WARNING):
     """A batch is larger than the data, so that an epoch is one step, and the rest of the batch is padding."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "batch_size is {batch_size:,} and the data has {num_samples:,} samples, so an epoch is one step, filled up "
         "with padding. Lower batch_size, or see whether all of the data is there"
@@ -141,10 +137,9 @@ class BatchNotFilled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RatesWithoutStep(Event):
+class RatesWithoutStep(Event, level=Level.WARNING):
     """Learning rates of tables are functions that do not take the step. What they count themselves is in no commit."""
 
-    level: ClassVar[Level] = Level.WARNING
     tables: tuple[str, ...]
 
     def sentence(self) -> str:
@@ -157,7 +152,7 @@ class RatesWithoutStep(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroupsShared(Event):
+class RowGroupsShared(Event, level=Level.WARNING):
     """Lanes share large row groups, and each of them decodes a whole one for its part of the rows.
 
     Attributes:
@@ -165,7 +160,6 @@ class RowGroupsShared(Event):
       num_columns: number of columns that are read of each row.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "{num_rows:,} rows of {num_columns:,} columns lie in {num_row_groups} row groups or blocks, and each of "
         "{num_lanes} lanes decodes a whole one for its part of it, which takes time. Write the data with row "
@@ -209,7 +203,7 @@ class GenerationStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationLost(Event):
+class GenerationLost(Event, level=Level.WARNING):
     """A fault ended a generation.
 
     Attributes:
@@ -219,7 +213,6 @@ class GenerationLost(Event):
       base_step: to which the next generation goes back.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = "fault: {cause}"
     generation: int
     cause: str
@@ -278,19 +271,17 @@ class HostsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SurvivorsDropped(Event):
+class SurvivorsDropped(Event, level=Level.WARNING):
     """The hosts that lived on are not used; all processes are started anew."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = "the hosts that lived on are ended and all processes are started anew: {reason}"
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersKilled(Event):
+class WorkersKilled(Event, level=Level.WARNING):
     """Workers did not leave in order at the end of the run. All was committed by then."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = "workers were ended without leaving in order: {reason}"
     reason: str
 
@@ -311,14 +302,13 @@ class WarmStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionsDiffer(Event):
+class VersionsDiffer(Event, level=Level.WARNING):
     """The commit to start from was written by other versions.
 
     Attributes:
       versions: by package, that of the commit and that of now.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     commit: str
     versions: Mapping[str, tuple[str | None, str]]
 
@@ -341,7 +331,7 @@ class SettingsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataFilesChanged(Event):
+class DataFilesChanged(Event, level=Level.WARNING):
     """Data files, or what the job makes of their columns, are others from `step` on, which was accepted.
 
     Attributes:
@@ -349,7 +339,6 @@ class DataFilesChanged(Event):
       shown: the first of them, in words.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = "the input changed, accepted from step {step} on: {shown}"
     step: int
     changes: tuple[str, ...]
@@ -357,10 +346,9 @@ class DataFilesChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputRecordDamaged(Event):
+class InputRecordDamaged(Event, level=Level.WARNING):
     """A record of the run's data files is damaged and ignored."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = "a record of the run's data files is damaged and ignored: {file} ({found})"
     file: str
     found: str
@@ -377,10 +365,9 @@ class InputRecordRewritten(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeaningRecorded(Event):
+class MeaningRecorded(Event, level=Level.WARNING):
     """What the rows of an older run mean was not recorded. It is from now on, as the job has it."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "an older version began this run and did not record how values become rows. {file} has it from now on, as the "
         "job says it today: whether that was changed before is not known"
@@ -389,10 +376,9 @@ class MeaningRecorded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeaningUnknown(Event):
+class MeaningUnknown(Event, level=Level.WARNING):
     """What the rows mean that a run begins from is not recorded, so they are not compared with those of the job."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "the run in {location} has no record of how values become rows, so it is not compared with the job. Tables "
         "without names are matched by their position: see to it that columns, vocabularies and salts are the same"
@@ -401,7 +387,7 @@ class MeaningUnknown(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccumulatorKept(Event):
+class AccumulatorKept(Event, level=Level.WARNING):
     """The job's `initial_accumulator_value` is not the one that the run keeps.
 
     Attributes:
@@ -409,7 +395,6 @@ class AccumulatorKept(Event):
       kept: the one that it began with.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "the job has initial_accumulator_value={found:g}, which changes nothing: the run keeps the {kept:g} that it "
         "began with"
@@ -419,10 +404,9 @@ class AccumulatorKept(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoliciesIgnored(Event):
+class PoliciesIgnored(Event, level=Level.WARNING):
     """The record of which commits stay is damaged; all stay, unless flags say otherwise."""
 
-    level: ClassVar[Level] = Level.WARNING
     template = (
         "the record of which commits stay is damaged and ignored: {file} ({found}). All commits stay, unless flags "
         "say otherwise (--keep, --keep-every, --keep-best)"

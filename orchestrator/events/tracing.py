@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from podembed.orchestrator.api.text import format_bytes
 from podembed.orchestrator.events.event import Event, Level
@@ -65,7 +64,7 @@ class TraceWritten(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceCut(Event):
+class TraceCut(Event, level=Level.WARNING):
     """Fewer steps will be traced than were asked.
 
     Attributes:
@@ -73,7 +72,6 @@ class TraceCut(Event):
       first_step, last_step: first step and last step that will be traced; the last one will not.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = "the trace of steps {asked} begins at step {first_step} and ends before step {last_step}: {reason}"
     asked: str
     first_step: int
@@ -82,14 +80,13 @@ class TraceCut(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceLost(Event):
+class TraceLost(Event, level=Level.WARNING):
     """There is no trace of steps that were to be traced. Training is as without it.
 
     Attributes:
       asked: the steps that were asked, such as `20:25`.
     """
 
-    level: ClassVar[Level] = Level.WARNING
     template = "NO TRACE of steps {asked}: {reason}. Training is as without it"
     asked: str
     reason: str
