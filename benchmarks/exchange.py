@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from podembed.workers.mesh.mesh import Mesh, MeshIdentity, Tag
+from podembed.workers.mesh.frames import Tag
+from podembed.workers.mesh.handshake import MeshIdentity
+from podembed.workers.mesh.mesh import Mesh
 
 _SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20, 50_000_000)
 _TIMEOUT_S = 60.0

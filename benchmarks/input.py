@@ -32,7 +32,8 @@ from benchmarks.measuring import tune_allocator
 from benchmarks.workload import NUM_DENSE, Batches, Workload, make_batches, workload
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 
 GROUPS_PER_FILE = 4
 DENSE = tuple(f"i{at}" for at in range(NUM_DENSE))

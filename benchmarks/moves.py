@@ -40,7 +40,8 @@ from podembed.workers.checkpoint.files import assemble_table, write_buckets, wri
 from podembed.workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
 from podembed.workers.host.survivors.moves import BucketExchange  # noqa: E402
 from podembed.workers.host.survivors.surviving_shard import SurvivingShard  # noqa: E402
-from podembed.workers.mesh.mesh import Mesh, MeshIdentity  # noqa: E402
+from podembed.workers.mesh.handshake import MeshIdentity  # noqa: E402
+from podembed.workers.mesh.mesh import Mesh  # noqa: E402
 from podembed.workers.storage.store import Store  # noqa: E402
 
 DIM = 16

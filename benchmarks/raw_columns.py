@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 from benchmarks.measuring import tune_allocator
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 
 SIZE = 100_000
 BATCH_SIZE, LANES = 4096, 4

@@ -15,18 +15,11 @@ import numpy as np
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.verification import require_metadata
+from podembed.workers.checkpoint.arrays import DenseFile, read_dense
 from podembed.workers.checkpoint.checkpoint_files import ArrayFiles, TableFiles
 from podembed.workers.checkpoint.chunks import CRC_BYTES, ChunkDamaged, first_byte
-from podembed.workers.checkpoint.deltas import read_part, read_slice
-from podembed.workers.checkpoint.files import (
-    DeltaPart,
-    DenseFile,
-    describe_bucket,
-    naming_changes,
-    read_bucket,
-    read_bucket_array,
-    read_dense,
-)
+from podembed.workers.checkpoint.deltas import DeltaPart, read_part, read_slice
+from podembed.workers.checkpoint.files import describe_bucket, naming_changes, read_bucket, read_bucket_array
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.storage_errors import NameNotFound, WrongSize
 from podembed.workers.storage.store import Store

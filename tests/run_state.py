@@ -6,7 +6,8 @@ import numpy as np
 
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.manifest import Manifest
-from podembed.workers.checkpoint.files import read_bucket, read_dense
+from podembed.workers.checkpoint.arrays import read_dense
+from podembed.workers.checkpoint.files import read_bucket
 from podembed.workers.storage.store import Store
 
 

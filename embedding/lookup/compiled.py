@@ -14,9 +14,9 @@ import numpy as np
 from podembed.embedding.kernels.bag_frames import BAGS, SPLITS, find_pieces
 from podembed.embedding.kernels.crew import ONE_THREAD, column_parts
 from podembed.embedding.kernels.grouped import group_by_row, select_part
-from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
+from podembed.embedding.kernels.ids import num_hash_slots, row_of_each_id, unique_ids
 from podembed.embedding.kernels.many_tables import BagLists, group_bags, resolve_dense
-from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradients
+from podembed.embedding.kernels.pool import pool, sum_gradients
 from podembed.embedding.kernels.requests import (
     find_marked_bags,
     find_marked_rows,
@@ -28,21 +28,6 @@ from podembed.embedding.kernels.row_numbers import copy_keys, route, route_bags,
 from podembed.embedding.table.stores.store import PooledFeature
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-
-__all__ = [
-    "compile_kernels",
-    "find_marked_bags",
-    "find_marked_rows",
-    "gather",
-    "gather_to",
-    "merge",
-    "num_hash_slots",
-    "pool",
-    "route",
-    "row_of_each_id",
-    "sum_gradients",
-    "unique_ids",
-]
 
 
 def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None:

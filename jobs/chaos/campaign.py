@@ -14,7 +14,7 @@ from podembed.jobs.chaos.round import Campaign
 from podembed.jobs.chaos.schedule import RunShape
 from podembed.jobs.search_path import current_folder, new_process
 from podembed.jobs.synthetic import DEFAULT_FOLDER as SYNTHETIC_FOLDER
-from podembed.workers.input.reader import build_index
+from podembed.workers.input.index import build_index
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, table_specs

@@ -29,7 +29,8 @@ from podembed.jobs.supervise.supervision import look_at_child, supervise
 from podembed.orchestrator.api.run_errors import EXIT_STOPPED
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.lease_files import read_head
-from podembed.workers.faults.inject import FaultPlan, FaultRecord
+from podembed.workers.faults.inject import FaultRecord
+from podembed.workers.faults.plan import FaultPlan
 from podembed.workers.liveness.process_statistics import read_statistics
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store

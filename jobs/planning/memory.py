@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from podembed.embedding.lookup.compiled import num_hash_slots
+from podembed.embedding.kernels.ids import num_hash_slots
 from podembed.orchestrator.api.text import columns, format_bytes, printable
 from podembed.orchestrator.decisions.table_plan import PlacementPlan
 from podembed.orchestrator.planning.traffic import TableTraffic

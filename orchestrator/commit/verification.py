@@ -10,10 +10,11 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from podembed.orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, delta_files, to_json
+from podembed.workers.checkpoint.arrays import DenseFile, read_dense
 from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.chunks import ChunkDamaged, IndexDamaged, check_file_index, crc32c
-from podembed.workers.checkpoint.files import DenseFile, check_with_changes, read_base_array, read_dense
+from podembed.workers.checkpoint.files import check_with_changes, read_base_array
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 

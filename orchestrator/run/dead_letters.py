@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from podembed.orchestrator.api.run_errors import DataFailed
 from podembed.workers.data.bad_rows import BadRow, too_many
-from podembed.workers.input.reader import InputIndex
+from podembed.workers.input.index import InputIndex
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 

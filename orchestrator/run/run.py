@@ -22,7 +22,8 @@ from podembed.orchestrator.commit.run_record import RunRecord
 from podembed.orchestrator.run.beginning import Beginning, open_beginning
 from podembed.orchestrator.run.meaning import MeaningRecord, meaning_of
 from podembed.orchestrator.run.reference import newest_commit
-from podembed.workers.input.reader import InputIndex, LanePlan
+from podembed.workers.input.index import InputIndex
+from podembed.workers.input.lanes import LanePlan
 from podembed.workers.input.sources import job_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference

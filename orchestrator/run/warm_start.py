@@ -17,8 +17,8 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import columns
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.run.meaning import MeaningRecord, changes_of_dense_input, changes_of_table
+from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
-from podembed.workers.checkpoint.files import DenseFile
 from podembed.workers.host.warm_start import TableStart
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 

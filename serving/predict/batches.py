@@ -13,8 +13,9 @@ from podembed.serving.predict.pooled_rows import FoundIds, LookedUp, PooledRows
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.config import InputData
+from podembed.workers.input.index import InputIndex
+from podembed.workers.input.lanes import LanePlan
 from podembed.workers.input.read_ahead import StepReader
-from podembed.workers.input.reader import InputIndex, LanePlan
 from podembed.workers.input.sources import open_reader
 
 WINDOW_BYTES = 256 << 20

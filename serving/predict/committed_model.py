@@ -23,9 +23,10 @@ from podembed.orchestrator.run.input_record import read_input
 from podembed.orchestrator.run.job_settings import arguments_of
 from podembed.orchestrator.run.meaning import changes_of_scoring, meaning_of
 from podembed.orchestrator.run.reference import CommittedState, open_commit, open_run_store, split_reference
+from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.chunks import ChunkDamaged
-from podembed.workers.checkpoint.files import read_bucket_array, read_dense
+from podembed.workers.checkpoint.files import read_bucket_array
 from podembed.workers.device.gang_errors import GangError, looking_for
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference

@@ -18,7 +18,7 @@ from podembed.serving.predict.trained_kinds import index_as_trained
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.config import InputData
 from podembed.workers.input.index import InputIndex
-from podembed.workers.input.reader import LanePlan
+from podembed.workers.input.lanes import LanePlan
 from podembed.workers.job.job import JobConfig
 
 GROUP_ROWS = 65_536

@@ -12,7 +12,6 @@ from tests.architecture.test_imports import ANNEXES, CORE, FLOORS, MODULES, ROOT
 
 FEW_LINES = 80
 ONE_RULE = "one row optimizer a file"
-LARGE = "a subject of its own, beside one of the largest files"
 # Files of the core below `FEW_LINES` that one other file imports, and why they stay alone.
 LONELY = {
     "embedding/row_optimizers/adagrad.py": ONE_RULE,
@@ -20,7 +19,6 @@ LONELY = {
     "embedding/row_optimizers/sgd.py": ONE_RULE,
     "orchestrator/cluster/agent_ports.py": "its importer is a program, which begins to work when it is imported",
     "orchestrator/cluster/marked_processes.py": "what it knows of the process table is nobody else's business",
-    "workers/checkpoint/spoilt_rows.py": LARGE,
     "workers/device/waiting_threads.py": "what it knows of the threads of XLA is nobody else's business",
     "workers/faults/updates.py": "faults stay apart from what they strike",
     "workers/model/haiku_model.py": "one framework a file, imported with that framework alone",

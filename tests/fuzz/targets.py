@@ -24,7 +24,8 @@ from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData, InputData, NpyData
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputIndex, InputReader, build_index, training_plan
+from podembed.workers.input.index import InputIndex, build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly, seal, unseal
 from tests.batches import joined
 from tests.workers.formats.parquet_sets import declaration, table_of

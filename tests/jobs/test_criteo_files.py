@@ -15,7 +15,8 @@ from podembed.jobs.criteo_files import prepare_files
 from podembed.jobs.text.criteo import CriteoTextError
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 
 
 def text_lines(count: int, *, num_integers: int = 13) -> list[str]:

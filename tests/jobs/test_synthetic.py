@@ -10,7 +10,8 @@ import pytest
 from podembed.jobs.finished_folder import FolderError
 from podembed.jobs.synthetic import NUM_DENSE, VOCABULARY_SIZES, SyntheticSet, SyntheticSpec, write_synthetic
 from podembed.workers.data.batch import Batch
-from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, evaluation_plan
 from podembed.workers.job.quality import area_under_curve
 from tests.batches import joined
 

@@ -28,7 +28,8 @@ from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.input.index import InputIndex
-from podembed.workers.input.reader import LanePlan, training_plan
+from podembed.workers.input.lanes import LanePlan
+from podembed.workers.input.reader import training_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import table_specs
 

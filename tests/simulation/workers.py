@@ -22,8 +22,10 @@ import numpy as np
 from podembed.embedding.lookup.activation_layout import ActivationLayout
 from podembed.embedding.table.table import Table
 from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.background_save import BackgroundSave
-from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles, read_dense, write_dense
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
+from podembed.workers.checkpoint.shard import ShardReceipt, read_dense, write_dense
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from podembed.workers.device.shared_memory import ChannelLayout, ChannelLost, ChannelTimeout, Invitation
 from podembed.workers.host.generation import HostGeneration

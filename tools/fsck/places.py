@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
-from podembed.workers.checkpoint.files import DenseFile, describe_changes, describe_file
+from podembed.workers.checkpoint.files import describe_changes, describe_file
 
 
 def places_of(tables: Iterable[TableFiles], dense: Iterable[DenseFile]) -> dict[str, str]:

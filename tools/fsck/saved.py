@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from podembed.orchestrator.api.text import columns, format_bytes, plural, printable
 from podembed.orchestrator.commit.verification import Damage, file_damages
 from podembed.tools.fsck.places import places_of
+from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
-from podembed.workers.checkpoint.files import DenseFile
 from podembed.workers.stepwise.checkpoint import read_checkpoint
 from podembed.workers.stepwise.saved_index import CHECKPOINT_FILE, INDEX_FILE, read_index
 from podembed.workers.storage.store import Store

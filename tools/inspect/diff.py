@@ -18,9 +18,10 @@ from podembed.orchestrator.api.text import columns, number, printable
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.run.reference import CommittedState
 from podembed.tools.inspect.row_difference import RowDifference, absolute_differences, differing
+from podembed.workers.checkpoint.arrays import DenseFile, read_dense
 from podembed.workers.checkpoint.bucket_overlap import Cut, overlap, partners
 from podembed.workers.checkpoint.checkpoint_files import ArrayFiles, TableFiles
-from podembed.workers.checkpoint.files import DenseFile, read_bucket_array, read_dense
+from podembed.workers.checkpoint.files import read_bucket_array
 from podembed.workers.storage.store import Store
 
 _INFORMATION = ("run_id", "generation", "hosts")

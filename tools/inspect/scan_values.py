@@ -13,8 +13,9 @@ import numpy as np
 
 from podembed.orchestrator.api.text import printable
 from podembed.orchestrator.run.reference import CommittedState
+from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
-from podembed.workers.checkpoint.files import read_bucket, read_dense
+from podembed.workers.checkpoint.files import read_bucket
 from podembed.workers.storage.store import Store
 
 MAX_SHOWN = 5

@@ -27,11 +27,13 @@ from types import MappingProxyType
 import numpy as np
 
 from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.deltas import PART_BYTES
 from podembed.workers.checkpoint.file_threads import NUM_THREADS, FileThreads
 from podembed.workers.checkpoint.frozen_rows import FrozenRows, SaveStalled
 from podembed.workers.checkpoint.save_pace import FILE_AS_BYTES, SavePace
-from podembed.workers.checkpoint.shard import RowsSpoilt, ShardReceipt, TableFiles, write_shard, write_shard_delta
+from podembed.workers.checkpoint.shard import ShardReceipt, write_shard, write_shard_delta
+from podembed.workers.checkpoint.spoilt_rows import RowsSpoilt
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.storage.store import Store

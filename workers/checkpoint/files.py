@@ -29,44 +29,11 @@ from podembed.workers.checkpoint.checkpoint_files import (
     TablePlan,
     WrittenBuckets,
 )
-from podembed.workers.checkpoint.chunks import (
-    ChunkDamaged,
-    read_chunk,
-    read_chunks,
-    write_array_metadata,
-    write_chunks,
-)
+from podembed.workers.checkpoint.chunks import ChunkDamaged, read_chunk, read_chunks, write_array_metadata, write_chunks
 from podembed.workers.checkpoint.deltas import DeltaFiles, DeltaPart, read_changes
 from podembed.workers.checkpoint.digest import DIGEST_BYTES, Digests, bucket_digest
 from podembed.workers.checkpoint.zarr_metadata import dtype_name
 from podembed.workers.storage.store import Store
-
-__all__ = [
-    "DeltaFiles",
-    "DeltaPart",
-    "DenseFile",
-    "assemble_delta",
-    "assemble_table",
-    "check_digest",
-    "check_with_changes",
-    "describe_changes",
-    "describe_file",
-    "digest_of",
-    "digests_of",
-    "has_digest",
-    "naming_changes",
-    "read_base_array",
-    "read_base_bucket",
-    "read_bucket",
-    "read_bucket_array",
-    "read_dense",
-    "read_file_buckets",
-    "safe_segment",
-    "split_buckets",
-    "write_buckets",
-    "write_dense",
-    "write_table_metadata",
-]
 
 
 def write_table_metadata(store: Store, plan: TablePlan) -> tuple[ArrayFiles, ...]:

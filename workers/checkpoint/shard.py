@@ -18,6 +18,7 @@ import numpy as np
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint import files as checkpoint_files
+from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.checkpoint_files import (
     ArrayFiles,
     BucketReceipt,
@@ -26,30 +27,12 @@ from podembed.workers.checkpoint.checkpoint_files import (
     WrittenBuckets,
 )
 from podembed.workers.checkpoint.chunks import chunk_bytes
-from podembed.workers.checkpoint.deltas import PartWriter, read_part
+from podembed.workers.checkpoint.deltas import DeltaFiles, DeltaPart, PartWriter, read_part
 from podembed.workers.checkpoint.digest import Digests
 from podembed.workers.checkpoint.file_threads import FileThreads
-from podembed.workers.checkpoint.files import DeltaFiles, DeltaPart, DenseFile, split_buckets
-from podembed.workers.checkpoint.spoilt_rows import RowsSpoilt, SpoiltRows, require_numbers
+from podembed.workers.checkpoint.files import split_buckets
+from podembed.workers.checkpoint.spoilt_rows import SpoiltRows, require_numbers
 from podembed.workers.storage.store import Store
-
-__all__ = [
-    "BucketView",
-    "CheckpointMismatch",
-    "DenseFile",
-    "FrozenView",
-    "RowsSpoilt",
-    "ShardReceipt",
-    "SpoiltRows",
-    "TableFiles",
-    "check_table",
-    "read_dense",
-    "read_shard",
-    "table_plan",
-    "write_dense",
-    "write_shard",
-    "write_shard_delta",
-]
 
 
 class CheckpointMismatch(ValueError):

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.save_pace import SavePace
-from podembed.workers.checkpoint.shard import CheckpointMismatch, DenseFile, read_dense, write_dense
+from podembed.workers.checkpoint.shard import CheckpointMismatch, read_dense, write_dense
 from podembed.workers.crew import ThreadCrew
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
 from podembed.workers.device.dense_half import OtherPrecision
@@ -29,7 +30,8 @@ from podembed.workers.device.gang import join_gang, leave_gang, make_cpu_devices
 from podembed.workers.device.measures.jax_profile import JaxProfile
 from podembed.workers.device.model_step import DenseStateError, DeviceOptions, DeviceWindow, DeviceWorker
 from podembed.workers.device.shared_memory import ChannelEnd, Invitation
-from podembed.workers.faults.inject import FaultPlan, FaultPoints
+from podembed.workers.faults.inject import FaultPoints
+from podembed.workers.faults.plan import FaultPlan
 from podembed.workers.faults.storage import with_faults
 from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.progress import Phase, Progress, Recorded, Stopwatch, Tracker

@@ -23,27 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podembed.workers.faults.plan import (
-    ACTIONS,
-    ERRORS,
-    POINTS,
-    PROCESS_ACTIONS,
-    Fault,
-    FaultPlan,
-    FaultPlanError,
-)
+from podembed.workers.faults.plan import ERRORS, PROCESS_ACTIONS, Fault, FaultPlan
 from podembed.workers.storage.strict_json import canonical_bytes
-
-__all__ = [
-    "ACTIONS",
-    "POINTS",
-    "Fault",
-    "FaultPlan",
-    "FaultPlanError",
-    "FaultPoints",
-    "FaultRecord",
-    "ProcessActs",
-]
 
 
 class HttpError(Exception):

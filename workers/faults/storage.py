@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from podembed.workers.faults.inject import Fault, FaultPoints, HttpError, flipped
+from podembed.workers.faults.inject import FaultPoints, HttpError, flipped
+from podembed.workers.faults.plan import Fault
 from podembed.workers.storage.local import Unsynced
 from podembed.workers.storage.store import Files, Store
 from podembed.workers.storage.transfer import Buffer

@@ -28,7 +28,8 @@ from podembed.workers.host.windows import Windows
 from podembed.workers.job.tables import device_tables
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.mesh.mesh import Mesh, MeshIdentity
+from podembed.workers.mesh.handshake import MeshIdentity
+from podembed.workers.mesh.mesh import Mesh
 
 # A survivor of a fault that is still reading input after so long is not waited for.
 LEAVE_TIMEOUT_S = 5.0

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from podembed.workers.checkpoint.shard import ShardReceipt, TableFiles
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
+from podembed.workers.checkpoint.shard import ShardReceipt
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.generation import HostGeneration
 from podembed.workers.host.shard import Survivor

@@ -14,8 +14,7 @@ import numpy as np
 
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.background_save import BackgroundSave
-from podembed.workers.checkpoint.checkpoint_files import buckets_per_file
-from podembed.workers.checkpoint.shard import TableFiles
+from podembed.workers.checkpoint.checkpoint_files import TableFiles, buckets_per_file
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.faults.updates import arm_updates
 from podembed.workers.host.spec import HostSpec

@@ -25,18 +25,8 @@ from podembed.workers.data.files import unreadable
 from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.input_files import RowGroup
 from podembed.workers.formats.registry import OpenedFile, open_file
-from podembed.workers.input.index import InputIndex, build_index, check_unchanged, read_vocabularies
+from podembed.workers.input.index import InputIndex, check_unchanged, read_vocabularies
 from podembed.workers.input.lanes import EpochOrder, LanePiece, LanePlan
-
-__all__ = [
-    "InputError",
-    "InputIndex",
-    "InputReader",
-    "LanePlan",
-    "build_index",
-    "evaluation_plan",
-    "training_plan",
-]
 
 MAX_OPEN_FILES = 64
 # Rows that are put into the order of steps at once. Putting lanes together has a fixed cost of some hundred

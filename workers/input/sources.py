@@ -22,10 +22,10 @@ from podembed.workers.input.candidates import (
     interactions_of,
     samplers_of,
 )
-from podembed.workers.input.index import InputIndex, check_alike
+from podembed.workers.input.index import InputIndex, build_index, check_alike
 from podembed.workers.input.lanes import LanePlan
 from podembed.workers.input.read_ahead import StepReader
-from podembed.workers.input.reader import InputReader, build_index, evaluation_plan, training_plan
+from podembed.workers.input.reader import InputReader, evaluation_plan, training_plan
 from podembed.workers.job.job import JobConfig
 
 

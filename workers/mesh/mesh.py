@@ -15,47 +15,15 @@ from collections.abc import Callable, Collection, Sequence
 
 from podembed.workers.descriptors import require_for_host
 from podembed.workers.faults.frames import Spoil
-from podembed.workers.mesh.active_exchange import (
-    AbortSignal,
-    ActiveExchange,
-    ExchangeStatistics,
-    Outgoing,
-    views_of,
-)
-from podembed.workers.mesh.frames import Farewell, Tag, size_of
+from podembed.workers.mesh.active_exchange import AbortSignal, ActiveExchange, ExchangeStatistics, Outgoing, views_of
+from podembed.workers.mesh.frames import Farewell, size_of
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.link import Link, LinkPoll, LinkRules, Receive, farewell_for, new_stage
 from podembed.workers.mesh.link_silence import NOTABLE_S, silence_s
 from podembed.workers.mesh.listening import Address, Refusal, Refusals, open_listener
-from podembed.workers.mesh.mesh_errors import (
-    ExchangeTimeout,
-    FrameError,
-    HandshakeRefused,
-    MeshAborted,
-    MeshBroken,
-    MeshConnectTimeout,
-    MeshError,
-    MeshUsageError,
-    PeerLost,
-)
+from podembed.workers.mesh.mesh_errors import MeshAborted, MeshBroken, MeshUsageError
 from podembed.workers.mesh.setup import MeshSetup
 from podembed.workers.tracing.recorder import Recorder
-
-__all__ = [
-    "ExchangeStatistics",
-    "ExchangeTimeout",
-    "FrameError",
-    "HandshakeRefused",
-    "Mesh",
-    "MeshAborted",
-    "MeshBroken",
-    "MeshConnectTimeout",
-    "MeshError",
-    "MeshIdentity",
-    "MeshUsageError",
-    "PeerLost",
-    "Tag",
-]
 
 
 class Mesh:

@@ -17,8 +17,8 @@ from podembed.orchestrator.commit.manifest.value import (
     delta_files,
     parse_commit_name,
 )
+from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.checkpoint_files import ArrayFiles, ChunkFile, TableFiles
-from podembed.workers.checkpoint.files import DenseFile
 
 __all__ = [
     "FORMAT_VERSION",

@@ -9,17 +9,12 @@ from collections import Counter
 import numpy as np
 
 from podembed.orchestrator.api.text import plural
-from podembed.orchestrator.commit.manifest.value import (
-    READABLE_VERSIONS,
-    Manifest,
-    delta_files,
-    parse_commit_name,
-)
+from podembed.orchestrator.commit.manifest.value import READABLE_VERSIONS, Manifest, delta_files, parse_commit_name
+from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.checkpoint_files import ROWS, ChunkFiles, TableFiles
 from podembed.workers.checkpoint.chunks import CRC_BYTES, file_bytes
 from podembed.workers.checkpoint.deltas import problems_of
 from podembed.workers.checkpoint.digest import Digests
-from podembed.workers.checkpoint.files import DenseFile
 from podembed.workers.checkpoint.zarr_metadata import DTYPES, FLAT, NESTED
 from podembed.workers.storage.store import is_safe_name
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, overload
 
 import numpy as np
 
+from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
-from podembed.workers.checkpoint.files import DenseFile
 
 FORMAT_VERSION = 4
 # Version 1 had one bucket in each file, and version 2 named each file. Up to version 3 names of files were nested.

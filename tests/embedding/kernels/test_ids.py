@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.embedding.kernels.ids import chain_all_rows
-from podembed.embedding.lookup.compiled import merge, num_hash_slots, route, row_of_each_id, unique_ids
+from podembed.embedding.kernels.ids import chain_all_rows, merge, num_hash_slots, row_of_each_id, unique_ids
+from podembed.embedding.kernels.row_numbers import route
 from tests.embedding import reference
 from tests.long_tests import examples
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.kernels.arrays import aligned_empty, aligned_zeros
-from podembed.embedding.lookup.compiled import gather, pool, sum_gradients
+from podembed.embedding.kernels.pool import gather, pool, sum_gradients
 from tests.embedding import reference
 from tests.long_tests import examples
 

@@ -15,7 +15,8 @@ from podembed.jobs.prepare.settings import PrepareError
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION
 from podembed.workers.data.columns import DenseColumn
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from podembed.workers.job.job import JobError
 from podembed.workers.job.reference import JobReference
 from tests.click_logs import click_lines

@@ -15,7 +15,8 @@ import pytest
 
 from podembed import IdColumn, ParquetData, prepare_dataset
 from podembed.jobs.prepare.settings import PrepareError
-from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, evaluation_plan
 
 NUM_ROWS = 25
 

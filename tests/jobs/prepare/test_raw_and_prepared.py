@@ -14,7 +14,8 @@ from podembed.jobs.text.criteo import convert_criteo
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import CsvData, InputData, ParquetData
-from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, evaluation_plan
 from tests.click_logs import click_lines
 from tests.jobs.prepare.preparing import criteo_settings
 

@@ -19,7 +19,8 @@ from podembed.jobs.text.criteo_lines import CATEGORY_NAMES, FIELD_NAMES, INTEGER
 from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from tests.jobs.text.test_criteo_lines import line_with
 
 

@@ -15,7 +15,8 @@ from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, commit_file, commit_name
 from podembed.orchestrator.commit.run_record import open_or_create
-from podembed.workers.checkpoint.files import read_bucket, read_dense
+from podembed.workers.checkpoint.arrays import read_dense
+from podembed.workers.checkpoint.files import read_bucket
 from podembed.workers.storage import strict_json
 from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store

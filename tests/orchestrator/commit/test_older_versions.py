@@ -16,8 +16,9 @@ from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION, from_json, to_json
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.tools.inspect.compact import compact
+from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.checkpoint.checkpoint_files import TablePlan
-from podembed.workers.checkpoint.files import read_bucket, read_dense
+from podembed.workers.checkpoint.files import read_bucket
 from podembed.workers.checkpoint.zarr_metadata import FLAT, NESTED
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import seal

@@ -13,7 +13,8 @@ import pytest
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.manifest import Manifest, commit_file
 from podembed.orchestrator.commit.verification import verify
-from podembed.workers.checkpoint.files import read_dense, read_file_buckets
+from podembed.workers.checkpoint.arrays import read_dense
+from podembed.workers.checkpoint.files import read_file_buckets
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import seal

@@ -32,8 +32,9 @@ from podembed.orchestrator.events.event import Event
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.events.tracing import TraceWritten
+from podembed.workers.input.index import build_index
 from podembed.workers.input.lengths import bag_lengths
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.reader import InputReader, training_plan
 from podembed.workers.input.sources import job_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference

@@ -29,8 +29,8 @@ from podembed.tools.inspect.extract import extract
 from podembed.tools.inspect.inspect_run import describe
 from podembed.tools.inspect.inspect_run import render as render_run
 from podembed.tools.inspect.prune import prune
+from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.checkpoint.chunks import ChunkDamaged
-from podembed.workers.checkpoint.files import read_dense
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long

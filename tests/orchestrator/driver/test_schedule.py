@@ -14,7 +14,8 @@ import pytest
 from podembed.embedding.optimizers import SGD
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.device.model_step import DeviceWorker
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.tables import learning_rates, table_specs
 from tests.orchestrator.driver.test_equality import PlainJax

@@ -14,7 +14,8 @@ from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import COMMIT_EVERY, Killer, PlainJax, train_small

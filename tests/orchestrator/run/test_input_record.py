@@ -15,20 +15,16 @@ import pytest
 
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.run.input_change import InputChanged
-from podembed.orchestrator.run.input_record import (
-    check_order,
-    differences,
-    read_input,
-    record_change,
-    write_input,
-)
+from podembed.orchestrator.run.input_record import check_order, differences, read_input, record_change, write_input
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.run.run import OpenRun
 from podembed.tools.inspect.inspect_run import describe, render
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.extra_columns import IntegerColumn
-from podembed.workers.input.reader import InputIndex, LanePlan, build_index, training_plan
+from podembed.workers.input.index import InputIndex, build_index
+from podembed.workers.input.lanes import LanePlan
+from podembed.workers.input.reader import training_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store

@@ -21,7 +21,8 @@ from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.data.columns import DataConfigError
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import table_specs

@@ -25,7 +25,8 @@ from podembed.serving.predict.pooled_rows import PooledRows
 from podembed.serving.predict.predict import predict
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.data.columns import IdColumn
-from podembed.workers.input.reader import build_index, evaluation_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import evaluation_plan
 from podembed.workers.input.sources import open_reader
 from podembed.workers.job.job import JobConfig
 from tests.orchestrator.committed_tables import flip_byte

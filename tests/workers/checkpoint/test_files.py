@@ -10,13 +10,12 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podembed.workers.checkpoint.arrays import read_dense, safe_segment
 from podembed.workers.checkpoint.checkpoint_files import BucketReceipt, TableFiles, TablePlan, WrittenBuckets
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.files import (
     assemble_table,
     read_bucket,
-    read_dense,
-    safe_segment,
     write_buckets,
     write_dense,
     write_table_metadata,

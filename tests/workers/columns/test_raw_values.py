@@ -20,7 +20,8 @@ from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DataConfigError, IdColumn, Negatives
 from podembed.workers.data.config import CsvData, InputData, ParquetData
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputReader, build_index, evaluation_plan, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, evaluation_plan, training_plan
 from tests.workers.columns.test_decode import decode_block, orders
 
 SIZE = 60

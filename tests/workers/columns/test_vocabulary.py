@@ -14,7 +14,8 @@ from podembed.workers.columns.vocabulary import Vocabulary, load_vocabulary, tex
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, evaluation_plan
 
 words = st.text(st.characters(exclude_characters="\n\r\ufeff", exclude_categories=["Cs"]), min_size=1, max_size=20)
 

@@ -21,7 +21,8 @@ from podembed.jobs.text.blocks import blocks_of_lines
 from podembed.workers.data import files
 from podembed.workers.data.files import RangedFile, file_version, locate, open_ranges, read_whole
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from podembed.workers.storage.retry import RetryPolicy
 from podembed.workers.storage.storage_errors import StoreUnavailable
 from tests.workers.formats.parquet_sets import check_rows, declaration, table_of

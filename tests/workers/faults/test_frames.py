@@ -16,7 +16,8 @@ from podembed.workers.faults.frames import frame_spoiler
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.plan import Fault, FaultPlan
 from podembed.workers.mesh.frames import Tag, tag_name
-from podembed.workers.mesh.mesh import ExchangeTimeout, FrameError, Mesh, MeshError, PeerLost
+from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import ExchangeTimeout, FrameError, MeshError, PeerLost
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed, trade
 
 

@@ -23,7 +23,8 @@ from podembed.workers.data.input_errors import InputError
 from podembed.workers.formats import csv as csv_files
 from podembed.workers.formats import csv_records
 from podembed.workers.formats.csv_records import RecordScanner, record_ends
-from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, evaluation_plan
 from tests.batches import joined
 from tests.long_tests import examples
 

@@ -13,7 +13,8 @@ from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
 from podembed.workers.data.config import NpyData
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from tests.batches import joined
 
 NUM_ROWS = (17, 5)

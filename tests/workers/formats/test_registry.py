@@ -26,8 +26,8 @@ from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
 from podembed.workers.formats import registry
 from podembed.workers.formats.registry import SOURCES, version_of
 from podembed.workers.formats.source import Source
-from podembed.workers.input.index import check_unchanged
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index, check_unchanged
+from podembed.workers.input.reader import InputReader, training_plan
 from tests.batches import joined
 from tests.workers.formats.parquet_sets import assert_same
 

@@ -27,16 +27,11 @@ from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.files import assemble_table
 from podembed.workers.checkpoint.shard import CheckpointMismatch, table_plan
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.device.shared_memory import (
-    ChannelLost,
-    ChannelTimeout,
-    Invitation,
-    Record,
-    RecordKind,
-)
+from podembed.workers.device.shared_memory import ChannelLost, ChannelTimeout, Invitation, Record, RecordKind
 from podembed.workers.host.host import HostWorker
 from podembed.workers.host.spec import HostReady, HostSpec
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import table_specs
 from podembed.workers.mesh.mesh_errors import MeshError

@@ -14,7 +14,8 @@ from fsspec.config import conf
 
 from podembed.workers.data.files import filesystem_of
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from tests.processes import free_port
 from tests.workers.formats.parquet_sets import assert_same
 from tests.workers.input.test_order import write_files

@@ -21,7 +21,8 @@ from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData, InputData, NpyData, ParquetData
-from podembed.workers.input.reader import InputReader, build_index, evaluation_plan, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, evaluation_plan, training_plan
 from tests.batches import joined
 from tests.long_tests import examples
 from tests.workers.formats.parquet_sets import assert_same

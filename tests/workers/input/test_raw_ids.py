@@ -18,7 +18,8 @@ from podembed.workers.columns.id_columns import hashed_rows
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData, InputData, NpyData, ParquetData
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, evaluation_plan
 
 SIZE = 10_000
 INTEGERS = [0, -1, 7, 2**40, 2**63 - 1, -(2**63)]

@@ -16,19 +16,13 @@ from podembed.workers.columns.decode import Decoder
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DataConfigError
 from podembed.workers.data.config import ParquetData
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.formats.parquet import OpenedParquet
 from podembed.workers.input import reader as input_module
-from podembed.workers.input.index import describe_order
-from podembed.workers.input.reader import (
-    InputError,
-    InputIndex,
-    InputReader,
-    LanePlan,
-    build_index,
-    evaluation_plan,
-    training_plan,
-)
+from podembed.workers.input.index import InputIndex, build_index, describe_order
+from podembed.workers.input.lanes import LanePlan
+from podembed.workers.input.reader import InputReader, evaluation_plan, training_plan
 from tests.batches import joined
 from tests.long_tests import examples
 from tests.workers.formats.parquet_sets import assert_same, check_rows, table_of, write_set

@@ -25,7 +25,8 @@ from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import InputData, ParquetData
 from podembed.workers.data.input_errors import InputError
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from podembed.workers.storage.retry import RetryPolicy
 from podembed.workers.storage.storage_errors import StoreUnavailable
 from tests.ailing_proxy import AilingProxy, Fault, ailing_proxy

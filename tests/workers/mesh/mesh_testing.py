@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from podembed.workers.faults.frames import Spoil
-from podembed.workers.mesh.mesh import Mesh, MeshIdentity, Tag
+from podembed.workers.mesh.frames import Tag
+from podembed.workers.mesh.handshake import MeshIdentity
+from podembed.workers.mesh.mesh import Mesh
 
 TOKEN = bytes(range(32))
 LOCAL = "127.0.0.1"

@@ -16,17 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podembed.workers.mesh.frames import FrameHeader
-from podembed.workers.mesh.mesh import (
+from podembed.workers.mesh.frames import FrameHeader, Tag
+from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import (
     ExchangeTimeout,
     FrameError,
-    Mesh,
     MeshAborted,
     MeshBroken,
     MeshConnectTimeout,
     MeshError,
     PeerLost,
-    Tag,
 )
 from tests.workers.mesh.frame_proxy import Rewrite, proxied_pair
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade

@@ -13,7 +13,8 @@ import pytest
 
 from podembed.workers.mesh.handshake import MeshIdentity, dial
 from podembed.workers.mesh.listening import Refusals
-from podembed.workers.mesh.mesh import Mesh, MeshAborted, MeshConnectTimeout
+from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import MeshAborted, MeshConnectTimeout
 from podembed.workers.mesh.setup import HANDSHAKE_TIMEOUT_S, MeshSetup
 from tests.clock import FakeClock
 from tests.processes import wait_for

@@ -12,7 +12,8 @@ import pytest
 from podembed.workers.mesh import link_silence
 from podembed.workers.mesh import setup as connecting
 from podembed.workers.mesh.link_silence import ask_when_quiet, silence_s
-from podembed.workers.mesh.mesh import Mesh, MeshConnectTimeout
+from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import MeshConnectTimeout
 from tests.processes import wait_for
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, meshes
 

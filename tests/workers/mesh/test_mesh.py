@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podembed.workers.mesh import active_exchange
-from podembed.workers.mesh.mesh import Mesh, MeshBroken, MeshUsageError, PeerLost, Tag
+from podembed.workers.mesh.frames import Tag
+from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import MeshBroken, MeshUsageError, PeerLost
 from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from podembed.workers.mesh.mesh import (
+from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import (
     HandshakeRefused,
-    Mesh,
     MeshAborted,
     MeshBroken,
     MeshConnectTimeout,

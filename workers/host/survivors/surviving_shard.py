@@ -20,9 +20,10 @@ import numpy as np
 
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.file_threads import FileThreads
 from podembed.workers.checkpoint.files import has_digest
-from podembed.workers.checkpoint.shard import TableFiles, check_table, read_shard
+from podembed.workers.checkpoint.shard import check_table, read_shard
 from podembed.workers.checkpoint.undo import log_bytes
 from podembed.workers.host.survivors.moves import ROUND_BYTES, BucketExchange, Moved, Place
 from podembed.workers.liveness.memory import let_go
