@@ -1,6 +1,6 @@
 """`MeshExchange`: the exchange of a host's lookups over its mesh. Vectors have a module of their own.
 
-`IdExchange` says what every host requests of every other for one step, in one exchange, and what all must know of the
+Its `ids` says what every host requests of every other for one step, in one exchange, and what all must know of the
 step beforehand.
 
 A frame is int64. It begins with the weight of the sender's samples, the ways on which it would prefetch, and the
@@ -17,7 +17,6 @@ import numpy as np
 from podembed.embedding.lookup.exchange import Agreement
 from podembed.embedding.lookup.lookups import Lookups
 from podembed.embedding.lookup.steps import every_way
-from podembed.embedding.lookup.way import Way
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.mesh import Mesh
@@ -31,17 +30,19 @@ PREFETCH_RETRY_AT = 37
 _HEAD_WORDS = 2
 
 
-class IdExchange:
-    """The exchange of ids of one host.
+class MeshExchange(VectorExchange):
+    """`embedding.lookup.exchange.Exchange` between the hosts of a mesh. Mutated: the arrays of the lookups.
 
     Args:
-      ways: ways of its lookups.
+      mesh: connected to all other hosts.
+      wire_dtype: one of `workers.job.job.WIRE_DTYPES`.
+      timeout_s: longest wait for the others.
     """
 
-    def __init__(self, mesh: Mesh, ways: Sequence[Way], *, timeout_s: float) -> None:
-        self._mesh, self._ways, self._timeout_s = mesh, ways, timeout_s
+    def __init__(self, mesh: Mesh, lookups: Lookups, *, wire_dtype: str = "float32", timeout_s: float) -> None:
+        super().__init__(mesh, lookups.ways, wire_dtype=wire_dtype, timeout_s=timeout_s)
 
-    def exchange(
+    def ids(
         self, number: int, requests: Sequence[Any], *, weight: float, prefetches: int, levels: Sequence[int] = ()
     ) -> Agreement:
         """As of `Exchange.ids`.
@@ -50,7 +51,7 @@ class IdExchange:
           MeshError: a host is gone or silent.
           ValueError: a host sent something else.
         """
-        num_hosts, own, num_ways = self._mesh.identity.num_ranks, self._mesh.identity.rank, len(requests)
+        num_hosts, own, num_ways = self._mesh.identity.num_ranks, self._own, len(requests)
         levels_end = _HEAD_WORDS + len(levels)
         num_head = levels_end + num_ways
         head = np.empty((num_hosts, num_head), np.int64)
@@ -94,23 +95,3 @@ class IdExchange:
             prefetches=int(np.bitwise_or.reduce(heads[:, 1])),
             levels=tuple(heads[:, _HEAD_WORDS:levels_end].min(axis=0).tolist()),
         )
-
-
-class MeshExchange(VectorExchange):
-    """`embedding.lookup.exchange.Exchange` between the hosts of a mesh. Mutated: the arrays of the lookups.
-
-    Args:
-      mesh: connected to all other hosts.
-      wire_dtype: one of `workers.job.job.WIRE_DTYPES`.
-      timeout_s: longest wait for the others.
-    """
-
-    def __init__(self, mesh: Mesh, lookups: Lookups, *, wire_dtype: str = "float32", timeout_s: float) -> None:
-        super().__init__(mesh, lookups.ways, wire_dtype=wire_dtype, timeout_s=timeout_s)
-        self._ids = IdExchange(mesh, lookups.ways, timeout_s=timeout_s)
-
-    def ids(
-        self, number: int, requests: Sequence[Any], *, weight: float, prefetches: int, levels: Sequence[int] = ()
-    ) -> Agreement:
-        """As of `IdExchange.exchange`."""
-        return self._ids.exchange(number, requests, weight=weight, prefetches=prefetches, levels=levels)

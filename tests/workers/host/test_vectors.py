@@ -10,7 +10,7 @@ import pytest
 
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
 from podembed.embedding.lookup.streams import RowsRequest
-from podembed.workers.host.exchange import IdExchange
+from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag
 from tests.embedding.lookup import test_rows_way as test_lookup
@@ -108,9 +108,10 @@ class Wire:
 )
 def test_requests_that_contradict_their_counts_are_refused(planned, frame: np.ndarray, text: str) -> None:
     pod, prepared = planned
-    exchange = IdExchange(Wire(frame), pod.lookups[:1], timeout_s=1.0)  # type: ignore[arg-type]
+    lookups = SimpleNamespace(ways=pod.lookups[:1])
+    exchange = MeshExchange(Wire(frame), lookups, timeout_s=1.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=text):
-        exchange.exchange(1, [prepared], weight=1.0, prefetches=0)
+        exchange.ids(1, [prepared], weight=1.0, prefetches=0)
 
 
 @pytest.mark.parametrize("frame", [np.zeros(2, np.int64), np.array([0, 0, -1, 1, 5]), np.array([0, 0, 2, 0, 5])])
