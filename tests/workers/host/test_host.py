@@ -509,19 +509,3 @@ def test_no_thread_and_no_socket_stays(job: JobConfig, tmp_path: Path) -> None:
         hosts.all("restore", [(None,)] * 2)
         hosts.train(0, 2)
     assert {thread.ident for thread in threading.enumerate()} <= before
-
-
-def test_a_window_says_which_of_its_steps_were_beside_a_save(job: JobConfig, tmp_path: Path) -> None:
-    with pod(job, tmp_path, 2) as hosts:
-        hosts.all("restore", [(None,)] * 2)
-        assert [(one.steps.num_steps, one.steps.saving_steps) for one in hosts.train(0, 4)] == [(4, 0)] * 2
-        hosts.all("begin_save", [("s000000004-g00000003",)] * 2)
-        # Of the last step nothing counts, since it looks up none.
-        (one, _) = hosts.train(4, 8)
-        assert (one.steps.num_steps, one.steps.saving_steps) == (0, 3)
-        assert one.steps.saving_s > 0
-        hosts.all("write_save", [("s000000004-g00000003", False)] * 2)
-        (one, _) = hosts.train(8, 12)
-        assert (one.steps.num_steps, one.steps.saving_steps) == (4, 0)
-        assert one.steps.phase_s == one.phase_s
-        assert 0 < sum(one.steps.phase_s.values()) <= one.steps.seconds
