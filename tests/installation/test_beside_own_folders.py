@@ -67,6 +67,7 @@ def test_an_editable_install(clicks: str, tmp_path: Path) -> None:
 
 # A checkout without links, and an editable install of one with them, are in make test.
 @is_long
+@is_long
 def test_an_editable_install_of_a_clone_without_links(clicks: str, tmp_path: Path) -> None:
     python = environment(tmp_path / "env")
     checkout = copy_checkout(tmp_path / "checkout", with_links=False)
