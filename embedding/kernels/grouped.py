@@ -8,6 +8,7 @@ sweep and can ask for them ahead.
 from __future__ import annotations
 
 import numpy as np
+from numba import extending
 
 from podembed.embedding.kernels.arrays import plain
 from podembed.embedding.kernels.ids import HASH, bad_local_row
@@ -26,6 +27,22 @@ ROWS_PER_HASHED = 8
 ROWS_PER_COUNTED = 4
 
 
+def copy_entry(source, at, target, place):
+    """Copies the address of an entry, and its weight if it has one."""
+    raise NotImplementedError
+
+
+@extending.overload(copy_entry, inline="always")
+def _copy_entry_of(source, at, target, place):
+    def plain_entry(source, at, target, place):
+        target[place] = source[at]
+
+    def weighted(source, at, target, place):
+        target[place, 0], target[place, 1] = source[at, 0], source[at, 1]
+
+    return plain_entry if source.ndim == 1 else weighted
+
+
 def select_part(
     local_rows: np.ndarray,
     addresses: np.ndarray,
@@ -38,7 +55,7 @@ def select_part(
 
     Args:
       local_rows: int32 `[n]`.
-      addresses: int64 `[n]`.
+      addresses: int64 `[n]` or `[n, 2]`.
       part, num_parts: which part, and of how many: a power of two.
       out_rows, out_addresses: as the first two; receive the entries.
 
@@ -55,7 +72,7 @@ def _select_part(local_rows, addresses, part, mask, out_rows, out_addresses):
         # Written in any case, since a guess of the processor would be wrong half of the time.
         row = local_rows[i]
         out_rows[found] = row
-        out_addresses[found] = addresses[i]
+        copy_entry(addresses, i, out_addresses, found)
         found += np.int64(((np.int64(row) >> 4) & mask) == part)
     return found
 
@@ -76,12 +93,12 @@ def group_by_row(
 
     Args:
       local_rows: int32 `[n]`.
-      addresses: int64 `[n]`, of the gradient of each.
+      addresses: int64 `[n]`, of the gradient of each; `[n, 2]` with weights, see `kernels.updates`.
       marks: int32 `[number of local rows]`, all zero before and after.
 
     Returns:
       The distinct rows, int64 `[u]`, in an order that depends on the entries alone. Where the addresses of each begin,
-      and the end, int32 `[u + 1]`. The addresses of the gradients, int64 `[n]`.
+      and the end, int32 `[u + 1]`. The addresses of the gradients, as they were given.
 
     Raises:
       ValueError: a row is not one of the local rows.
@@ -90,7 +107,7 @@ def group_by_row(
     unique, starts, numbers, num_unique = _numbered(rows, marks)
     if num_unique < 0:
         raise bad_local_row(int(rows[-1 - num_unique]), len(marks))
-    grouped = np.empty(len(rows), np.int64)
+    grouped = np.empty_like(addresses)
     _lay_out_each(numbers, addresses, starts, grouped)
     return unique[:num_unique], starts[: num_unique + 1], grouped
 
@@ -206,5 +223,5 @@ def count_rows(rows, counts, unique, starts):
 def _lay_out_each(numbers, addresses, ends, grouped):
     for i in range(numbers.shape[0]):
         at = np.int64(numbers[i])
-        grouped[ends[at]] = addresses[i]
+        copy_entry(addresses, i, grouped, ends[at])
         ends[at] += 1

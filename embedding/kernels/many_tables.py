@@ -21,34 +21,51 @@ from podembed.embedding.kernels import grouped
 from podembed.embedding.kernels.arrays import plain
 from podembed.embedding.kernels.bag_frames import DIVISORS, NUM_BAGS, NUM_IDS, ROWS, SPLITS, WEIGHTS
 from podembed.embedding.kernels.ids import bad_local_row
-from podembed.embedding.kernels.pool import MEAN, pool_bags
+from podembed.embedding.kernels.pool import denominator, pool_bags
 from podembed.embedding.kernels.row_numbers import dense_row
 from podembed.embedding.kernels.row_vectors import columns_of, inlined, intrinsic, jit, load, splat, store, width_of
 
 SPLIT_BYTES = 8
-NUM_LIST_COLUMNS = 6
-_START, _STRIDE = 4, 5
+NUM_LIST_COLUMNS = 7
+_START, _STRIDE = 5, 6
 
 _COUNTED, _HASHED, _MARKED = 0, 1, 2
-_LINE, _MOST = 9, 5
+_LINE, _MOST = 10, 5
+_BITS_OF_ONE = np.int64(np.float32(1).view(np.int32))
+
+
+def _array_over(context, builder, array_type, address, shape):
+    array = context.make_array(array_type)(context, builder)
+    size_bytes = ir.Constant(shape[0].type, array_type.dtype.bitwidth // 8)
+    strides = [size_bytes]
+    for length in reversed(shape[1:]):
+        strides.insert(0, builder.mul(strides[0], length))
+    data = builder.inttoptr(address, array.data.type)
+    arrayobj.populate_array(array, data=data, shape=shape, strides=strides, itemsize=size_bytes, meminfo=None)
+    return array._getvalue()
 
 
 @intrinsic
 def array_at(typing_context, address, count, dtype):
     """An array over memory that is there already."""
-    item = dtype.instance_type
-    array_type = types.Array(item, 1, "C")
+    array_type = types.Array(dtype.instance_type, 1, "C")
 
     def generate(context, builder, sig, args):
-        array = context.make_array(array_type)(context, builder)
-        item_bytes = ir.Constant(args[1].type, item.bitwidth // 8)
-        data = builder.inttoptr(args[0], array.data.type)
-        arrayobj.populate_array(
-            array, data=data, shape=[args[1]], strides=[item_bytes], itemsize=item_bytes, meminfo=None
-        )
-        return array._getvalue()
+        return _array_over(context, builder, array_type, args[0], [args[1]])
 
     return array_type(types.int64, types.int64, dtype), generate
+
+
+@intrinsic
+def entries_at(typing_context, address, count, is_weighted):
+    """As `array_at`, the addresses of gradients: int64 `[count]`, or `[count, 2]` unless `is_weighted` is None."""
+    num_columns = 1 if isinstance(is_weighted, types.NoneType) else 2
+    array_type = types.Array(types.int64, num_columns, "C")
+
+    def generate(context, builder, sig, args):
+        return _array_over(context, builder, array_type, args[0], [args[1], ir.Constant(args[1].type, 2)][:num_columns])
+
+    return array_type(types.int64, types.int64, is_weighted), generate
 
 
 def pool_tables(
@@ -139,8 +156,8 @@ def _resolve_dense(keys, tables, asked, bad):
 def divide_gradients(
     dim: int, asked: np.ndarray, gradients: np.ndarray, combiners: np.ndarray, out: np.ndarray
 ) -> None:
-    """The gradients of bags without weights, each divided by the denominator of its bag, for many features of one
-    width.
+    """The gradients of bags, each divided by the denominator of its bag, for many features of one width; 0 where the
+    denominator is 0.
 
     Args:
       asked: int64 `[n, BAGS]`.
@@ -155,7 +172,9 @@ def divide_gradients(
 def _divide_gradients(width, dim, asked, gradients, combiners, out):
     step = columns_of(width)
     for at in range(asked.shape[0]):
-        num_bags, is_given = asked[at, NUM_BAGS], asked[at, DIVISORS] != 0
+        num_bags, num_ids, is_given = asked[at, NUM_BAGS], asked[at, NUM_IDS], asked[at, DIVISORS] != 0
+        is_weighted = asked[at, WEIGHTS] != 0
+        weights = array_at(asked[at, WEIGHTS], num_ids if is_weighted else 0, np.float32)
         splits = array_at(asked[at, SPLITS], num_bags + 1, np.int64)
         given = array_at(asked[at, DIVISORS], num_bags if is_given else 0, np.float32)
         source, target = (gradients[at, 0], gradients[at, 1]), (out[at, 0], out[at, 1])
@@ -163,11 +182,12 @@ def _divide_gradients(width, dim, asked, gradients, combiners, out):
             if is_given:
                 divisor = given[bag]
             else:
-                divisor = np.float32(max(splits[bag + 1] - splits[bag], 1))
-                if combiners[at] != MEAN:
-                    divisor = np.sqrt(divisor)
+                divisor = denominator(splits[bag], splits[bag + 1], weights, is_weighted, combiners[at])
             for column in range(0, dim, step):
-                store(target, bag, column, load(width, source, bag, column) / splat(width, divisor))
+                if divisor == 0:
+                    store(target, bag, column, splat(width, np.float32(0)))
+                else:
+                    store(target, bag, column, load(width, source, bag, column) / splat(width, divisor))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +195,7 @@ class BagLists:
     """Lists of bags, each with the matrix of its bags' gradients, in the order in which those are to be summed.
 
     Attributes:
-      lines: int64 `[p, 6]`, the first four columns of what is asked, then the matrix.
+      lines: int64 `[p, 7]`, the first five columns of what is asked, then the matrix.
       kept: arrays that they lie in.
     """
 
@@ -184,7 +204,10 @@ class BagLists:
 
     @staticmethod
     def of(
-        rows: Sequence[np.ndarray], row_splits: Sequence[np.ndarray], gradients: Sequence[tuple[int, int]]
+        rows: Sequence[np.ndarray],
+        row_splits: Sequence[np.ndarray],
+        gradients: Sequence[tuple[int, int]],
+        weights: Sequence[np.ndarray | None] | None = None,
     ) -> BagLists:
         """Lists in arrays of their own.
 
@@ -192,12 +215,14 @@ class BagLists:
           rows: of each list, int32.
           row_splits: of each list int64 `[B + 1]`, beginning with 0.
           gradients: of each list the matrix of its bags' gradients, as `kernels.arrays.matrix_of` gives it.
+          weights: of each list float32, what each row's gradient is multiplied by, or None; None if no list has any.
 
         Raises:
           ValueError: the bags do not have as many entries as there are rows.
         """
         kept, lines = [], np.zeros((len(rows), NUM_LIST_COLUMNS), np.int64)
-        for at, (own, splits, matrix) in enumerate(zip(rows, row_splits, gradients, strict=True)):
+        weights = weights or [None] * len(rows)
+        for at, (own, splits, matrix, factors) in enumerate(zip(rows, row_splits, gradients, weights, strict=True)):
             if splits[-1] != len(own):
                 raise ValueError(
                     f"Found {len(own)} rows in bags of {splits[-1]}. Expected as many. Pass the row splits of these "
@@ -205,27 +230,36 @@ class BagLists:
                 )
             own, splits = plain(own, np.int32), plain(splits, np.int64)
             kept += [own, splits]
-            lines[at] = own.ctypes.data, len(own), splits.ctypes.data, len(splits) - 1, *matrix
+            own_factors = 0
+            if factors is not None:
+                kept.append(plain(factors, np.float32))
+                own_factors = kept[-1].ctypes.data
+            lines[at] = own.ctypes.data, len(own), splits.ctypes.data, len(splits) - 1, own_factors, *matrix
         return BagLists(lines, kept)
 
     def entries(self) -> tuple[np.ndarray, np.ndarray]:
-        """int32 `[n]`, all rows, and int64 `[n]`, the address of the gradient of each."""
-        count = int(self.lines[:, NUM_IDS].sum())
-        rows, addresses = np.empty(count, np.int32), np.empty(count, np.int64)
+        """int32 `[n]`, all rows, and int64 `[n]`, the address of the gradient of each; `[n, 2]` if a list has weights,
+        see `kernels.updates`.
+        """
+        count, is_weighted = int(self.lines[:, NUM_IDS].sum()), bool(self.lines[:, WEIGHTS].any())
+        rows, addresses = np.empty(count, np.int32), np.empty((count, 1 + is_weighted), np.int64)
         _copy_entries(self.lines, rows, addresses)
-        return rows, addresses
+        return rows, addresses if is_weighted else addresses[:, 0]
 
 
 @jit
 def _copy_entries(lists, rows, addresses):
-    place = 0
+    place, is_weighted = 0, addresses.shape[1] > 1
     for at in range(lists.shape[0]):
         given = array_at(lists[at, ROWS], lists[at, NUM_IDS], np.int32)
         splits = array_at(lists[at, SPLITS], lists[at, NUM_BAGS] + 1, np.int64)
+        weights = array_at(lists[at, WEIGHTS], lists[at, NUM_IDS] if lists[at, WEIGHTS] else 0, np.int32)
         for bag in range(splits.shape[0] - 1):
             for i in range(splits[bag], splits[bag + 1]):
                 rows[place + i] = given[i]
-                addresses[place + i] = lists[at, _START] + bag * lists[at, _STRIDE]
+                addresses[place + i, 0] = lists[at, _START] + bag * lists[at, _STRIDE]
+                if is_weighted:
+                    addresses[place + i, 1] = weights[i] if weights.shape[0] else _BITS_OF_ONE
         place += given.shape[0]
 
 
@@ -236,9 +270,9 @@ class GroupedEntries:
     Attributes:
       rows: int64, the distinct rows of all tables, in an order that depends on the entries alone.
       starts: int32, where the addresses of each row begin, and the end.
-      addresses: int64, of the gradients.
-      bounds: int64 `[t, 4]`, where the rows and starts of a table begin, how many rows it has, where its addresses
-        begin, and how many they are.
+      addresses: int64, of the gradients. Behind each that of a table with weights has the bits of its weight.
+      bounds: int64 `[t, 5]`, where the rows and starts of a table begin, how many rows it has, where its addresses
+        begin, how many they are, and whether they have weights.
     """
 
     rows: np.ndarray
@@ -247,20 +281,22 @@ class GroupedEntries:
     bounds: np.ndarray
 
     def of(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Those of one table: `u` rows, `u + 1` starts and its addresses."""
-        at, count, entry, num_entries = self.bounds[number].tolist()
+        """Those of one table: `u` rows, `u + 1` starts and its addresses, `[n]`, or `[n, 2]` with weights."""
+        at, count, entry, num_entries, is_weighted = self.bounds[number].tolist()
         rows, starts = self.rows[at : at + count], self.starts[at : at + count + 1]
-        return rows, starts, self.addresses[entry : entry + num_entries]
+        addresses = self.addresses[entry : entry + num_entries * (1 + is_weighted)]
+        return rows, starts, addresses.reshape(-1, 2) if is_weighted else addresses
 
     def lines(self) -> np.ndarray:
-        """int64 `[t, 5]`, what kernels need of each table.
+        """int64 `[t, 6]`, what kernels need of each table.
 
-        The address of its rows and how many they are, the address of its starts, the address of its addresses and how
-        many those are.
+        The address of its rows and how many they are, the address of its starts, the address of its addresses, how many
+        those are, and whether they have weights.
         """
-        at, count, entry, num_entries = self.bounds.T
+        at, count, entry, num_entries, is_weighted = self.bounds.T
         rows, starts, addresses = (array.ctypes.data for array in (self.rows, self.starts, self.addresses))
-        return np.stack([rows + 8 * at, count, starts + 4 * at, addresses + 8 * entry, num_entries], axis=1)
+        lines = rows + 8 * at, count, starts + 4 * at, addresses + 8 * entry, num_entries, is_weighted
+        return np.stack(lines, axis=1)
 
 
 def group_bags(lists: BagLists, marks: np.ndarray) -> GroupedEntries:
@@ -280,7 +316,7 @@ def group_tables(lists: np.ndarray, firsts: np.ndarray, num_rows: np.ndarray, ma
     """Sorts the entries of bags by row.
 
     Args:
-      lists: int64 `[p, 6]`, as `BagLists.lines`, of one table after another.
+      lists: int64 `[p, 7]`, as `BagLists.lines`, of one table after another.
       firsts: int64 `[t + 1]`, where the lists of each table begin.
       num_rows, marks: int64 `[t]`, local rows of each table, and the address of its marks: int32, all zero before and
         after.
@@ -299,7 +335,7 @@ def group_tables(lists: np.ndarray, firsts: np.ndarray, num_rows: np.ndarray, ma
     scratch = np.empty(most_entries, np.int32), np.empty(most_entries, np.int32), np.empty(most_counted, np.int32)
     slots = np.empty(most_slots, np.int64)
     rows, starts = np.empty(all_rooms, np.int64), np.empty(all_rooms, np.int32)
-    addresses, bounds = np.empty(all_entries, np.int64), np.zeros((num_tables, 4), np.int64)
+    addresses, bounds = np.empty(all_entries, np.int64), np.zeros((num_tables, 5), np.int64)
     # A width only has numba look for changed kernels in other files.
     bad = _group_tables(width_of(1), lines, lists, *scratch, slots, rows, starts, addresses, bounds)
     if bad >= 0:
@@ -313,9 +349,10 @@ def _plan(lists, firsts, num_rows, marks, most_hashed, rows_per_hashed, rows_per
     # and for the two beyond that the kernels write.
     rows_at, entries_at = np.int64(0), np.int64(0)
     for at in range(num_rows.shape[0]):
-        count, held = np.int64(0), num_rows[at]
+        count, held, is_weighted = np.int64(0), num_rows[at], False
         for part in range(firsts[at], firsts[at + 1]):
             count += lists[part, NUM_IDS]
+            is_weighted |= lists[part, WEIGHTS] != 0
         way, num_slots = _MARKED, np.int64(0)
         if held <= rows_per_counted * count:
             way = _COUNTED
@@ -326,9 +363,9 @@ def _plan(lists, firsts, num_rows, marks, most_hashed, rows_per_hashed, rows_per
         most[0] = max(most[0], count)
         lines[at, 0], lines[at, 1], lines[at, 2] = firsts[at], firsts[at + 1], count
         lines[at, 3], lines[at, 4], lines[at, 5] = held, marks[at], way
-        lines[at, 6], lines[at, 7], lines[at, 8] = num_slots, rows_at, entries_at
+        lines[at, 6], lines[at, 7], lines[at, 8], lines[at, 9] = num_slots, rows_at, entries_at, is_weighted
         rows_at += min(count, held) + 2
-        entries_at += count
+        entries_at += count * (2 if is_weighted else 1)
     most[3], most[4] = rows_at, entries_at
 
 
@@ -345,7 +382,7 @@ def _group_tables(width, lines, lists, scratch, numbers, counts, slots, out_rows
     for at in range(lines.shape[0]):
         first, stop, count = lines[at, 0], lines[at, 1], lines[at, 2]
         num_rows, marks, way = lines[at, 3], lines[at, 4], lines[at, 5]
-        num_slots, rows_at, entries_at = lines[at, 6], lines[at, 7], lines[at, 8]
+        num_slots, rows_at, entries_at, is_weighted = lines[at, 6], lines[at, 7], lines[at, 8], lines[at, 9]
         room = min(count, num_rows) + 2
         unique, starts = out_rows[rows_at : rows_at + room], out_starts[rows_at : rows_at + room]
         rows = scratch[:count]
@@ -375,7 +412,11 @@ def _group_tables(width, lines, lists, scratch, numbers, counts, slots, out_rows
         if num_unique == 0:
             starts[0] = 0
         bounds[at, 0], bounds[at, 1], bounds[at, 2], bounds[at, 3] = rows_at, num_unique, entries_at, count
-        _lay_out(lists[first:stop], named, ends, out_addresses[entries_at : entries_at + count])
+        bounds[at, 4] = is_weighted
+        if is_weighted:
+            _lay_out_weighted(lists[first:stop], named, ends, out_addresses[entries_at : entries_at + 2 * count])
+        else:
+            _lay_out(lists[first:stop], named, ends, out_addresses[entries_at : entries_at + count])
     return -1
 
 
@@ -389,6 +430,25 @@ def _lay_out(lists, numbers, ends, addresses):
             for i in range(before + splits[bag], before + splits[bag + 1]):
                 number = np.int64(numbers[i])
                 addresses[ends[number]] = address
+                ends[number] += 1
+            address += stride_bytes
+        before += lists[at, NUM_IDS]
+
+
+@jit
+def _lay_out_weighted(lists, numbers, ends, addresses):
+    before = np.int64(0)
+    for at in range(lists.shape[0]):
+        splits = array_at(lists[at, SPLITS], lists[at, NUM_BAGS] + 1, np.int64)
+        # Their bits.
+        weights = array_at(lists[at, WEIGHTS], lists[at, NUM_IDS] if lists[at, WEIGHTS] else 0, np.int32)
+        address, stride_bytes = lists[at, _START], lists[at, _STRIDE]
+        for bag in range(splits.shape[0] - 1):
+            for i in range(splits[bag], splits[bag + 1]):
+                number = np.int64(numbers[before + i])
+                place = 2 * np.int64(ends[number])
+                addresses[place] = address
+                addresses[place + 1] = weights[i] if weights.shape[0] else _BITS_OF_ONE
                 ends[number] += 1
             address += stride_bytes
         before += lists[at, NUM_IDS]

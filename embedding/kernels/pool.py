@@ -173,7 +173,7 @@ def _bags(index: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None,
 
 
 @inlined
-def _denominator(start, stop, weights, is_weighted, combiner):
+def denominator(start, stop, weights, is_weighted, combiner):
     """What the sum over a bag is divided by, in float32; 0 for an empty bag."""
     if not is_weighted:
         amount = np.float32(stop - start)
@@ -189,7 +189,7 @@ def _denominator(start, stop, weights, is_weighted, combiner):
 
 
 @inlined
-def _pool_bag(width, rows, index, start, stop, last, weights, is_weighted, combiner, denominator, column):
+def _pool_bag(width, rows, index, start, stop, last, weights, is_weighted, combiner, divisor, column):
     """The columns from `column` on of one bag's vector."""
     zero = splat(width, np.float32(0.0))
     total = zero
@@ -201,10 +201,10 @@ def _pool_bag(width, rows, index, start, stop, last, weights, is_weighted, combi
         for j in range(start, stop):
             prefetch_to_read(width, rows, index[min(j + _AHEAD, last)], column)
             total = total + load(width, rows, index[j], column)
-    if denominator == 0:
+    if divisor == 0:
         total = zero
     elif combiner != SUM:
-        total = total / splat(width, denominator)
+        total = total / splat(width, divisor)
     return total
 
 
@@ -214,11 +214,9 @@ def pool_bags(width, dim, rows, index, row_splits, weights, is_weighted, combine
     last = index.shape[0] - 1
     for bag in range(row_splits.shape[0] - 1):
         start, stop = row_splits[bag], row_splits[bag + 1]
-        denominator = _denominator(start, stop, weights, is_weighted, combiner)
+        divisor = denominator(start, stop, weights, is_weighted, combiner)
         for column in range(0, dim, step):
-            total = _pool_bag(
-                width, rows, index, start, stop, last, weights, is_weighted, combiner, denominator, column
-            )
+            total = _pool_bag(width, rows, index, start, stop, last, weights, is_weighted, combiner, divisor, column)
             if streams:
                 store_streaming(out, bag, column, total)
             else:
@@ -233,12 +231,10 @@ def _pool_some(width, dim, rows, index, row_splits, weights, is_weighted, combin
     for number in range(bags.shape[0]):
         bag = bags[number]
         start, stop = row_splits[bag], row_splits[bag + 1]
-        denominator = _denominator(start, stop, weights, is_weighted, combiner)
+        divisor = denominator(start, stop, weights, is_weighted, combiner)
         target = np.int64(number) if is_packed else bag
         for column in range(0, dim, step):
-            total = _pool_bag(
-                width, rows, index, start, stop, last, weights, is_weighted, combiner, denominator, column
-            )
+            total = _pool_bag(width, rows, index, start, stop, last, weights, is_weighted, combiner, divisor, column)
             if streams:
                 store_streaming(out, target, column, total)
             else:
@@ -277,13 +273,13 @@ def _sum_gradients(width, dim, gradient, index, row_splits, weights, is_weighted
     last = index.shape[0] - 1
     for bag in range(row_splits.shape[0] - 1):
         start, stop = row_splits[bag], row_splits[bag + 1]
-        denominator = _denominator(start, stop, weights, is_weighted, combiner)
-        if denominator == 0:
+        divisor = denominator(start, stop, weights, is_weighted, combiner)
+        if divisor == 0:
             continue
         for column in range(0, dim, step):
             each = load(width, gradient, bag, column)
             if combiner != SUM:
-                each = each / splat(width, denominator)
+                each = each / splat(width, divisor)
             if is_weighted:
                 for j in range(start, stop):
                     prefetch_to_write(width, out, index[min(j + _AHEAD, last)], column)

@@ -185,6 +185,16 @@ def load_float(typing_context, matrix, row):
 
 
 @intrinsic
+def float_of_bits(typing_context, bits):
+    """The float32 whose bits are the lower half of an int64."""
+
+    def generate(context, builder, sig, args):
+        return builder.bitcast(builder.trunc(args[0], _INT32), _FLOAT)
+
+    return types.float32(types.int64), generate
+
+
+@intrinsic
 def store_float(typing_context, matrix, row, value):
     """Writes a float32 to `matrix[row, 0]`."""
 

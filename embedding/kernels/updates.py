@@ -5,10 +5,12 @@ apply the rule and limit the weight. All arithmetic is IEEE float32, element-wis
 machine. The rules themselves are in `row_optimizers`, one file each.
 
 Common arguments: `table` and slots are matrices. `gradients` holds the address of each gradient row, since they lie
-where each host's part was received. Row `rows[u]` takes entries `head[u]`, `following[head[u]]`, ... of them, none if
-`head[u]` is -1; with `following` None, the entries `head[u]` to `head[u + 1] - 1`. `limits` is (lowest gradient,
-highest gradient, decay, lowest weight, highest weight), or None for none. Rows may repeat; they are then updated one
-after another.
+where each host's part was received. Where ids have weights it has two columns: the address of the bag's gradient and
+the bits of the float32 weight that it is multiplied by.
+
+Row `rows[u]` takes entries `head[u]`, `following[head[u]]`, ... of them, none if `head[u]` is -1; with `following`
+None, the entries `head[u]` to `head[u + 1] - 1`. `limits` is (lowest gradient, highest gradient, decay, lowest weight,
+highest weight), or None for none. Rows may repeat; they are then updated one after another.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from podembed.embedding.kernels.row_vectors import (
     ANYWHERE,
     clip,
     columns_of,
+    float_of_bits,
     inlined,
     jit,
     load,
@@ -47,10 +50,10 @@ def gradient_of(width, gradients, head, u, following, column, limits):
 def _sum_of_chain(width, gradients, head, u, following, column):
     result = splat(width, np.float32(0.0))
     if head[u] >= 0:
-        result = load(width, ANYWHERE, gradients[head[u]], column)
+        result = _gradient_at(width, gradients, head[u], column)
         entry = following[head[u]]
         while entry >= 0:
-            result = result + load(width, ANYWHERE, gradients[entry], column)
+            result = result + _gradient_at(width, gradients, entry, column)
             entry = following[entry]
     return result
 
@@ -58,12 +61,44 @@ def _sum_of_chain(width, gradients, head, u, following, column):
 @inlined
 def _sum_of_run(width, gradients, head, u, following, column):
     first, last = head[u], gradients.shape[0] - 1
-    prefetch_to_read(width, ANYWHERE, gradients[min(first + _ENTRIES_AHEAD, last)], column)
-    result = load(width, ANYWHERE, gradients[first], column)
+    prefetch_to_read(width, ANYWHERE, _address(gradients, min(first + _ENTRIES_AHEAD, last)), column)
+    result = _gradient_at(width, gradients, first, column)
     for entry in range(first + 1, head[u + 1]):
-        prefetch_to_read(width, ANYWHERE, gradients[min(entry + _ENTRIES_AHEAD, last)], column)
-        result = result + load(width, ANYWHERE, gradients[entry], column)
+        prefetch_to_read(width, ANYWHERE, _address(gradients, min(entry + _ENTRIES_AHEAD, last)), column)
+        result = result + _gradient_at(width, gradients, entry, column)
     return result
+
+
+# With or without weights is chosen by numba, by the number of columns of `gradients`.
+
+
+def _address(gradients, entry):
+    """Where the gradient of an entry lies."""
+    raise NotImplementedError
+
+
+def _gradient_at(width, gradients, entry, column):
+    """The gradient of an entry, times its weight if it has one."""
+    raise NotImplementedError
+
+
+@_overload(_address)
+def _address_of(gradients, entry):
+    if gradients.ndim == 1:
+        return lambda gradients, entry: gradients[entry]
+    return lambda gradients, entry: gradients[entry, 0]
+
+
+@_overload(_gradient_at)
+def _gradient_at_of(width, gradients, entry, column):
+    def weighted(width, gradients, entry, column):
+        gradient = load(width, ANYWHERE, gradients[entry, 0], column)
+        return gradient * splat(width, float_of_bits(gradients[entry, 1]))
+
+    def plain(width, gradients, entry, column):
+        return load(width, ANYWHERE, gradients[entry], column)
+
+    return plain if gradients.ndim == 1 else weighted
 
 
 def _sum_of_entries(width, gradients, head, u, following, column):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from podembed.embedding.lookup.pooled_frames import BagKeys, BagRows
+from podembed.embedding.lookup.pooled_frames import BagKeys
 from podembed.embedding.lookup.router import Router
 from podembed.embedding.ragged import Ragged
 
@@ -72,26 +72,3 @@ def add_up(parts: Sequence[np.ndarray], own: int, divisors: np.ndarray | None) -
     is_zero = divisors == 0
     np.divide(total, np.where(is_zero, np.float32(1), divisors)[:, None], out=total)
     total[is_zero] = 0
-
-
-def scale_gradients(gradients: np.ndarray, bags: BagRows, combiner: str, out: np.ndarray) -> None:
-    """Gradients of the ids of each bag: one a bag where all its ids have the same, else one an id.
-
-    The rules are those of `kernels.sum_gradients`: divided by the bag's denominator, times the weight; nothing where
-    that is 0.
-    """
-    lengths = np.diff(bags.row_splits)
-    divisors = bags.divisors
-    if divisors is None and combiner != "sum":
-        divisors = denominators(bags.row_splits, bags.weights, combiner)
-    if bags.weights is None:
-        np.divide(gradients, np.float32(1) if divisors is None else divisors[:, None], out=out)
-        return
-    bag = np.repeat(np.arange(len(lengths)), lengths)
-    if divisors is None:
-        np.multiply(gradients[bag], bags.weights[:, None], out=out)
-        return
-    is_zero = divisors == 0
-    scaled = gradients / np.where(is_zero, np.float32(1), divisors)[:, None]
-    scaled[is_zero] = 0
-    np.multiply(scaled[bag], bags.weights[:, None], out=out)

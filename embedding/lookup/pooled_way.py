@@ -24,7 +24,7 @@ from podembed.embedding.kernels.bag_frames import NUM_BAGS
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
-from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients
+from podembed.embedding.lookup.partial_sums import add_up, parts_of
 from podembed.embedding.lookup.pooled_frames import AskedBags, BagKeys, PooledRequest, frame_of, read_frame
 from podembed.embedding.lookup.prefetch import Part, Split
 from podembed.embedding.lookup.router import Router
@@ -431,14 +431,9 @@ class PooledWay:
 
     def update(self, request: PooledRequest, gradients: Blocks, learning_rates: Sequence[float]) -> None:
         """As of `Way`. Gradients lie where `group` was told."""
-        own_gradients = gradients.arrays
         scaled = request.scaled
         if scaled is not None and len(scaled.where):
-            every = self._all_gradients(request, own_gradients)
+            every = self._all_gradients(request, gradients.arrays)
             self._own.scale(scaled, [bags.lines for bags in request.bags], every, self._crew)
-            for host, number, out in scaled.weighted(self._own.dims):
-                at = self._of_owner[self.host][number]
-                blocks = self._own_blocks(own_gradients) if host == self.host else self._gradients_of(request, host)
-                scale_gradients(blocks[at], request.bags[host][at], self._features[at].combiner, out)
         if request.grouped is not None:
             self._own.update(request.grouped, learning_rates, self._crew)

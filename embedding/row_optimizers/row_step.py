@@ -46,7 +46,7 @@ class RowStep:
     Attributes:
       rows, slots: the table's arrays, changed in place.
       touched: which rows, and which gradients belong to them.
-      addresses: int64 `[m]`, of the gradient rows.
+      addresses: int64 `[m]`, of the gradient rows; `[m, 2]` with weights, see `kernels.updates`.
       limits: None where there is nothing to do.
     """
 

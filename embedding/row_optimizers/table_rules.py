@@ -15,15 +15,16 @@ import numpy as np
 from numba import extending, types
 from numba.core.datamodel import models
 
-from podembed.embedding.kernels.many_tables import array_at
+from podembed.embedding.kernels.many_tables import array_at, entries_at
 from podembed.embedding.kernels.row_vectors import jit, width_of
 from podembed.embedding.row_optimizers.row_step import Limits
 
-LINE = 5
+LINE = 6
 """Numbers of the touched rows of a table: address of the rows (int64) and how many they are. The address of where the
-gradients of each begin (int32). The address of the gradients' addresses (int64) and how many they are.
+gradients of each begin (int32). The address of the gradients' addresses (int64), how many they are, and whether a
+weight comes behind each.
 """
-ROWS, NUM_ROWS, STARTS, ADDRESSES, NUM_ADDRESSES = 0, 1, 2, 3, 4
+ROWS, NUM_ROWS, STARTS, ADDRESSES, NUM_ADDRESSES, IS_WEIGHTED = 0, 1, 2, 3, 4, 5
 ROW_BYTES, START_BYTES = 8, 4
 MOST_SLOTS = 3
 _rules: dict[str, Any] = {}
@@ -133,13 +134,21 @@ def update_tables(
     """
     # Kernels are compiled for each order in memory that they meet.
     lines = np.ascontiguousarray(matrices), np.ascontiguousarray(touched)
-    _update_tables(rule, width_of(dim), dim, *lines, learning_rate, limits, constants)
+    arguments = rule, width_of(dim), dim, *lines, learning_rate, limits, constants
+    is_weighted = touched[:, IS_WEIGHTED] != 0
+    # Two kernels, so that nobody who has no weights compiles for them.
+    if not is_weighted.all():
+        _update_tables(*arguments, None)
+    if is_weighted.any():
+        _update_tables(*arguments, True)
 
 
 @jit
-def _update_tables(rule, width, dim, matrices, touched, learning_rate, limits, constants):
+def _update_tables(rule, width, dim, matrices, touched, learning_rate, limits, constants, is_weighted):
     for at in range(matrices.shape[0]):
         num_rows, num_addresses = touched[at, NUM_ROWS], touched[at, NUM_ADDRESSES]
+        if (touched[at, IS_WEIGHTED] != 0) != (is_weighted is not None):
+            continue
         _apply(
             rule,
             width,
@@ -147,7 +156,7 @@ def _update_tables(rule, width, dim, matrices, touched, learning_rate, limits, c
             matrices[at],
             array_at(touched[at, ROWS], num_rows, np.int64),
             array_at(touched[at, STARTS], num_rows + 1, np.int32),
-            array_at(touched[at, ADDRESSES], num_addresses, np.int64),
+            entries_at(touched[at, ADDRESSES], num_addresses, is_weighted),
             learning_rate,
             limits,
             constants,

@@ -55,7 +55,7 @@ _FLOAT_BYTES = 4
 _LINE_FLOATS = CACHE_LINE_BYTES // _FLOAT_BYTES
 
 
-NOTHING_SCALED = ScaledGradients(np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int64), np.zeros(0, bool))
+NOTHING_SCALED = ScaledGradients(np.zeros((0, 2), np.int64), np.zeros((0, 2), np.int64))
 
 
 class RamGroup:
@@ -74,8 +74,7 @@ class RamGroup:
         self.dims = np.array([own.shape[1] for own in rows], np.int64)
         self._pooling = np.array([COMBINER_CODES[feature.pooling] for feature in features], np.int64)
         self._combiners = np.array([COMBINER_CODES[feature.combiner] for feature in features], np.int64)
-        self._divides = np.array([feature.combiner != "sum" for feature in features], bool)
-        self._divides_any = bool(self._divides.any())
+        self._divided = [at for at, feature in enumerate(features) if feature.combiner != "sum"]
         # Features of one width are worked on by one call.
         self._of_dim: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for dim in np.unique(self.dims).tolist():
@@ -118,50 +117,38 @@ class RamGroup:
         """As `StoreGroup.group`."""
         bags, lines = np.stack(asked), np.stack(gradients)
         self._check(bags.swapaxes(0, 1), lines.swapaxes(0, 1))
-        lists = np.concatenate([bags[:, :, : NUM_BAGS + 1], lines[:, :, :2]], axis=2)
+        lists = np.concatenate([bags[:, :, : WEIGHTS + 1], lines[:, :, :2]], axis=2)
         scaled = self._scaled(bags)
-        if len(scaled.where):
-            at = tuple(scaled.where.T)
-            lists[*at, NUM_BAGS + 1 :] = scaled.lines[:, :2]
-            # Each id with a weight has a gradient of its own: it is like a bag of one.
-            numbers = np.arange(int(bags[:, :, NUM_IDS].max(initial=0)) + 1)
-            weighted = tuple(scaled.where[scaled.is_weighted].T)
-            lists[*weighted, SPLITS] = numbers.ctypes.data
-            lists[*weighted, NUM_BAGS] = bags[*weighted, NUM_IDS]
-        return self._grouped(lists, crew), scaled
-
-    def _grouped(self, lists: np.ndarray, crew: Crew) -> GroupedTables:
+        lists[*scaled.where.T, WEIGHTS + 1 :] = scaled.lines
         flat = lists.reshape(-1, lists.shape[2])[self._list_order]
-        return group_together(self._tables, self.held, flat, self._firsts, crew)
+        return group_together(self._tables, self.held, flat, self._firsts, crew), scaled
 
     def _scaled(self, bags: np.ndarray) -> ScaledGradients:
-        is_weighted = bags[:, :, WEIGHTS] != 0
-        if not self._divides_any and not is_weighted.any():
+        if not self._divided:
             return NOTHING_SCALED
-        where = np.argwhere(is_weighted | self._divides)
-        at = tuple(where.T)
-        counts, dims = np.where(is_weighted, bags[:, :, NUM_IDS], bags[:, :, NUM_BAGS])[at], self.dims[where[:, 1]]
+        where = np.array([(host, at) for host in range(len(bags)) for at in self._divided])
+        counts, dims = bags[*where.T, NUM_BAGS], self.dims[where[:, 1]]
         floats = -(-counts * dims // _LINE_FLOATS) * _LINE_FLOATS
         memory = aligned_empty((int(floats.sum()),))
         starts = memory.ctypes.data + _FLOAT_BYTES * (np.cumsum(floats) - floats)
-        return ScaledGradients(where, np.stack([starts, _FLOAT_BYTES * dims, counts], 1), is_weighted[at], memory)
+        return ScaledGradients(where, np.stack([starts, _FLOAT_BYTES * dims], 1), memory)
 
     def scale(
         self, scaled: ScaledGradients, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
     ) -> None:
         """As `StoreGroup.scale`."""
         calls, total = [], 0
-        where, is_plain = scaled.where, ~scaled.is_weighted
-        if not is_plain.any():
+        where = scaled.where
+        if not len(where):
             return
         all_asked, all_gradients, dims = np.stack(asked), np.stack(gradients), self.dims[where[:, 1]]
         self._check(all_asked.swapaxes(0, 1), all_gradients.swapaxes(0, 1))
         for dim in self._of_dim:
-            mine = np.flatnonzero(is_plain & (dims == dim))
+            mine = np.flatnonzero(dims == dim)
             if len(mine):
                 at = tuple(where[mine].T)
                 bags, source = all_asked[at], all_gradients[at][:, :2]
-                arguments = bags, source, self._combiners[at[1]], scaled.lines[mine, :2]
+                arguments = bags, source, self._combiners[at[1]], scaled.lines[mine]
                 calls.append(partial(divide_gradients, dim, *arguments))
                 total += 2 * dim * int(bags[:, NUM_BAGS].sum())
         crew.run(calls, size=total)
@@ -208,7 +195,7 @@ class GroupedTables(Mapping[int, GroupedRows]):
 
     Attributes:
       held: positions of the tables.
-      lines: int64 `[t, 5]`, the same for kernels, as `GroupedEntries.lines`.
+      lines: int64 `[t, 6]`, the same for kernels, as `GroupedEntries.lines`.
     """
 
     def __init__(self, held: Sequence[int], parts: Sequence[tuple[Sequence[int], GroupedEntries]]) -> None:
@@ -236,8 +223,8 @@ class GroupedTables(Mapping[int, GroupedRows]):
 
 
 def _entries_of(rows: GroupedRows) -> GroupedEntries:
-    bounds = np.array([[0, len(rows.rows), 0, len(rows.addresses)]])
-    return GroupedEntries(rows.rows, rows.starts, rows.addresses, bounds)
+    bounds = np.array([[0, len(rows.rows), 0, len(rows.addresses), rows.addresses.ndim - 1]])
+    return GroupedEntries(rows.rows, rows.starts, rows.addresses.reshape(-1), bounds)
 
 
 def group_together(
@@ -247,7 +234,7 @@ def group_together(
 
     Args:
       held: positions of the tables.
-      lists: int64 `[p, 6]`, the lists of bags of one table after another, as `BagLists.lines`.
+      lists: int64 `[p, 7]`, the lists of bags of one table after another, as `BagLists.lines`.
       firsts: int64 `[t + 1]`, where the lists of each table begin.
 
     Raises:

@@ -7,7 +7,7 @@ by their local numbers. Which id a row belongs to is the business of the table's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,8 +19,6 @@ from podembed.embedding.row_optimizers.row_step import TouchedRows
 
 if TYPE_CHECKING:
     from podembed.embedding.table.table import Table
-
-_FLOAT_BYTES = 4
 
 
 class RowStore(Protocol):
@@ -84,7 +82,7 @@ class RowStore(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedRows:
     """Touched rows of a table and the addresses of their gradient rows, grouped by row; see
-    `embedding.kernels.grouped`.
+    `embedding.kernels.grouped`. Where ids have weights, the addresses have a second column, see `kernels.updates`.
     """
 
     rows: np.ndarray
@@ -130,27 +128,17 @@ class PooledFeature:
 
 @dataclass(slots=True, eq=False)
 class ScaledGradients:
-    """Gradients as they enter the sums of a step, where those are not the bags' own.
+    """Gradients of bags as they enter the sums of a step, where those are divided first.
 
     Attributes:
       where: (host, feature) of each, by number.
-      lines: int64 `[n, 3]`: the address of each, the bytes from row to row, and its rows.
-      is_weighted: bool `[n]`: one gradient an id. The others have one a bag.
+      lines: int64 `[n, 2]`: the address of each, and the bytes from bag to bag.
       memory: float32 in which all of them lie.
     """
 
     where: np.ndarray
     lines: np.ndarray
-    is_weighted: np.ndarray
     memory: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
-
-    def weighted(self, dims: np.ndarray) -> Iterable[tuple[int, int, np.ndarray]]:
-        """Of each with weights the host, the number of the feature, and the gradients of its ids, to be filled."""
-        start = self.memory.ctypes.data
-        for at in np.flatnonzero(self.is_weighted):
-            (host, number), (address, _, count) = self.where[at].tolist(), self.lines[at].tolist()
-            first, dim = (address - start) // _FLOAT_BYTES, int(dims[number])
-            yield host, number, self.memory[first : first + count * dim].reshape(count, dim)
 
 
 class StoreGroup(Protocol):
@@ -195,7 +183,7 @@ class StoreGroup(Protocol):
     def scale(
         self, scaled: ScaledGradients, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
     ) -> None:
-        """Divides the gradients of bags without weights by their denominators, into `scaled`.
+        """Divides the gradients of bags by their denominators, into `scaled`.
 
         Args:
           asked, gradients: as of `group`, once the gradients are there.

@@ -18,6 +18,7 @@ from podembed.embedding.kernels import pool as kernels
 from podembed.embedding.kernels.bag_frames import DIVISORS, NUM_BAGS, NUM_IDS, ROWS, SPLITS, WEIGHTS
 from podembed.embedding.kernels.crew import Crew
 from podembed.embedding.kernels.many_tables import BagLists
+from podembed.embedding.lookup.partial_sums import denominators
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.table.stores.store import GroupedRows, PooledFeature, ScaledGradients
@@ -129,46 +130,38 @@ class MappedGroup:
         self, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
     ) -> tuple[dict[int, GroupedRows], ScaledGradients]:
         lists = {feature.table: [] for feature in self._features}
-        where, lines, is_weighted, memory = [], [], [], np.zeros(self._scaled_floats(asked), np.float32)
+        bags_in_all = sum(int((bags[:, NUM_BAGS] * self.dims).sum()) for bags in asked)
+        where, lines, memory = [], [], np.zeros(bags_in_all, np.float32)
         begin = memory.ctypes.data
-        ones = np.arange(max((int(bags[:, NUM_IDS].max(initial=0)) for bags in asked), default=0) + 1)
         for host, (bags, blocks) in enumerate(zip(asked, gradients, strict=True)):
             for at, (feature, line) in enumerate(zip(self._features, bags.tolist(), strict=True)):
                 dim, gradient = int(self.dims[at]), blocks[at, :2].tolist()
-                if line[WEIGHTS] or feature.combiner != "sum":
-                    count = line[NUM_IDS] if line[WEIGHTS] else line[NUM_BAGS]
+                if feature.combiner != "sum":
                     gradient = [begin, 4 * dim]
                     where.append((host, at))
-                    lines.append((*gradient, count))
-                    is_weighted.append(bool(line[WEIGHTS]))
-                    begin += 4 * dim * count
-                per_bag = [line[NUM_IDS], ones.ctypes.data] if line[WEIGHTS] else [line[NUM_BAGS], line[SPLITS]]
-                lists[feature.table].append([line[ROWS], line[NUM_IDS], *per_bag[::-1], *gradient])
+                    lines.append(gradient)
+                    begin += 4 * dim * line[NUM_BAGS]
+                lists[feature.table].append([*line[: WEIGHTS + 1], *gradient])
         grouped = {
-            table: self._tables[table].group(BagLists(np.array(own, np.int64).reshape(-1, 6), [ones]))
+            table: self._tables[table].group(BagLists(np.array(own, np.int64).reshape(-1, 7)))
             for table, own in lists.items()
         }
-        places = np.array(where, np.int64).reshape(-1, 2)
-        numbers = np.array(lines, np.int64).reshape(-1, 3)
-        return grouped, ScaledGradients(places, numbers, np.array(is_weighted, bool), memory)
-
-    def _scaled_floats(self, asked: Sequence[np.ndarray]) -> int:
-        """Room for one gradient an id and one a bag."""
-        return sum(int(((bags[:, NUM_IDS] + bags[:, NUM_BAGS]) * self.dims).sum()) for bags in asked)
+        numbers = [np.array(own, np.int64).reshape(-1, 2) for own in (where, lines)]
+        return grouped, ScaledGradients(*numbers, memory)
 
     def scale(
         self, scaled: ScaledGradients, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
     ) -> None:
-        for at in np.flatnonzero(~scaled.is_weighted):
-            host, number = scaled.where[at].tolist()
+        for at, (host, number) in enumerate(scaled.where.tolist()):
             line, block = asked[host][number].tolist(), gradients[host][number].tolist()
             source = at_address(block[0], (block[2], block[3]), np.float32, block[1])
             target = at_address(int(scaled.lines[at, 0]), (block[2], block[3]), np.float32)
-            lengths = np.diff(at_address(line[SPLITS], (line[NUM_BAGS] + 1,), np.int64)).astype(np.float32)
+            splits = at_address(line[SPLITS], (line[NUM_BAGS] + 1,), np.int64)
+            weights = at_address(line[WEIGHTS], (line[NUM_IDS],), np.float32) if line[WEIGHTS] else None
             if line[DIVISORS]:
                 lengths = at_address(line[DIVISORS], (line[NUM_BAGS],), np.float32)
-            elif self._features[number].combiner == "sqrtn":
-                lengths = np.sqrt(lengths)
+            else:
+                lengths = denominators(splits, weights, self._features[number].combiner)
             target[...] = np.divide(source, lengths[:, None], where=lengths[:, None] != 0, out=np.zeros_like(source))
 
     def update(self, grouped: Mapping[int, GroupedRows], learning_rates: Sequence[float], crew: Crew) -> None:

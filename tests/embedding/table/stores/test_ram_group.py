@@ -12,7 +12,7 @@ from podembed.embedding.kernels import crew as crew_rules
 from podembed.embedding.kernels.arrays import BlockLines, aligned_empty, matrix_of
 from podembed.embedding.kernels.crew import Crew
 from podembed.embedding.kernels.pool import pool
-from podembed.embedding.lookup.partial_sums import denominators, scale_gradients
+from podembed.embedding.lookup.partial_sums import denominators
 from podembed.embedding.lookup.pooled_frames import AskedBags, BagKeys, frame_of, read_frame
 from podembed.embedding.optimizers import (
     FTRL,
@@ -128,8 +128,6 @@ def test_a_step_of_all_features_is_that_of_each(crew: Crew, stores: StoreKind, w
         where = [lines.of(of_host) for of_host in gradients]
         grouped, scaled = own.group([bags.lines for bags in asked], where, crew)
         own.scale(scaled, [bags.lines for bags in asked], where, crew)
-        for host, at, target in scaled.weighted(own.dims):
-            scale_gradients(gradients[host][at], asked[host][at], features()[at].combiner, target)
         own.update(grouped, RATES, crew)
         for table in range(len(held)):
             alone[table].update(*entries(table, asked, gradients), RATES[table])
@@ -150,15 +148,15 @@ def entries(
                 one = bags[at]
                 bag = np.repeat(np.arange(NUM_BAGS), np.diff(one.row_splits))
                 each = of_host[at]
-                if one.weights is None and feature.combiner != "sum":
+                if feature.combiner != "sum":
                     divisors = one.divisors
                     if divisors is None:
-                        divisors = denominators(one.row_splits, None, feature.combiner)
-                    each = of_host[at] / divisors[:, None]
+                        divisors = denominators(one.row_splits, one.weights, feature.combiner)
+                    each = np.zeros_like(of_host[at])
+                    np.divide(of_host[at], divisors[:, None], out=each, where=divisors[:, None] != 0)
                 target = each[bag]
                 if one.weights is not None:
-                    target = np.empty((len(one.rows), each.shape[1]), np.float32)
-                    scale_gradients(each, one, feature.combiner, target)
+                    target = target * one.weights[:, None]
                 rows.append(one.rows.astype(np.int64))
                 found.append(np.ascontiguousarray(target, np.float32))
     return rows, found
