@@ -196,9 +196,11 @@ def mixed_job(shape: MixedWorkload, emb_opt: str, folder: Path) -> tuple[list[An
         inputs = []
         for chosen in features:
             bags = [batch.bags[at] for at in chosen]
-            lengths = np.concatenate([np.diff(splits) for _, splits in bags])
-            offsets = np.concatenate([[0], np.cumsum(lengths)])
-            inputs.append((torch.from_numpy(np.concatenate([ids for ids, _ in bags])), torch.from_numpy(offsets)))
+            lengths = np.concatenate([np.diff(splits) for _, splits, _ in bags])
+            given = [np.concatenate([ids for ids, _, _ in bags]), np.concatenate([[0], np.cumsum(lengths)])]
+            if shape.has_weights:
+                given.append(np.concatenate([weights for _, _, weights in bags]))
+            inputs.append(tuple(map(torch.from_numpy, given)))
         taken.append((torch.from_numpy(batch.dense), torch.from_numpy(batch.labels), inputs))
     return operators, Concatenation(shape, [at for chosen in features for at in chosen]), taken
 

@@ -36,7 +36,7 @@ class MixedData(InMemory):
 
 
 def _batch(shape: MixedWorkload, batch: MixedBatch) -> Batch:
-    features = {shape.feature(at): Ragged.of(ids, splits) for at, (ids, splits) in enumerate(batch.bags)}
+    features = {shape.feature(at): Ragged.of(*bag) for at, bag in enumerate(batch.bags)}
     return batch_of(batch.dense, batch.labels, features)
 
 

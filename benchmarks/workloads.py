@@ -2,8 +2,9 @@
 
 `C` has 200 tables of 100 to 20 million rows and four widths. Nine features in ten are bags of 3 ids on average; every
 tenth is a history of 50. `C2` has two tables of 12 million rows, with four features of 20 ids each. It is for tables
-that are cut: pass `--placement buckets`, since two hosts would take one table each. `small-C` and `small-C2` have
-tables of a thousandth, for trying things out.
+that are cut: pass `--placement buckets`, since two hosts would take one table each. `F` has 40 features over 6 tables,
+bags of 12 ids on average, and a weight for each id. `small-C`, `small-C2` and `small-F` have tables of a thousandth,
+for trying things out.
 
 Ids are uniform, which leaves nothing to deduplicate. The dense half is small: two layers below, one above. Every number
 follows from one seed, so losses of other frameworks on these numbers are comparable to four digits.
@@ -19,9 +20,10 @@ import numpy as np
 
 SEED = 777
 NUM_DENSE = 13
-NAMES = ("C", "C2", "small-C", "small-C2")
+NAMES = ("C", "C2", "F", "small-C", "small-C2", "small-F")
 # Poisson with this mean, written as a length.
 BAG = -3
+WEIGHTED_BAG = -12
 _CHUNK_FLOATS = 1 << 22
 
 
@@ -32,7 +34,7 @@ class MixedWorkload:
     Attributes:
       table_rows, dims, combiners: one entry a table.
       table_of: per feature, the position of its table.
-      lengths: per feature, ids of a sample; `BAG` for Poisson numbers.
+      lengths: per feature, ids of a sample; negative for Poisson numbers of that mean.
       bottom, top: widths of the dense layers; the last one, of width 1, is not counted.
     """
 
@@ -49,6 +51,7 @@ class MixedWorkload:
     top: int = 32
     epsilon: float = 1e-8
     dense_accumulator: float = 0.1
+    has_weights: bool = False
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -98,6 +101,19 @@ def mixed_workload(name: str) -> MixedWorkload:
             num_batches=16,
             learning_rate=0.01,
         )
+    if name == "F":
+        return MixedWorkload(
+            name=name,
+            table_rows=(2_000_000, 1_000_000, 500_000, 200_000, 100_000, 50_000),
+            dims=(32,) * 6,
+            combiners=("sum",) * 6,
+            table_of=tuple(at % 6 for at in range(40)),
+            lengths=(WEIGHTED_BAG,) * 40,
+            batch_size=4096,
+            num_batches=8,
+            learning_rate=0.01,
+            has_weights=True,
+        )
     raise ValueError(f"Found workload {name!r}. Expected one of {', '.join(NAMES)}. Pass --bench.")
 
 
@@ -108,12 +124,12 @@ class MixedBatch:
     Attributes:
       dense: float32 `[n, NUM_DENSE]`.
       labels: float32 `[n]`.
-      bags: per feature int64 ids and int64 row splits `[n + 1]`.
+      bags: per feature int64 ids, int64 row splits `[n + 1]`, and float32 weights of the ids or None.
     """
 
     dense: np.ndarray
     labels: np.ndarray
-    bags: tuple[tuple[np.ndarray, np.ndarray], ...]
+    bags: tuple[tuple[np.ndarray, np.ndarray, np.ndarray | None], ...]
 
 
 def write_mixed(shape: MixedWorkload, folder: Path) -> None:
@@ -133,6 +149,8 @@ def write_mixed(shape: MixedWorkload, folder: Path) -> None:
             score += 3 * (part / np.maximum(1, lengths[at])).astype(np.float32) / np.sqrt(len(shape.lengths))
         is_one = random.random(shape.batch_size) < 1 / (1 + np.exp(-(score - 1)))
         arrays = {"dense": dense, "labels": is_one.astype(np.float32), "lengths": lengths}
+        if shape.has_weights:
+            arrays["weights"] = random.random(int(lengths.sum()), np.float32) + np.float32(0.5)
         np.savez(folder / f"batch-{number}.npz", ids=np.concatenate(all_ids), **arrays)
 
 
@@ -140,11 +158,13 @@ def read_mixed(shape: MixedWorkload, folder: Path, number: int, samples: slice) 
     """The given samples of a batch that `write_mixed` wrote."""
     with np.load(folder / f"batch-{number}.npz") as file:
         dense, labels, lengths, ids = (file[name] for name in ("dense", "labels", "lengths", "ids"))
+        weights = file["weights"] if shape.has_weights else None
     bags, first = [], 0
     for at in range(len(shape.lengths)):
         ends = np.concatenate([[0], np.cumsum(lengths[at], dtype=np.int64)])
         splits = ends[samples.start : samples.stop + 1]
-        bags.append((ids[first + splits[0] : first + splits[-1]].copy(), splits - splits[0]))
+        own = slice(first + splits[0], first + splits[-1])
+        bags.append((ids[own].copy(), splits - splits[0], None if weights is None else weights[own].copy()))
         first += int(ends[-1])
     return MixedBatch(dense[samples].copy(), labels[samples].copy(), tuple(bags))
 
