@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from podembed.workers.job.job import JobConfig
+from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.carried_error import carried
 from podembed.workers.liveness.lease_watch import LeaseTerms, LeaseWatch, StoredLease
@@ -74,6 +74,7 @@ def warm_up(job: JobConfig) -> None:
 
     Raises:
       DenseStateError: as `DeviceWorker.build`.
+      JobError: the job holds arrays of JAX, which would not outlive the rehearsal.
     """
     import jax
     import jax.experimental.multihost_utils
@@ -84,6 +85,8 @@ def warm_up(job: JobConfig) -> None:
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     jax.config.update("jax_platforms", "cpu")
     try:
+        if jax.live_arrays():
+            raise JobError("Found arrays of JAX in the job. Expected none. Make them with numpy, or in the model's init.")
         DeviceWorker(job=job, num_samples=job.batch_size * jax.local_device_count()).build(
             is_restored_later=True, is_rehearsal=True
         )

@@ -283,6 +283,8 @@ class RayBackend:
         for reference in answered:
             try:
                 ray.get(reference)
+                # One that could not be made ready is of no use, either.
+                ray.get(ray.wait([asked[reference].prepared], timeout=0)[0])
             except ray.exceptions.RayError:
                 silent.append(reference)
         for reference in silent:

@@ -41,16 +41,27 @@ def _join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if process > 0:
         _await_listener(coordinator, timeout_s=timeout_s)
-    jax.distributed.initialize(
-        coordinator_address=coordinator,
-        # Without this, the coordinator listens on every interface.
-        coordinator_bind_address=coordinator if process == 0 else None,
-        num_processes=num_processes,
-        process_id=process,
-        # The driver said all that there is to say; a batch system around it counts processes in its own way.
-        cluster_detection_method="deactivate",
-        initialization_timeout=timeout_s,
-    )
+    try:
+        jax.distributed.initialize(
+            coordinator_address=coordinator,
+            # Without this, the coordinator listens on every interface.
+            coordinator_bind_address=coordinator if process == 0 else None,
+            num_processes=num_processes,
+            process_id=process,
+            # The driver said all that there is to say; a batch system around it counts processes in its own way.
+            cluster_detection_method="deactivate",
+            initialization_timeout=timeout_s,
+        )
+    except RuntimeError as error:
+        found = jax.live_arrays() if "before any JAX" in str(error) else []
+        if not found:
+            raise
+        shown = ", ".join(f"{array.dtype}{list(array.shape)}" for array in found[:3])
+        raise GangError(
+            f"Found {len(found)} arrays of JAX that came along with the job ({shown}). Expected none: a process that "
+            "holds one can join no others. Make them with numpy, or in the model's init, or give Trainer the job by "
+            "name: JobReference(function='my_module:my_job')."
+        ) from error
     before = threads()
     # Accelerators know their peers from their own topology, not from the coordinator. Left alone, each member would sum
     # its gradients alone, and train a model of its own.

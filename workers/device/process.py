@@ -146,9 +146,7 @@ class DeviceProcess:
         self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, str(Worker("device", spec.host)))
         self._tracker.point("start.begin")
         stopwatch = Stopwatch()
-        job = spec.job.resolve() if isinstance(spec.job, JobReference) else spec.job
         use_compile_cache(spec.compile_cache)
-        stopwatch.end("job")
         make_cpu_devices(spec.devices)
         with self._tracker.phase(Phase.JOIN):
             self._end = spec.invitation.connect(timeout_s=spec.start_timeout_s)
@@ -162,6 +160,9 @@ class DeviceProcess:
                 platform=spec.platform,
             )
             stopwatch.end("gang")
+        # Not before: a job may make an array of JAX where it is declared, and a process that has one joins no gang.
+        job = spec.job.resolve() if isinstance(spec.job, JobReference) else spec.job
+        stopwatch.end("job")
         self._crew = ThreadCrew(spec.threads)
         self._worker = DeviceWorker(
             job=job,
