@@ -86,7 +86,7 @@ def warm_up(job: JobConfig) -> None:
     jax.config.update("jax_platforms", "cpu")
     try:
         if jax.live_arrays():
-            raise JobError("Found arrays of JAX in the job. Expected none. Make them with numpy, or in the model's init.")
+            raise JobError("Found arrays of JAX in the job. Expected none. Make them with numpy, or in the model.")
         DeviceWorker(job=job, num_samples=job.batch_size * jax.local_device_count()).build(
             is_restored_later=True, is_rehearsal=True
         )
