@@ -21,6 +21,7 @@ import numpy as np
 from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import Constant
 from podembed.embedding.kernels.arrays import aligned_empty, aligned_zeros
+from podembed.embedding.kernels.pool import gather
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
 from podembed.embedding.table.table import Table
@@ -109,7 +110,7 @@ def lookups(dim: int, num_rows: int, num_ids: int) -> dict[str, dict[str, float]
         "unique_ids": (per_id, lambda b: scratch.unique_ids(b.ids), lambda b: np.unique(b.ids, return_inverse=True)),
         "gather": (
             per_row,
-            lambda b: kernels.gather(table, b.unique, rows),
+            lambda b: gather(table, b.unique, rows),
             lambda b: np.take(table, b.unique, axis=0, out=rows[: len(b.unique)], mode="clip"),
         ),
         "pool": (

@@ -24,8 +24,15 @@ from podembed.embedding.kernels.bag_frames import NUM_BAGS
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
-from podembed.embedding.lookup.partial_sums import add_up, parts_of
-from podembed.embedding.lookup.pooled_frames import AskedBags, BagKeys, PooledRequest, frame_of, read_frame
+from podembed.embedding.lookup.pooled_frames import (
+    AskedBags,
+    BagKeys,
+    PooledRequest,
+    add_up,
+    frame_of,
+    parts_of,
+    read_frame,
+)
 from podembed.embedding.lookup.prefetch import Part, Split
 from podembed.embedding.lookup.router import Router
 from podembed.embedding.lookup.streams import FeatureBinding

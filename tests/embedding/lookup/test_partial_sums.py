@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.config import TableConfig
-from podembed.embedding.lookup.partial_sums import add_up, denominators, parts_of
-from podembed.embedding.lookup.pooled_frames import frame_of, read_frame
+from podembed.embedding.lookup.pooled_frames import add_up, denominators, frame_of, parts_of, read_frame
 from podembed.embedding.lookup.router import Router
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table_spec import TableSpec

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podembed.embedding.kernels import pool as kernels
 from podembed.embedding.kernels.requests import find_marked_bags, find_marked_rows, mark_rows
-from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup import prefetch
 from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
 from podembed.embedding.lookup.streams import RowsRequest

@@ -18,7 +18,7 @@ from podembed.embedding.kernels import pool as kernels
 from podembed.embedding.kernels.bag_frames import DIVISORS, NUM_BAGS, NUM_IDS, ROWS, SPLITS, WEIGHTS
 from podembed.embedding.kernels.crew import Crew
 from podembed.embedding.kernels.many_tables import BagLists
-from podembed.embedding.lookup.partial_sums import denominators
+from podembed.embedding.lookup.pooled_frames import denominators
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.table.stores.store import GroupedRows, PooledFeature, ScaledGradients

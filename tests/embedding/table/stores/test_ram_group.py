@@ -12,8 +12,7 @@ from podembed.embedding.kernels import crew as crew_rules
 from podembed.embedding.kernels.arrays import BlockLines, aligned_empty, matrix_of
 from podembed.embedding.kernels.crew import Crew
 from podembed.embedding.kernels.pool import pool
-from podembed.embedding.lookup.partial_sums import denominators
-from podembed.embedding.lookup.pooled_frames import AskedBags, BagKeys, frame_of, read_frame
+from podembed.embedding.lookup.pooled_frames import AskedBags, BagKeys, denominators, frame_of, read_frame
 from podembed.embedding.optimizers import (
     FTRL,
     SGD,
