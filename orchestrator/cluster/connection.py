@@ -35,6 +35,7 @@ from podembed.workers.descriptors import DescriptorsExhausted, require_descripto
 COMPILED_SUFFIX = "-compiled"
 LOOPBACK = "127.0.0.1"
 NICENESS = "RAY_worker_niceness"
+PRESTART = "RAY_prestart_worker_first_driver"
 # Of the daemon with 2 hosts, 70 were seen; it aborts with a limit of 64.
 DAEMON_DESCRIPTORS = 64
 HOST_DESCRIPTORS = 16
@@ -132,7 +133,9 @@ class _OwnConnection(Connection):
 
     def _joined(self, on_wait: Callable[[], None]) -> OwnCluster:
         # Ray starts workers with a niceness of 15, so one other busy program on the machine is enough to starve a run.
-        environment = {NICENESS: "0"} | dict(os.environ)
+        # It also starts an idle worker for each processor, which takes a second of it. Ours have environments of their
+        # own, so none of the idle ones would serve.
+        environment = {NICENESS: "0", PRESTART: "0"} | dict(os.environ)
         with _needing_files():
             cluster = OwnCluster(self._num_cpus, environment=environment, left=[self._compiled])
         try:

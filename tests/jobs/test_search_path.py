@@ -20,15 +20,22 @@ from tests.long_tests import long_case
 OWN = {"podembed", "tests", "benchmarks"}
 # A user's own modules may have the names of our folders.
 OURS_BEFORE = {"embedding", "workers", "orchestrator", "serving", "tools", "jobs"}
+# Its array of JAX is there before there are steps, which must not keep hosts from joining each other.
 MY_JOB = """
 from dataclasses import replace
+
+import jax.numpy as jnp
 
 from podembed.jobs.chaos.jobs import TinyModel, tiny
 from podembed.workers.job.job import JobConfig
 
 
+ONE = jnp.ones(())
+
+
 class MyModel(TinyModel):
-    pass
+    def apply(self, params, dense, activations):
+        return ONE * super().apply(params, dense, activations)
 
 
 def job(*, folder: str) -> JobConfig:

@@ -15,7 +15,7 @@ import time
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
 # Ray's niceness of 15 makes a busy machine starve the run. One is hardly felt, and tells whether a run sees it.
-os.environ.update(RAY_raylet_start_wait_time_s="600", RAY_worker_niceness="1")
+os.environ.update(RAY_raylet_start_wait_time_s="600", RAY_worker_niceness="1", RAY_prestart_worker_first_driver="0")
 
 import ray
 from ray.cluster_utils import Cluster
@@ -67,13 +67,14 @@ def _used_nodes() -> set[str]:
 
 
 def main(data: str, storage: str) -> None:
-    # Of the three machines the head's cannot be taken away; a second host is always on another one.
+    # The head's machine cannot be taken away; a second host is always on another one. One machine more than needed,
+    # since Ray's daemon may end itself on a busy machine.
     tell_daemons()
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **free_agent_ports()}
     )
     try:
-        nodes = [cluster.add_node(num_cpus=1, **free_agent_ports()) for _ in range(2)]
+        nodes = [cluster.add_node(num_cpus=1, **free_agent_ports()) for _ in range(3)]
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         reporter = NodeTaker(cluster, nodes)
         result = Trainer(
