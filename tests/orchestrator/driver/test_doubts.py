@@ -22,7 +22,7 @@ IN_DOUBT = LostGeneration(cause="c", reached_step=0, detect_s=0.0, stop_s=0.0, s
 def generation(*, is_proven: bool, is_starting: bool) -> Generation:
     shared: Any = SimpleNamespace(
         watch=SimpleNamespace(failed=lambda *_, **__: Recover(cause="c", kind=FaultClass.HOST, budget=Budget())),
-        journal=SimpleNamespace(tracing=SimpleNamespace(cut=NOTHING)),
+        trace=SimpleNamespace(cut=NOTHING),
         clock=SimpleNamespace(wall_s=lambda: 1.0, monotonic_s=lambda: 1.0),
         claims=SimpleNamespace(generation=2),
         groups=SimpleNamespace(salvage=NOTHING),
