@@ -20,7 +20,8 @@ PRELUDE = """
 import os, resource, socket, sys, threading, time
 from tests.workers.mesh.mesh_testing import LOCAL, identity, in_threads, succeed, trade
 from podembed.workers.descriptors import DescriptorsExhausted, in_use, require_descriptors
-from podembed.workers.mesh.mesh import Mesh, MeshConnectTimeout
+from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.mesh_errors import MeshConnectTimeout
 
 def limit(soft, hard):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -42,17 +42,20 @@ def test_requests_of_several_threads_run_one_at_a_time() -> None:
 
 def test_what_an_interrupted_caller_asked_ends_before_the_next_request(monkeypatch, caplog) -> None:
     monkeypatch.setattr(request_thread, "PATIENCE_S", 0.05)
-    # Packages that other tests of this process import disable loggers that they find.
-    monkeypatch.setattr(request_thread._logger, "disabled", False)
     requests, may_end, ended = RequestThread("test"), threading.Event(), []
 
     def long() -> None:
         may_end.wait(60.0)
         ended.append("run")
 
+    # A shell that starts tests in the background has them ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        requests.request("run", long)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            requests.request("run", long)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not ended, "the caller is free at once"
 
     class EndsOnceTold(logging.Handler):
