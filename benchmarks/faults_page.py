@@ -63,6 +63,9 @@ def write_record(path: Path, record: Record) -> None:
 def keep(record: Record, said: Mapping[str, Any], *, day: str, code: str) -> None:
     """Puts the rounds of a campaign into the record, in place of what it said of the same schedules."""
     for one in said["rounds"]:
+        if one["label"].startswith("plan"):
+            # Of somebody's own plan, which the page does not know.
+            continue
         record["one process" if said["in_process"] else "Ray"][one["label"]] = {
             "label": one["label"],
             "title": one["title"],

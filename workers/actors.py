@@ -58,10 +58,10 @@ def _device_process() -> Any:
 def prepare_host(job: AnyJob, table_buckets: tuple[int, ...]) -> None:
     """Imports the job's modules and loads the kernels of its tables from their cache."""
     from podembed.embedding.lookup.compiled import compile_kernels
-    from podembed.workers.job.tables import table_specs
+    from podembed.workers.job.tables import has_weighted_ids, table_specs
 
     resolved = job.resolve() if isinstance(job, JobReference) else job
-    compile_kernels(table_specs(resolved, table_buckets))
+    compile_kernels(table_specs(resolved, table_buckets), has_weights=has_weighted_ids(resolved))
 
 
 def prepare_device(job: AnyJob, table_buckets: tuple[int, ...]) -> None:

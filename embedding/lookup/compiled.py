@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from podembed.embedding.kernels.bag_frames import BAGS, SPLITS, find_pieces
+from podembed.embedding.kernels.bag_frames import BAGS, SPLITS, WEIGHTS, find_pieces
 from podembed.embedding.kernels.crew import ONE_THREAD, column_parts
 from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import num_hash_slots, row_of_each_id, unique_ids
@@ -30,13 +30,14 @@ from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 
 
-def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None:
+def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1, has_weights: bool = False) -> None:
     """Compiles, or loads from numba's cache, what these tables need, by running everything on nothing.
 
     Without a cache a few seconds for each distinct (dim, optimizer class); then a fraction of one.
 
     Args:
       num_threads: of the crew that will work. Some kernels then run over fewer columns.
+      has_weights: whether ids have weights. Those that come without being announced compile at their first update.
     """
     ids, positions = np.zeros(0, np.int64), np.zeros(0, np.int32)
     marks, flags = np.zeros(0, np.int32), np.zeros(0, bool)
@@ -64,14 +65,27 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
         group_by_row(*nothing.entries(), some_marks)
     select_part(positions, ids, 0, 1, positions.copy(), ids.copy())
     feature, splits = PooledFeature(table=0, pooling="sum", combiner="mean"), np.zeros(1, np.int64)
-    no_bags = [np.zeros((1, BAGS), np.int64)]
-    no_bags[0][0, SPLITS] = splits.ctypes.data
+    kinds = [np.zeros((1, BAGS), np.int64) for _ in range(1 + has_weights)]
+    for bags, address in zip(kinds, (0, no_weights.ctypes.data), strict=False):
+        bags[0, SPLITS], bags[0, WEIGHTS] = splits.ctypes.data, address
+    if has_weights:
+        entries = np.zeros((0, 2), np.int64)
+        group_by_row(positions, entries, marks)
+        select_part(positions, entries, 0, 1, positions.copy(), entries.copy())
     for spec in specs:
         table = Table(spec, ids)
         group, no_block = table.stores.group([table], [feature], num_hosts=1), [np.array([[0, 0, 0, spec.dim]])]
-        group.pool(no_bags, no_block, ONE_THREAD)
-        grouped, scaled = group.group(no_bags, no_block, ONE_THREAD)
-        group.scale(scaled, no_bags, no_block, ONE_THREAD)
+        updates_groups = (
+            spec.optimizer is not None
+            and spec.optimizer.use_gradient_accumulation
+            and not spec.optimizer.touches_all_rows
+        )
+        for bags in kinds:
+            group.pool([bags], no_block, ONE_THREAD)
+            grouped, scaled = group.group([bags], no_block, ONE_THREAD)
+            group.scale(scaled, [bags], no_block, ONE_THREAD)
+            if updates_groups:
+                group.update(grouped, [0.0], ONE_THREAD)
         no_rows = np.zeros((0, spec.dim), np.float32)
         table.gather(ids, no_rows)
         table.gather_to(ids, ids)
@@ -82,5 +96,3 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
             sum_gradients(some, positions, np.zeros(1, np.int64), None, "sum", some)
         if spec.optimizer is not None:
             table.update(ids, no_rows, 0.0)
-            if spec.optimizer.use_gradient_accumulation and not spec.optimizer.touches_all_rows:
-                group.update(grouped, [0.0], ONE_THREAD)

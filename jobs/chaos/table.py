@@ -1,4 +1,4 @@
-"""The tables of `podembed chaos`, one line a round and one line a fault, and its last line for machines."""
+"""The table of `podembed chaos`, one line a round, and its last line for machines."""
 
 from __future__ import annotations
 

@@ -53,14 +53,14 @@ def _join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s:
             initialization_timeout=timeout_s,
         )
     except RuntimeError as error:
-        found = jax.live_arrays() if "before any JAX" in str(error) else []
-        if not found:
+        if "before any JAX" not in str(error):
             raise
-        shown = ", ".join(f"{array.dtype}{list(array.shape)}" for array in found[:3])
+        shown = ", ".join(f"{array.dtype}{list(array.shape)}" for array in jax.live_arrays()[:3])
         raise GangError(
-            f"Found {len(found)} arrays of JAX that came along with the job ({shown}). Expected none: a process that "
-            "holds one can join no others. Make them with numpy, or in the model's init, or give Trainer the job by "
-            "name: JobReference(function='my_module:my_job')."
+            f"Found that JAX was used while the job was read (arrays that are still there: {shown or 'none'}). "
+            "Expected that it is not: a process that has used it can join no others. Use numpy where the job and its "
+            "modules are declared, or the model's init, or give Trainer the job by name: "
+            "JobReference(function='my_module:my_job')."
         ) from error
     before = threads()
     # Accelerators know their peers from their own topology, not from the coordinator. Left alone, each member would sum

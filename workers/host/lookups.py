@@ -19,7 +19,7 @@ from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.padding import PaddingLevels, SequencePadding
-from podembed.workers.job.tables import Bags, cut_ways, feature_bindings, needs_rows, table_specs
+from podembed.workers.job.tables import Bags, cut_ways, feature_bindings, has_weighted_ids, needs_rows, table_specs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +57,7 @@ class HostLookups:
         num_buffers = 2 if job.overlap is not False or job.staleness else 1
         specs = table_specs(job, spec.table_buckets)
         crew = ThreadCrew(spec.threads)
-        compile_kernels(specs, num_threads=crew.num_threads)
+        compile_kernels(specs, num_threads=crew.num_threads, has_weights=has_weighted_ids(job))
         pools_cut = spec.pools_cut
         if pools_cut is None:
             ways = cut_ways(job, specs, bag_lengths(job, spec.train_index), num_hosts=spec.num_hosts)

@@ -279,3 +279,8 @@ def weighted_features(job: JobConfig) -> frozenset[str]:
     """The features on devices whose ids have weights."""
     columns = job.resolved_data.id_columns if job.device_features else {}
     return frozenset(name for name in job.device_features if columns[name].weights is not None)
+
+
+def has_weighted_ids(job: JobConfig) -> bool:
+    """Whether ids of a feature have weights, as far as the declarations of the data say."""
+    return any(column.weights is not None for column in job.resolved_data.id_columns.values())

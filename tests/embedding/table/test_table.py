@@ -13,8 +13,13 @@ import pytest
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import RowId, TruncatedNormal
+from podembed.embedding.kernels.arrays import BlockLines
+from podembed.embedding.kernels.crew import ONE_THREAD
 from podembed.embedding.lookup.compiled import compile_kernels
+from podembed.embedding.lookup.pooled_frames import BagKeys, frame_of, read_frame
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
+from podembed.embedding.row_optimizers import table_rules
+from podembed.embedding.table.stores.store import PooledFeature
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 
@@ -199,6 +204,26 @@ def test_a_table_without_optimizer_is_only_read():
 def test_compiling_ahead_runs_everything_on_nothing():
     specs = [spec_of(dim=dim, optimizer=optimizer) for dim in (3, 8) for optimizer in (SGD(), Adam(lazy_adam=False))]
     compile_kernels([*specs, TableSpec.of(TableConfig(10, 3, name="read only"), seed=1)])
+
+
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_what_is_compiled_ahead_is_not_compiled_in_a_step(has_weights: bool) -> None:
+    # A width that no other test has, so that nothing is compiled yet.
+    dim = 27 + has_weights
+    spec = spec_of(dim=dim, optimizer=RowWiseAdagrad())
+    compile_kernels([spec], has_weights=has_weights)
+    compiled = len(table_rules._update_tables.signatures)
+    table, kind = Table(spec, np.array([0])), PooledFeature(table=0, pooling="sum", combiner="sum")
+    gradients = np.ones((1, dim), np.float32)
+    weights = np.array([2.0], np.float32) if has_weights else None
+    bags = read_frame(
+        frame_of([BagKeys(np.zeros(1, np.int32), np.array([0, 1]), weights, None)]), num_features=1, host=0
+    )
+    group = table.stores.group([table], [kind], num_hosts=1)
+    grouped, _ = group.group([bags.lines], [BlockLines().of([gradients])], ONE_THREAD)
+    group.update(grouped, [0.1], ONE_THREAD)
+    assert len(table_rules._update_tables.signatures) == compiled
+    assert (table.rows[0] != 0).all()
 
 
 def test_a_spec_travels_between_processes():

@@ -132,13 +132,16 @@ def test_where_threads_are_not_listed_none_is_changed(monkeypatch: pytest.Monkey
     assert waiting_threads.calm_waiting(waiting_threads.threads()) == ()
 
 
-def test_a_process_that_holds_an_array_says_what_keeps_it_from_joining() -> None:
+@pytest.mark.parametrize(("use", "shown"), [("x = jnp.ones((3, 2))", "float32[3, 2]"), ("float(jnp.ones(()))", "none")])
+def test_a_process_that_has_used_jax_says_what_keeps_it_from_joining(use: str, shown: str) -> None:
     program = (
         "import jax.numpy as jnp\n"
         "from podembed.workers.device.gang import join_gang\n"
-        "x = jnp.ones((3, 2))\n"
+        f"{use}\n"
         f"join_gang(coordinator='127.0.0.1:{free_port()}', num_processes=2, process=0, timeout_s=60)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "GangError: Found 1 arrays of JAX that came along with the job (float32[3, 2])." in done.stderr
+    assert f"GangError: Found that JAX was used while the job was read (arrays that are still there: {shown})." in (
+        done.stderr
+    )
