@@ -1,6 +1,6 @@
 """Kernels of the owner of a whole table: the gradients of the bags that hosts ask for, grouped by row.
 
-Where rows that several hosts use travel as rows, `kernels_ids.merge` chains their gradients. Here every id brings the
+Where rows that several hosts use travel as rows, `kernels.ids.merge` chains their gradients. Here every id brings the
 gradient of its bag, several a row. Entries are therefore laid out row by row: the update reads their addresses in one
 sweep and can ask for them ahead.
 """

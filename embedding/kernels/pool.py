@@ -3,7 +3,7 @@ rows.
 
 A *bag* is the run of ids of one sample and feature. Sums run over a bag's ids in their order, and over bags in theirs,
 in float32. The result therefore has the same bits each time, and the same as `reference.py`. Rows travel as values in
-registers, see `row_values.py`.
+registers, see `row_vectors.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Plain numba loops over the columns of a row keep their accumulator in memory and pay every load and store twice. Here a
 row is a value of type `Row(columns)`, which LLVM turns into whatever vector registers the processor has. It has `+ - *
 /`, square root, clip and sum over it. The width is part of the type of the `Width` argument, so a kernel is compiled
-once per width and numba's file cache works. A matrix is `(address, bytes from row to row)`, see `kernel_arrays.py`.
+once per width and numba's file cache works. A matrix is `(address, bytes from row to row)`, see `arrays.py`.
 Nothing here reorders floating point: a kernel gives the same bits on every machine, and the same as numpy's
 element-wise float32.
 """

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
-from podembed.embedding.lookup.prefetch import Part, Split
+from podembed.embedding.lookup.prefetch import Part
 from podembed.embedding.ragged import Ragged
 
 
@@ -36,19 +36,10 @@ class LookupPhase(StrEnum):
     UPDATE = "update"
 
 
-class WayRequest(Protocol):
-    """What one host asks of all in one step, and what all ask of it. Used up by the update.
-
-    Attributes:
-      splits: per host, which of the vectors that it asks of this one go before the update of the step under way; None
-        for none. Filled by `Way.split`.
-    """
-
-    splits: list[Split | None]
-
-
 class Way(Protocol):
-    """See the module. A request is that of the same way.
+    """See the module. A request is that of the same way: what one host asks of all in one step, and what all ask of it.
+    The update uses it up. Its `splits` say per host which vectors go before the update of the step under way, or None;
+    `split` fills them.
 
     Attributes:
       gather_phase, prefetch_phase: what an owner does for the vectors of a step, and for those that it sends ahead.

@@ -23,6 +23,7 @@ def _criteo_with(model: str) -> Callable[..., JobConfig]:
     declared = inspect.signature(criteo)
     parameters = [one for name, one in declared.parameters.items() if name != "model"]
     # What a command line and a record give are checked against it.
+    job.__name__ = job.__qualname__ = model
     job.__signature__ = declared.replace(parameters=parameters)  # pyright: ignore[reportFunctionMemberAccess]
     return job
 

@@ -2,5 +2,5 @@
 
 What hosts write is the business of `workers.checkpoint`.
 
-Read `lease_protocol.py` first, then `lease.py` and `manifest.py`.
+Read `lease_protocol.py` first, then `lease.py` and `manifest/`.
 """

@@ -25,7 +25,7 @@ def join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: 
     Raises:
       DescriptorsExhausted: this process may not open enough of them for the other members.
       RuntimeError: the gang did not form within `timeout_s`.
-      GangError: it formed, and the devices of its members are not joined.
+      GangError: it formed, and the devices of its members are not joined; or this process has used JAX before.
       DeviceMissing: this machine has no devices of the platform.
     """
     require_for_device(num_processes)

@@ -24,7 +24,7 @@ from podembed.workers.job.typo_hints import typo_hint
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 
 # Packages whose constructors say themselves what is wrong with their arguments.
-_DECLARING = ("podembed.embedding", "podembed.workers", "podembed.orchestrator")
+_DECLARING = ("podembed.embedding", "podembed.workers", "podembed.orchestrator", "podembed.serving")
 # Where the jobs that come with the program lie, and the package under which earlier versions recorded them.
 _OURS, _OURS_BEFORE = "podembed.jobs.", "jobs."
 _MOVED = {"jobs.chaos_job": "podembed.jobs.chaos.jobs"}

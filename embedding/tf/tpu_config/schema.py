@@ -3,7 +3,7 @@
 The tables below are the whole schema; the names are those of TensorFlow's public `tpu_embedding_configuration.proto`
 and `optimization_parameters.proto`. The classes live in a descriptor pool of their own, so TensorFlow may be imported
 in the same process. Parsing keeps unknown fields and unknown enum values, as TensorFlow's own parser does. What the
-fields mean is in `config_proto.py`.
+fields mean is in `read.py` and `write.py`.
 """
 
 from __future__ import annotations
