@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
 from podembed.jobs.finished_folder import create_once
@@ -155,7 +154,7 @@ def _read(files: list[Path]) -> _Ratings:
 
 def _from_parquet(files: list[Path]) -> _Ratings:
     columns = ["user_id", "movie_id", "rating", "timestamp", "genres"]
-    table = pads.dataset([str(path) for path in files], format="parquet").to_table(columns=columns)
+    table = pa.concat_tables(pq.ParquetFile(path).read(columns) for path in files)
     movies, first = np.unique(table["movie_id"].to_numpy(), return_index=True)
     tags = [[str(tag) for tag in found] for found in table["genres"].take(first).to_pylist()]
     return _ordered(table.drop_columns(["genres"]).rename_columns(list(_RATING_COLUMNS)), movies, tags)

@@ -38,7 +38,7 @@ _INT64 = ir.IntType(64)
 # Part of the name of every type below and so of numba's cache key. Numba watches the file of a kernel, but not those of
 # the kernels that it calls.
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
-_SOURCE_STAMP = f"{zlib.crc32(b''.join(source.read_bytes() for source in _SOURCES)):08x}"
+SOURCE_STAMP = f"{zlib.crc32(b''.join(source.read_bytes() for source in _SOURCES)):08x}"
 
 # Typed as anything: what they make is called with other arguments than what they decorate.
 intrinsic: Any = extending.intrinsic
@@ -55,7 +55,7 @@ class RowType(types.Type):
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
-        super().__init__(name=f"Row({columns}, {_SOURCE_STAMP})")
+        super().__init__(name=f"Row({columns}, {SOURCE_STAMP})")
 
 
 class WidthType(types.Type):
@@ -63,7 +63,7 @@ class WidthType(types.Type):
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
-        super().__init__(name=f"Width({columns}, {_SOURCE_STAMP})")
+        super().__init__(name=f"Width({columns}, {SOURCE_STAMP})")
 
 
 class Width:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from podembed.jobs.cli.settings import run_config
 from podembed.jobs.cli.summary import show_summary
 from podembed.jobs.fitting import fit
+from podembed.jobs.search_path import is_the_command
 from podembed.orchestrator.api.config import ScalingConfig
 from podembed.orchestrator.api.run_errors import EXIT_STOPPED
 from podembed.orchestrator.api.text import format_bytes, plural
@@ -18,6 +19,7 @@ from podembed.orchestrator.planning.recorded import planned
 from podembed.orchestrator.run.finished import finished
 from podembed.orchestrator.run.policy_record import policies_to_keep
 from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.liveness.process_statistics import process_age_s
 
 if TYPE_CHECKING:
     from podembed.jobs.cli.main import Resume, Train
@@ -30,7 +32,7 @@ def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, repor
         recorded=policies_to_keep(run.store, partial(tell, reporter)),
         steps_per_epoch=run.input_plan.steps_per_epoch,
     )
-    started = time.monotonic()
+    started = command_began_s()
     result = finished(run, config, run.newest_commit())
     if result is not None and run.settings_before is not None:
         reporter.notice(
@@ -51,6 +53,13 @@ def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, repor
         scaling=scaling,
     )
     return EXIT_STOPPED if result.stopped_by else 0
+
+
+def command_began_s() -> float:
+    """The moment of the command, by `time.monotonic`: this process began then, but for a program that uses the command
+    line.
+    """
+    return time.monotonic() - (process_age_s() if is_the_command() else 0.0)
 
 
 def introduce(run: OpenRun, scaling: ScalingConfig, reporter: Reporter) -> None:

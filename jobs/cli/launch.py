@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from podembed.jobs.built_in import parse_settings
 from podembed.jobs.cli.data_arguments import data_arguments
-from podembed.jobs.cli.fitting import fit_run
+from podembed.jobs.cli.fitting import command_began_s, fit_run
 from podembed.jobs.cli.job_choice import job_reference
 from podembed.jobs.cli.main import default_storage
 from podembed.jobs.cli.settings import named_by_flags, parse_hosts, run_config, scaling_config
@@ -122,4 +122,4 @@ def resume(command: Resume) -> int:
 
 def reporter_for(log: Literal["text", "json"]) -> Reporter:
     """As `--log` wants it."""
-    return JsonReporter() if log == "json" else ConsoleReporter()
+    return JsonReporter() if log == "json" else ConsoleReporter(began_s=command_began_s())

@@ -17,6 +17,7 @@ from podembed.jobs.command_signals import COMMAND_SIGNALS
 
 # isort: split
 
+import contextlib
 import os
 import sys
 import time
@@ -278,6 +279,23 @@ def _gathered(arguments: list[str]) -> list[str]:
 
 
 def _run(command: Any) -> int:
+    with _early_ray(command):
+        return _run_beside(command)
+
+
+def _early_ray(command: Any) -> contextlib.AbstractContextManager[None]:
+    """Where a command will need a Ray cluster of its own, that one starts while the program is loaded."""
+    if not isinstance(command, Train | Resume) or command.in_process or command.topology is not None:
+        return contextlib.nullcontext()
+    hosts = (command.hosts or "1").partition("-")[0]
+    if not hosts.isdecimal():
+        return contextlib.nullcontext()
+    from podembed.orchestrator.cluster.own_cluster import begun_early
+
+    return begun_early(int(hosts))
+
+
+def _run_beside(command: Any) -> int:
     # Imported late: `--help` should not wait for JAX.
     from podembed.jobs import outcomes
     from podembed.orchestrator.cluster import connection as ray_connection

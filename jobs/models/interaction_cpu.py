@@ -23,11 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import add_symbol
 from numba import cfunc, types
 from numba.core.cgutils import get_or_insert_function
 
 from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES
 from podembed.embedding.kernels.row_vectors import (
+    SOURCE_STAMP,
     WidthType,
     columns_of,
     intrinsic,
@@ -273,40 +275,82 @@ def _backward(width, dim, frame, first, stop):
     publish()
 
 
+@intrinsic
+def _literal_width(typing_context, columns):
+    """A `Width` from a number that the compiler knows."""
+    width = WidthType(columns.literal_value) if isinstance(columns, types.IntegerLiteral) else None
+    return width and (width(columns), lambda context, builder, sig, args: context.get_dummy_value())
+
+
+@intrinsic
+def _helper(typing_context, dim, is_backward):
+    """The address of what `_handlers` makes for another thread. A name that is looked up when code is loaded: numba
+    keeps no code that has an address in it.
+    """
+    if not (isinstance(dim, types.IntegerLiteral) and isinstance(is_backward, types.IntegerLiteral)):
+        return None
+    name = _helper_name(dim.literal_value, is_backward.literal_value)
+
+    def generate(context, builder, sig, args):
+        kind = ir.FunctionType(ir.VoidType(), [_WORD])
+        return builder.ptrtoint(get_or_insert_function(builder.module, kind, name), _WORD)
+
+    return types.int64(dim, is_backward), generate
+
+
+def _helper_name(dim: int, is_backward: int) -> str:
+    return f"podembed_interaction_{'gradient_' if is_backward else ''}help_{dim}"
+
+
+@jit
+def _run(width, dim, is_backward, frame, first, stop):
+    if is_backward:
+        _backward(width, dim, frame, first, stop)
+    else:
+        _forward(width, dim, frame, first, stop)
+
+
+@jit
+def _take_blocks(width, dim, is_backward, shared):
+    num_samples = _word(shared, _SAMPLES)
+    while True:
+        first = _add(shared, _TAKEN, 1) * _BLOCK
+        if first >= num_samples:
+            break
+        _run(width, dim, is_backward, _word(shared, _FRAME), first, min(first + _BLOCK, num_samples))
+        _add(shared, _DONE, 1)
+
+
 # XLA keeps the addresses only; without this the compiled functions would go.
 _kept: list[Any] = []
 
 
-def _handler(kernel: Any, dim: int, width: Any) -> Any:
-    """What XLA calls: runs a kernel over all samples of a frame, by as many threads as it may."""
+def _handler(dim: int, is_backward: int) -> Any:
+    """What XLA calls: runs a kernel over all samples of a frame, by as many threads as it may.
 
-    # Not kept in numba's cache, which does not know one width from another here.
-    @jit(cache=False)
-    def take_blocks(shared):
-        num_samples = _word(shared, _SAMPLES)
-        while True:
-            first = _add(shared, _TAKEN, 1) * _BLOCK
-            if first >= num_samples:
-                break
-            kernel(width(), dim, _word(shared, _FRAME), first, min(first + _BLOCK, num_samples))
-            _add(shared, _DONE, 1)
+    Numba keeps a function that another one encloses by the values that it takes from there, so they are numbers. Among
+    them is what the code of the kernels is known by.
+    """
+    columns, stamp = width_of(dim).columns, SOURCE_STAMP
 
-    @cfunc(types.void(types.int64))
+    @cfunc(types.void(types.int64), cache=True)
     def help(shared):
-        take_blocks(shared)
+        _ = stamp
+        _take_blocks(_literal_width(columns), dim, is_backward, shared)
         _let_go(shared)
 
-    task = help.address
+    add_symbol(_helper_name(dim, is_backward), help.address)
 
-    @cfunc(types.int64(types.int64))
+    @cfunc(types.int64(types.int64), cache=True)
     def handler(frame):
+        _ = stamp
         if _answers_metadata(frame):
             return 0
         num_samples = _num_samples(frame)
         num_blocks = (num_samples + _BLOCK - 1) // _BLOCK
         num_helpers = min(_num_threads(frame), num_blocks) - 1
         if num_helpers < 1:
-            kernel(width(), dim, frame, 0, num_samples)
+            _run(_literal_width(columns), dim, is_backward, frame, 0, num_samples)
             return 0
         shared = _allocate(8 * _SHARED_WORDS)
         _set_word(shared, _TAKEN, 0)
@@ -315,32 +359,24 @@ def _handler(kernel: Any, dim: int, width: Any) -> Any:
         _set_word(shared, _FRAME, frame)
         _set_word(shared, _SAMPLES, num_samples)
         for _ in range(num_helpers):
-            if not _schedule(frame, task, shared):
+            if not _schedule(frame, _helper(dim, is_backward), shared):
                 _let_go(shared)
-        take_blocks(shared)
+        _take_blocks(_literal_width(columns), dim, is_backward, shared)
         while _add(shared, _DONE, 0) < num_blocks:
             _yield(0)
         _let_go(shared)
         return 0
 
-    _kept.append(help)
+    _kept.extend((help, handler))
     return handler
 
 
 @cache
 def _targets(dim: int) -> tuple[str, str]:
     """Compiles and registers both directions for one width; their names."""
-    columns = width_of(dim).columns
-
-    @intrinsic
-    def width(typing_context):
-        return WidthType(columns)(), lambda context, builder, sig, args: context.get_dummy_value()
-
-    forward, backward = _handler(_forward, dim, width), _handler(_backward, dim, width)
     names = (f"podembed_interaction_{dim}", f"podembed_interaction_gradient_{dim}")
-    for name, function in zip(names, (forward, backward), strict=True):
-        jax.ffi.register_ffi_target(name, _capsule(function), platform="cpu")
-        _kept.append(function)
+    for is_backward, name in enumerate(names):
+        jax.ffi.register_ffi_target(name, _capsule(_handler(dim, is_backward)), platform="cpu")
     return names
 
 

@@ -46,12 +46,22 @@ class LastingConsole(Console):
 
 
 class ConsoleReporter(SilentReporter):
-    """Prints to a terminal or a log. Mutated: the live panel and the time of the last line."""
+    """Prints to a terminal or a log. Mutated: the live panel and the time of the last line.
 
-    def __init__(self, console: Console | None = None, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    Args:
+      began_s: moment from which times count, by `monotonic_s`; now by default.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        *,
+        began_s: float | None = None,
+    ) -> None:
         self._console = console or LastingConsole(highlight=False)
         self._monotonic_s = monotonic_s
-        self._began_s = monotonic_s()
+        self._began_s = monotonic_s() if began_s is None else began_s
         self._live: Live | None = None
         self._is_panel = False
         self._last_line_s = self._last_phases_s = -math.inf

@@ -81,6 +81,8 @@ def start(settings: dict[str, Any]) -> Any:
 
     tell_daemons()
     services.get_node = functools.partial(_patient, services.get_node)
+    # Without the dashboard Ray starts its process nevertheless, for statistics of usage that are switched off.
+    services.start_api_server = lambda *arguments, **named: (None, None)
     parameters = RayParams(
         # `ray.init` would replace it by the address of the machine, and Ray then listens on every interface.
         node_ip_address=LOOPBACK,
@@ -107,10 +109,6 @@ def _end_with(settings: dict[str, Any]) -> None:
         if select.select([0], [], [], LOOK_S)[0] and not os.read(0, 1):
             break
     end_cluster(settings["folder"])
-    if os.getppid() != program:
-        # It was killed, and removes nothing any more.
-        for folder in settings["left"]:
-            end_cluster(folder)
     os._exit(0)
 
 

@@ -12,40 +12,25 @@ import contextlib
 import logging
 import os
 import re
-import secrets
-import shutil
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.run_errors import ClusterNotStarted
 from podembed.orchestrator.api.signals import StoppedAtStart
 from podembed.orchestrator.cluster.head_watch import HeadWatch
-from podembed.orchestrator.cluster.own_cluster import OwnCluster, sweep_left
+from podembed.orchestrator.cluster.own_cluster import UNWANTED_LINES, OwnCluster, begun, has_chosen, settle
 from podembed.orchestrator.cluster.places import taking_connections
-from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, claim_folder
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.machines import RayLeftBehind
-from podembed.workers.descriptors import DescriptorsExhausted, require_descriptors
 
-COMPILED_SUFFIX = "-compiled"
 LOOPBACK = "127.0.0.1"
-NICENESS = "RAY_worker_niceness"
-PRESTART = "RAY_prestart_worker_first_driver"
-# Of the daemon with 2 hosts, 70 were seen; it aborts with a limit of 64.
-DAEMON_DESCRIPTORS = 64
-HOST_DESCRIPTORS = 16
 FIRST_WITH_TOKENS = (2, 52)
-# Of what Ray prints of the workers: a page of general advice when one dies, whose end the driver tells itself, and a
-# line of the collectives of CPU devices for each of them.
-UNWANTED_LINES = r"A worker died or was killed|^\[Gloo\] Rank \d+ is connected to \d+ peer ranks"
 TURN_LOOK_S = 0.1
 LEAVE_S = 3.0  # for which a cluster without its head is left
-_has_chosen = threading.Event()  # whether this process imported Ray with the settings of here
 _is_left_behind = threading.Event()  # whether a thread of this process still waits for a head that is gone
 
 
@@ -125,19 +110,14 @@ class _ForeignConnection(Connection):
 
 
 class _OwnConnection(Connection):
-    def __init__(self, num_cpus: int, compiled: str, on_wait: Callable[[], None]) -> None:
-        self._compiled = compiled
-        self._num_cpus = num_cpus
+    def __init__(self, num_hosts: int, on_wait: Callable[[], None]) -> None:
+        self._num_hosts = num_hosts
         self._on_wait = on_wait
         self._cluster = self._joined(on_wait)
 
     def _joined(self, on_wait: Callable[[], None]) -> OwnCluster:
-        # Ray starts workers with a niceness of 15, so one other busy program on the machine is enough to starve a run.
-        # It also starts an idle worker for each processor, which takes a second of it. Ours have environments of their
-        # own, so none of the idle ones would serve.
-        environment = {NICENESS: "0", PRESTART: "0"} | dict(os.environ)
         with _needing_files():
-            cluster = OwnCluster(self._num_cpus, environment=environment, left=[self._compiled])
+            cluster = begun(self._num_hosts)
         try:
             # Takes a second, in which the cluster starts.
             import ray  # noqa: F401
@@ -303,14 +283,8 @@ def connected(
       ClusterNotStarted: Ray did not start, or the cluster at the address could not be joined.
       ConfigurationError: the processes of this machine may not open as much as Ray needs.
     """
-    _settle()
     address = os.environ.get("RAY_ADDRESS")
-    if address is None and "ray" not in sys.modules:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        if os.environ["RAY_AUTH_MODE"] == "token":
-            # Set, so that Ray does not write a token of its own into the home folder.
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        _has_chosen.set()
+    settle()
     if is_connected():
         _skip_unwanted_lines()
         yield _ForeignConnection(emit)
@@ -324,8 +298,7 @@ def connected(
         finally:
             connection.close()
     else:
-        _require_descriptors(num_hosts)
-        with _own(max(os.cpu_count() or 1, 2 * num_hosts), on_wait) as connection:
+        with _own(num_hosts, on_wait) as connection:
             yield connection
 
 
@@ -339,16 +312,8 @@ def is_connected() -> bool:
     return "ray" in sys.modules and sys.modules["ray"].is_initialized()
 
 
-def _settle() -> None:
-    """What Ray reads when it is imported; a program that imported it before chose its own settings."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", UNWANTED_LINES)
-    # Calls that a generation leaves behind fail with it; no code reads their answers any more.
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-
-
 def _skip_unwanted_lines() -> None:
-    """As `_settle`, where the program imported Ray before: it has read its settings by then. A choice of the program
+    """As `settle`, where the program imported Ray before: it has read its settings by then. A choice of the program
     stays.
     """
     try:
@@ -360,20 +325,6 @@ def _skip_unwanted_lines() -> None:
     except (ImportError, AttributeError):
         # Another version of Ray, which prints them.
         return
-
-
-def _require_descriptors(num_hosts: int) -> None:
-    """Raises the soft limit, which the cluster inherits. With too few Ray's daemon does not refuse: it aborts, again
-    and again.
-    """
-    try:
-        require_descriptors(
-            DAEMON_DESCRIPTORS + HOST_DESCRIPTORS * num_hosts,
-            purpose=f"Ray's daemon on this machine and the processes of {num_hosts} "
-            f"{'host' if num_hosts == 1 else 'hosts'}",
-        )
-    except DescriptorsExhausted as error:
-        raise ConfigurationError(str(error)) from error
 
 
 def _switch_tokens_on() -> None:
@@ -402,18 +353,10 @@ def _switch_tokens_on() -> None:
 
 
 @contextlib.contextmanager
-def _own(num_cpus: int, on_wait: Callable[[], None]) -> Iterator[Connection]:
-    if not _has_chosen.is_set():
+def _own(num_hosts: int, on_wait: Callable[[], None]) -> Iterator[Connection]:
+    if not has_chosen.is_set():
         _switch_tokens_on()
-    with contextlib.ExitStack() as stack:
-        with _needing_files():
-            sweep_left()
-            # Not in the cluster's own folder: it outlives a cluster that is started again.
-            compiled, lock = claim_folder(tempfile.gettempdir(), suffix=COMPILED_SUFFIX)
-        stack.callback(os.close, lock)
-        stack.callback(shutil.rmtree, compiled, ignore_errors=True)
-        connection = _OwnConnection(num_cpus, compiled, on_wait)
-        stack.callback(connection.close)
+    with contextlib.closing(_OwnConnection(num_hosts, on_wait)) as connection:
         yield connection
 
 
@@ -504,8 +447,5 @@ def cluster_address() -> str:
 
 
 def compile_cache() -> str:
-    """A folder for compiled programs on each machine: that of a cluster of our own, with which it goes, or one of the
-    user's.
-    """
-    own = sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*{COMPILED_SUFFIX}"))
-    return str(own[0]) if own else f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}"
+    """A folder for compiled programs on each machine, for all runs of this user."""
+    return f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}"

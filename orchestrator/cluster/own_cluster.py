@@ -16,8 +16,10 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,12 @@ import podembed
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.run_errors import ClusterNotStarted
 from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, VARIABLE, claim_folder, end_cluster, sweep
+from podembed.workers.descriptors import DescriptorsExhausted, require_descriptors
 from podembed.workers.liveness.process_statistics import ProcessStatistics, read_statistics
 
 DAEMONS = ("gcs_server", "raylet")
+NICENESS = "RAY_worker_niceness"
+PRESTART = "RAY_prestart_worker_first_driver"
 # The supervisor finds the same program there that this one is, also where none is installed.
 PROGRAM_FOLDER = str(Path(podembed.__file__).absolute().parents[1])
 SUPERVISOR = Path(__file__).with_name("cluster_supervisor.py")
@@ -37,6 +42,16 @@ START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 15.0
 KNOWN_RAY = "2.50 or 2.60"  # with which it was tried
 LONGEST_SOCKET_BYTES = 107  # of a Unix socket's path
+# Of the daemon with 2 hosts, 70 were seen; it aborts with a limit of 64.
+DAEMON_DESCRIPTORS = 64
+HOST_DESCRIPTORS = 16
+# Of what Ray prints of the workers: a page of general advice when one dies, whose end the driver tells itself, and a
+# line of the collectives of CPU devices for each of them.
+UNWANTED_LINES = r"A worker died or was killed|^\[Gloo\] Rank \d+ is connected to \d+ peer ranks"
+has_chosen = threading.Event()
+"""Whether this process imports Ray with the settings of here."""
+# In each process that imports it.
+SET_BY_JAX = {"TPU_SKIP_MDS_QUERY", "TF_CPP_MIN_LOG_LEVEL"}
 _LOOK_S = 0.1
 _SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -47,13 +62,12 @@ class OwnCluster:
     Args:
       num_cpus: number of CPUs that Ray counts with.
       environment: environment of the cluster's processes.
-      left: folders that go with the program, if it is killed.
 
     Raises:
       ClusterNotStarted: there is no room for its sockets.
     """
 
-    def __init__(self, num_cpus: int, *, environment: Mapping[str, str], left: Sequence[str] = ()) -> None:
+    def __init__(self, num_cpus: int, *, environment: Mapping[str, str]) -> None:
         session_name = f"session_{secrets.token_hex(4)}"
         base = socket_base(session_name, [tempfile.gettempdir(), *_SHORT_FOLDERS])
         self._folder, self._lock = claim_folder(base)
@@ -63,7 +77,6 @@ class OwnCluster:
             "folder": self._folder,
             "lock": self._lock,
             "program": os.getpid(),
-            "left": list(left),
             # Ray opens its own folder to all users; the folder above lets none of them through.
             "temp_dir": f"{self._folder}/r",
             "session_name": session_name,
@@ -166,9 +179,95 @@ class OwnCluster:
             os.close(self._lock)
 
 
-def sweep_left() -> None:
-    """Ends clusters whose programs and supervisors were killed together."""
+def settle() -> None:
+    """What Ray reads when it is imported; a program that imported it before chose its own settings."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", UNWANTED_LINES)
+    # Calls that a generation leaves behind fail with it; no code reads their answers any more.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    if "RAY_ADDRESS" not in os.environ and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if os.environ["RAY_AUTH_MODE"] == "token":
+            # Set, so that Ray does not write a token of its own into the home folder.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        has_chosen.set()
+
+
+@dataclass(slots=True)
+class _Early:
+    """A cluster that `begun_early` began. Mutated: None when `begun` has taken it."""
+
+    cluster: OwnCluster | None
+    num_cpus: int
+    environment: Mapping[str, str]
+
+
+_early: list[_Early] = []
+
+
+@contextlib.contextmanager
+def begun_early(num_hosts: int) -> Iterator[None]:
+    """Begins a cluster that a `begun` in the block takes. Ray then starts while the program imports what it needs. One
+    that nobody takes is ended. Where none can be begun, `begun` says so.
+    """
+    if "RAY_ADDRESS" in os.environ or "ray" in sys.modules:
+        yield
+        return
+    settle()
+    with contextlib.suppress(OSError, ClusterNotStarted, ConfigurationError):
+        early = _Early(begun(num_hosts), _num_cpus(num_hosts), dict(os.environ))
+        _early.append(early)
+    try:
+        yield
+    finally:
+        for early in _early:
+            if early.cluster is not None:
+                early.cluster.close()
+        _early.clear()
+
+
+def begun(num_hosts: int) -> OwnCluster:
+    """A cluster that starts now, or started before in `begun_early` with as many CPUs and the same environment: its
+    processes have it from there.
+
+    Raises:
+      As `OwnCluster`.
+      ConfigurationError: the processes of this machine may not open as much as Ray needs.
+    """
+    num_cpus = _num_cpus(num_hosts)
+    for early in _early:
+        cluster, early.cluster = early.cluster, None
+        if cluster is not None:
+            changed = {name for name, _ in early.environment.items() ^ os.environ.items()}
+            if early.num_cpus == num_cpus and changed <= SET_BY_JAX:
+                return cluster
+            cluster.close()
+    _require_descriptors(num_hosts)
+    # What was left by programs and supervisors that were killed together.
     sweep([tempfile.gettempdir(), *_SHORT_FOLDERS])
+    # Ray starts workers with a niceness of 15, so one other busy program on the machine is enough to starve a run. It
+    # also starts an idle worker for each processor, which takes a second of it. Ours have environments of their own, so
+    # none of the idle ones would serve.
+    return OwnCluster(num_cpus, environment={NICENESS: "0", PRESTART: "0"} | dict(os.environ))
+
+
+def _num_cpus(num_hosts: int) -> int:
+    """CPUs that Ray counts with: those of this machine, or one for each of a host's two processes."""
+    return max(os.cpu_count() or 1, 2 * num_hosts)
+
+
+def _require_descriptors(num_hosts: int) -> None:
+    """Raises the soft limit, which the cluster inherits. With too few Ray's daemon does not refuse: it aborts, again
+    and again.
+    """
+    try:
+        require_descriptors(
+            DAEMON_DESCRIPTORS + HOST_DESCRIPTORS * num_hosts,
+            purpose=f"Ray's daemon on this machine and the processes of {num_hosts} "
+            f"{'host' if num_hosts == 1 else 'hosts'}",
+        )
+    except DescriptorsExhausted as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def socket_base(session_name: str, candidates: Sequence[str]) -> str:

@@ -28,13 +28,13 @@ END_TIMEOUT_S = 10.0
 _LOOK_S = 0.05
 
 
-def claim_folder(base: str, *, suffix: str = "") -> tuple[str, int]:
+def claim_folder(base: str) -> tuple[str, int]:
     """Makes a folder that only this user can enter, and locks it. Returns its path and the descriptor that holds the
     lock.
 
     The name has the process id, for people and for programs of before the lock.
     """
-    folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", suffix=suffix, dir=base)
+    folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=base)
     try:
         # Locked before it has its name: another program that sweeps just now would take a free lock for one that was
         # left.

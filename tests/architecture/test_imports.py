@@ -62,6 +62,7 @@ READS_ENVIRONMENT = {
     "jobs/search_path.py",
     "orchestrator/cluster/ray_backend.py",
     "orchestrator/cluster/connection.py",
+    "orchestrator/cluster/own_cluster.py",
     "orchestrator/run/run.py",
     "workers/actors.py",
 }
@@ -90,6 +91,7 @@ READS_CLOCK = {
     "workers/checkpoint/frozen_rows.py",
     "workers/checkpoint/file_threads.py",
     "workers/device/doorway.py",
+    "workers/device/compile_cache.py",
     "workers/device/gang.py",
     "workers/device/measures/jax_profile.py",
     "workers/device/model_step.py",

@@ -15,11 +15,15 @@ import contextlib
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+
+KEPT_S = 30 * 24 * 3600.0
+"""How long a program is kept that nobody reads."""
 
 
 def use_compile_cache(folder: str) -> bool:
@@ -36,6 +40,7 @@ def use_compile_cache(folder: str) -> bool:
         os.mkdir(folder, mode=0o700)
     if not _is_private(folder):
         return False
+    _remove_old(folder)
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -88,6 +93,17 @@ def _write_whole_files() -> None:
             file.unlink(missing_ok=True)
 
     LRUCache.put = put_whole
+
+
+def _remove_old(folder: str) -> None:
+    """JAX has a limit of bytes, but then it locks the folder for each program."""
+    now_s = time.time()
+    for entry in os.scandir(folder):
+        # Other processes do the same.
+        with contextlib.suppress(OSError):
+            found = entry.stat(follow_symlinks=False)
+            if now_s - max(found.st_atime, found.st_mtime) > KEPT_S and stat.S_ISREG(found.st_mode):
+                os.unlink(entry.path)
 
 
 def _is_private(folder: str) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import mmap
 import os
 import resource
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -127,6 +128,12 @@ def read_statistics(process: int) -> ProcessStatistics | None:
         return None
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     return ProcessStatistics(process=process, started=int(fields[19]), cpu_s=cpu_s, state=fields[0])
+
+
+def process_age_s() -> float:
+    """How long ago this process began, as far as the kernel says; else 0."""
+    found = read_statistics(os.getpid())
+    return 0.0 if found is None else time.clock_gettime(time.CLOCK_BOOTTIME) - found.started / _TICKS_PER_S
 
 
 def processes_with(variable: str, values: Collection[str]) -> dict[str, int]:

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,14 @@ from podembed.jobs.outcomes import exit_code
 from podembed.jobs.supervise.supervision import Again, after_exit
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.run_errors import EXIT_TOO_FEW_HOSTS, ClusterNotStarted
-from podembed.orchestrator.cluster.own_cluster import LONGEST_SOCKET_BYTES, OwnCluster, socket_base
+from podembed.orchestrator.cluster import own_cluster
+from podembed.orchestrator.cluster.own_cluster import (
+    LONGEST_SOCKET_BYTES,
+    OwnCluster,
+    begun,
+    begun_early,
+    socket_base,
+)
 from podembed.orchestrator.cluster.processes import FOLDER_PREFIX
 from tests.processes import wait_for
 
@@ -64,6 +73,65 @@ def test_a_cluster_that_does_not_start_says_why_and_leaves_nothing(
         wait_for("end of the folder", lambda: left_in(Path(base)) == [], seconds=60)
 
 
+@pytest.fixture
+def no_cluster_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """As in a program that has not imported Ray. Yields the folder for clusters."""
+    monkeypatch.setattr(os, "environ", {name: text for name, text in os.environ.items() if not name.startswith("RAY_")})
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(own_cluster, "has_chosen", threading.Event())
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        yield Path(base)
+        wait_for("end of all folders", lambda: left_in(Path(base)) == [], seconds=60)
+
+
+def test_a_cluster_that_began_early_is_taken_once(no_cluster_yet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with begun_early(2):
+        (early,) = left_in(no_cluster_yet)
+        # What importing JAX sets is no reason for another one.
+        monkeypatch.setitem(os.environ, "TPU_SKIP_MDS_QUERY", "1")
+        first = begun(2)
+        assert left_in(no_cluster_yet) == [early]
+        second = begun(2)
+        assert len(left_in(no_cluster_yet)) == 2
+        second.close()
+    assert left_in(no_cluster_yet) == [early], "it belongs to who took it"
+    first.close()
+    assert left_in(no_cluster_yet) == []
+
+
+@pytest.mark.parametrize("change", ["hosts", "environment"])
+def test_a_cluster_that_began_early_as_another_one_is_left(
+    change: str, no_cluster_yet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_hosts = 2 * (os.cpu_count() or 1)
+    with begun_early(num_hosts):
+        (early,) = left_in(no_cluster_yet)
+        if change == "environment":
+            monkeypatch.setitem(os.environ, "PYTHONPATH", "/somewhere")
+        cluster = begun(num_hosts + (change == "hosts"))
+        assert early not in left_in(no_cluster_yet)
+        cluster.close()
+
+
+def test_a_cluster_that_began_early_and_is_not_taken_ends(no_cluster_yet: Path) -> None:
+    with begun_early(1):
+        assert len(left_in(no_cluster_yet)) == 1
+    assert left_in(no_cluster_yet) == []
+
+
+@pytest.mark.parametrize("why", ["address", "import"])
+def test_no_cluster_begins_early_for_a_program_that_has_its_own_way(
+    why: str, no_cluster_yet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "address":
+        monkeypatch.setitem(os.environ, "RAY_ADDRESS", "127.0.0.1:1")
+    else:
+        monkeypatch.setitem(sys.modules, "ray", sys)
+    with begun_early(1):
+        assert left_in(no_cluster_yet) == []
+
+
 def test_a_supervisor_that_cannot_begin_leaves_no_folder_and_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         monkeypatch.setattr(tempfile, "tempdir", base)
@@ -77,15 +145,13 @@ def test_a_supervisor_that_cannot_begin_leaves_no_folder_and_no_lock(monkeypatch
 
 def test_a_program_that_is_killed_before_its_supervisor_runs_leaves_nothing() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
-        compiled = Path(base, "compiled")
-        compiled.mkdir()
         # It ends before a supervisor can have imported anything.
         program = (
             "import os, sys; from podembed.orchestrator.cluster.own_cluster import OwnCluster; "
-            "OwnCluster(1, environment=os.environ, left=[sys.argv[1]]); os.kill(os.getpid(), 9)"
+            "OwnCluster(1, environment=os.environ); os.kill(os.getpid(), 9)"
         )
-        subprocess.run([sys.executable, "-c", program, str(compiled)], env=dict(os.environ) | {"TMPDIR": base})
-        wait_for("end of both folders", lambda: os.listdir(base) == [], seconds=60)
+        subprocess.run([sys.executable, "-c", program], env=dict(os.environ) | {"TMPDIR": base})
+        wait_for("end of the folder", lambda: os.listdir(base) == [], seconds=60)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,21 @@ def test_a_folder_is_made_for_this_user_alone(tmp_path: Path, settings: dict[str
     assert folder.stat().st_mode & 0o777 == 0o700
     assert use_compile_cache(str(folder)), "it may be there already"
     assert settings["jax_compilation_cache_dir"] == str(folder)
+
+
+def test_what_nobody_read_for_a_month_goes(tmp_path: Path, settings: dict[str, Any]) -> None:
+    folder = tmp_path / "compiled"
+    folder.mkdir(mode=0o700)
+    (folder / "below").mkdir()
+    now_s = time.time()
+    # (when it was read, when it was written), in days before now.
+    for name, days in {"read": (1, 90), "written": (90, 1), "left": (31, 90), "below": (90, 90)}.items():
+        path = folder / name
+        if name != "below":
+            path.write_text("")
+        os.utime(path, tuple(now_s - day * 86400 for day in days))
+    assert use_compile_cache(str(folder))
+    assert sorted(os.listdir(folder)) == ["below", "read", "written"]
 
 
 @pytest.mark.parametrize("kind", ["open", "link", "missing", "file", "replaceable"])
