@@ -31,6 +31,7 @@ def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, repor
         steps=run.total_steps,
         recorded=policies_to_keep(run.store, partial(tell, reporter)),
         steps_per_epoch=run.input_plan.steps_per_epoch,
+        is_stale=run.job.staleness > 0,
     )
     started = command_began_s()
     result = finished(run, config, run.newest_commit())

@@ -51,7 +51,7 @@ def train(command: Train) -> int:
     with _told(reporter, f"loading the job {job_name} and what it imports; a built-in one makes its data once"):
         job = reference.resolve()
     check_hosts(job, scaling)
-    check_policies(job, run_config(command, steps=1))
+    check_policies(job, run_config(command, steps=1, is_stale=job.staleness > 0))
     name = command.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     storage = command.storage or default_storage()
     if not command.resume:

@@ -67,7 +67,7 @@ class _Training:
     docs/operations.md.
     """
     checkpoint_every: str | None = None
-    """Steps between commits, or epochs such as 1epoch or 0.5epoch; by default about ten per run."""
+    """Steps between commits, or epochs such as 1epoch or 0.5epoch; by default about ten per run, 5 s apart at least."""
     checkpoint_seconds: float | None = None
     """Seconds between commits, instead of steps or besides them."""
     keep: int | None = None

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 COMMITS_A_RUN = 10
+# Where no flag says how often: a commit takes training some hundredths of a second, and half a second beside it.
+SECONDS_APART = 5.0
 EVALUATIONS_A_RUN = 4
 KEPT_COMMITS = 3
 FEWEST_STEPS = 20  # between two commits or evaluations, unless a flag says otherwise
@@ -174,13 +176,19 @@ def scaling_config(command: Train | Resume, hosts: int | tuple[int, int]) -> Sca
 
 @named_by_flags()
 def run_config(
-    command: Train | Resume, *, steps: int, recorded: PolicyRecord | None = None, steps_per_epoch: int | None = None
+    command: Train | Resume,
+    *,
+    steps: int,
+    recorded: PolicyRecord | None = None,
+    steps_per_epoch: int | None = None,
+    is_stale: bool = False,
 ) -> RunConfig:
     """The policies that the flags ask for, with defaults for a run of so many steps.
 
     Args:
       recorded: what the run has kept so far; flags go before it.
       steps_per_epoch: None before it is known, when only the form of the flags is checked.
+      is_stale: whether the job has staleness. Its numbers depend on where commits are, which no clock may decide then.
 
     Raises:
       ConfigurationError: a flag is out of its range.
@@ -213,6 +221,7 @@ def run_config(
             if by_clock_alone
             else spread("--checkpoint-every", command.checkpoint_every, COMMITS_A_RUN),
             every_seconds=command.checkpoint_seconds,
+            seconds_apart=0.0 if is_stale or by_clock_alone or command.checkpoint_every else SECONDS_APART,
             on_best=on_best,
             metric=metric,
             metric_order=recorded.config.metric_order if recorded and metric == recorded.metric else None,

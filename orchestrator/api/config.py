@@ -45,6 +45,8 @@ class CheckpointConfig:
       every_steps, every_seconds: commit when so many have passed since the last commit; both, where both are given.
         With neither of them nor `on_best`, commit after evaluations. Steps may be epochs as text, such as `"1epoch"` or
         `"0.5epoch"`.
+      seconds_apart: leave a commit of `every_steps` out until so many seconds have passed since the one before was
+        done, so that a short run does not wait for its commits.
       on_best: commit after an evaluation that is better than that of every commit so far.
       metric: what "best" means here: `auc`, `log_loss`, `loss` (the job's own, see `Evaluation`) or the name of one of
         `JobConfig.metrics`. None stands for `auc`, and for `loss` where the job declares a loss.
@@ -62,6 +64,7 @@ class CheckpointConfig:
 
     every_steps: int | str | None = None
     every_seconds: float | None = None
+    seconds_apart: float = 0.0
     on_best: bool = False
     metric: str | None = None
     metric_order: Order | None = None
@@ -77,6 +80,11 @@ class CheckpointConfig:
         check_steps(self, "keep_every_steps", ConfigurationError)
         if self.every_seconds is not None and not 0 < self.every_seconds < math.inf:
             raise ConfigurationError(f"Found every_seconds={self.every_seconds}. Expected seconds above 0, or None.")
+        if not 0 <= self.seconds_apart < math.inf or (self.seconds_apart and self.every_steps is None):
+            raise ConfigurationError(
+                f"Found seconds_apart={self.seconds_apart} with every_steps={self.every_steps}. Expected seconds of at "
+                "least 0, and steps between commits. Give both, or leave seconds_apart out."
+            )
         if self.metric is not None and not (isinstance(self.metric, str) and self.metric):
             raise ConfigurationError(
                 f"Found metric={self.metric!r}. Expected the name of a metric, such as 'auc' or 'loss'. Choose one, or "
@@ -102,7 +110,7 @@ class CheckpointConfig:
         """When to commit on the way. Steps must be known, see `in_steps`."""
         policies: list[SavePolicy] = []
         if (every_steps := known_steps("every_steps", self.every_steps)) is not None:
-            policies.append(EverySteps(every_steps))
+            policies.append(EverySteps(every_steps, self.seconds_apart))
         if self.every_seconds is not None:
             policies.append(EverySeconds(self.every_seconds))
         if self.on_best:

@@ -27,12 +27,13 @@ def check_policies(job: JobConfig, config: RunConfig) -> None:
     """
     with_metric(job, config.checkpoint_config)
     _check_stopping(job, config)
-    every_seconds = config.checkpoint_config.every_seconds
-    if job.staleness and every_seconds is not None:
+    commits = config.checkpoint_config
+    by_clock = {name: getattr(commits, name) for name in ("every_seconds", "seconds_apart") if getattr(commits, name)}
+    for name, seconds in by_clock.items() if job.staleness else ():
         raise ConfigurationError(
-            f"Found every_seconds={every_seconds} with staleness={job.staleness}. Expected commits at steps: a stale "
-            "lookup is not made across a "
-            "commit, so numbers would follow the clock. Use every_steps (--checkpoint-every), or staleness 0."
+            f"Found {name}={seconds} with staleness={job.staleness}. Expected commits at steps: a stale lookup is not "
+            "made across a commit, so numbers would follow the clock. Use every_steps alone (--checkpoint-every), or "
+            "staleness 0."
         )
 
 

@@ -29,6 +29,7 @@ class Moment:
     Attributes:
       saved_step: the step of the last commit; 0 before the first.
       since_save_s: seconds since then, or since the generation began.
+      since_done_s: seconds since the last commit was done; 0 while one is written.
       metrics: metrics of an evaluation after exactly this step, by name; empty without one.
       best: per metric the best value among the commits so far.
     """
@@ -36,6 +37,7 @@ class Moment:
     step: int
     saved_step: int
     since_save_s: float = 0.0
+    since_done_s: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, float] = field(default_factory=dict)
 
@@ -52,14 +54,17 @@ class SavePolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EverySteps:
-    """Saves at each multiple of `steps`."""
+    """Saves at each multiple of `steps`, but for those that come sooner after the commit before than `seconds_apart`:
+    they would keep training waiting for it.
+    """
 
     steps: int
+    seconds_apart: float = 0.0
 
     needs_evaluation: ClassVar[bool] = False
 
     def next_save(self, now: Moment) -> int | None:
-        if now.step > now.saved_step and now.step % self.steps == 0:
+        if now.step > now.saved_step and now.step % self.steps == 0 and now.since_done_s >= self.seconds_apart:
             return now.step
         return (now.step // self.steps + 1) * self.steps
 

@@ -118,6 +118,7 @@ class Committing:
     def _acknowledged(self, manifest: Manifest, seconds: float) -> None:
         shared = self._shared
         self._group.acknowledge(manifest.name)
+        shared.saves.done()
         shared.watch.committed(seconds)
         self._end_span()
         shared.emit(

@@ -30,6 +30,7 @@ class Saves:
     monotonic: Callable[[], float] = time.monotonic
     _saved_step: int = 0
     _saved_s: float = 0.0
+    _done_s: float | None = 0.0
     _best: dict[str, float] = field(default_factory=dict)
     _taken: dict[int, Mapping[str, float]] = field(default_factory=dict)
 
@@ -48,6 +49,7 @@ class Saves:
           commits: commits of the lineage; their metrics are what a new best has to beat.
         """
         self._saved(step)
+        self._done_s = self._saved_s
         self._taken = {commit.step: commit.metrics for commit in commits}
         self._compare()
 
@@ -85,10 +87,12 @@ class Saves:
         Args:
           metrics: metrics of an evaluation at this very step.
         """
+        now_s = self.monotonic()
         now = Moment(
             step=step,
             saved_step=self._saved_step,
-            since_save_s=self.monotonic() - self._saved_s,
+            since_save_s=now_s - self._saved_s,
+            since_done_s=0.0 if self._done_s is None else now_s - self._done_s,
             metrics=metrics,
             best=self._best,
         )
@@ -99,13 +103,18 @@ class Saves:
         self._compare()
         return True
 
+    def done(self) -> None:
+        """The commit that was made last is published."""
+        self._done_s = self.monotonic()
+
     def failed(self, step: int) -> None:
         """The commit of this step was not made after all, so the best one is among the others."""
+        self.done()
         self._taken.pop(step, None)
         self._compare()
 
     def _saved(self, step: int) -> None:
-        self._saved_step, self._saved_s = step, self.monotonic()
+        self._saved_step, self._saved_s, self._done_s = step, self.monotonic(), None
 
     def _compare(self) -> None:
         self._best = {}

@@ -36,6 +36,9 @@ from podembed.workers.job.ranking import LogLoss, Metric, RecallAt
         (EverySteps(10), Moment(step=10, saved_step=10), 20),
         (EverySteps(10), Moment(step=17, saved_step=13), 20),
         (EverySteps(1), Moment(step=5, saved_step=4), 5),
+        (EverySteps(10, 5.0), Moment(step=20, saved_step=10, since_save_s=9.0, since_done_s=4.9), 30),
+        (EverySteps(10, 5.0), Moment(step=20, saved_step=10, since_save_s=9.0, since_done_s=5.0), 20),
+        (EverySteps(10, 5.0), Moment(step=25, saved_step=10, since_save_s=9.0, since_done_s=5.0), 30),
         (EverySeconds(60), Moment(step=7, saved_step=3, since_save_s=59.9), None),
         (EverySeconds(60), Moment(step=7, saved_step=3, since_save_s=60), 7),
         (EverySeconds(60), Moment(step=3, saved_step=3, since_save_s=900), None),
@@ -71,6 +74,7 @@ def test_any_policy_may_ask_and_the_nearest_known_step_counts() -> None:
         (CheckpointConfig(), (AfterEvaluation(),)),
         (CheckpointConfig(every_steps=5), (EverySteps(5),)),
         (CheckpointConfig(every_seconds=2.5), (EverySeconds(2.5),)),
+        (CheckpointConfig(every_steps=5, seconds_apart=2), (EverySteps(5, 2),)),
         (CheckpointConfig(every_steps=5, every_seconds=9), (EverySteps(5), EverySeconds(9))),
         (CheckpointConfig(every_steps=5, on_best=True, metric="log_loss"), (EverySteps(5), OnBest("log_loss"))),
     ],
@@ -107,6 +111,29 @@ def test_seconds_count_from_the_last_commit_whatever_asked_for_it() -> None:
     clock.now_s += 1
     run.begin(10, ())
     assert not run.take(11, {}), "a new generation has just restored what is committed"
+
+
+def test_commits_that_would_wait_for_the_one_before_are_left_out() -> None:
+    clock = Clock()
+    clock.now_s = 1_000.0
+    run = saves(CheckpointConfig(every_steps=10, seconds_apart=5.0), clock)
+    run.begin(0, ())
+    clock.now_s += 4
+    assert not run.take(10, {})
+    assert run.next_boundary(10) == 20
+    clock.now_s += 1
+    assert run.take(20, {})
+    clock.now_s += 9
+    assert not run.take(30, {}), "the one before is still written"
+    run.done()
+    clock.now_s += 4
+    assert not run.take(40, {})
+    clock.now_s += 1
+    assert run.take(50, {})
+    run.failed(50)
+    clock.now_s += 5
+    assert run.take(60, {})
+    assert run.take(100, {}), "the last step is committed in any case"
 
 
 def test_a_new_best_must_beat_the_commits_of_earlier_drivers() -> None:

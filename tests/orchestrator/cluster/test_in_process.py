@@ -520,6 +520,8 @@ def test_one_process_is_one_host() -> None:
         (lambda: CheckpointConfig(every_steps=0), "every_steps=0"),
         (lambda: CheckpointConfig(every_seconds=0.0), "every_seconds=0.0"),
         (lambda: CheckpointConfig(every_seconds=float("nan")), "every_seconds=nan"),
+        (lambda: CheckpointConfig(every_steps=5, seconds_apart=-1.0), "seconds_apart=-1.0 with every_steps=5"),
+        (lambda: CheckpointConfig(seconds_apart=5.0), "seconds_apart=5.0 with every_steps=None"),
         (lambda: CheckpointConfig(num_to_keep=1), "num_to_keep=1"),
         (lambda: CheckpointConfig(keep_every_steps=0), "keep_every_steps=0"),
         (lambda: CheckpointConfig(keep_best=-1), "keep_best=-1"),

@@ -90,6 +90,7 @@ def test_a_run_that_is_to_end_does_not_wait() -> None:
     with pytest.raises(StoppedAtStart):
         waiting(clock, notices, stop=stop)(ask)
     assert clock.now_s < 110.0
+    assert notices[-1].startswith("the run ends without waiting for the storage. ")
     assert str(AWAY) in notices[-1]
 
 
