@@ -14,6 +14,7 @@ from benchmarks.workloads import (
     NUM_DENSE,
     MixedBatch,
     MixedWorkload,
+    attention_values,
     mixed_dense_values,
     mixed_table_values,
     mixed_workload,
@@ -25,6 +26,7 @@ from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
+from podembed.workers.model.contract import ModelSpec
 
 
 class MixedData(InMemory):
@@ -61,6 +63,8 @@ def mixed_job(
     import jax.numpy as jnp
     import optax
 
+    from podembed.jobs.models.sasrec import SASRec
+
     shape = mixed_workload(bench)
 
     class Concatenation:
@@ -76,15 +80,36 @@ def mixed_job(
             joined = jnp.concatenate([dense, *activations.values()], axis=1)
             return (jax.nn.relu(joined @ top + top_bias) @ last + last_bias)[:, 0]
 
+    class GivenSASRec(SASRec):
+        """A SASRec whose first values are those of the workload."""
+
+        def init(self, key: jax.Array, spec: ModelSpec) -> dict[str, Any]:
+            params, values = SASRec.init(self, key, spec), attention_values(shape)
+            params["positions"] = jnp.asarray(values.pop("positions"))
+            (block,) = params["blocks"]
+            for name, weight in values.items():
+                block[name] = [{"weight": jnp.asarray(weight), "bias": jnp.zeros(weight.shape[1])}]
+            return params
+
     rate, epsilon = shape.learning_rate, shape.epsilon
+    has_attention = bool(shape.longest)
+    history, *others = (shape.feature(at) for at in range(len(shape.lengths)))
     tables = [
         TableConfig(rows, dim, name=f"t{at:03d}", combiner=combiner, initializer=mixed_table_values(shape, at))
         for at, (rows, dim, combiner) in enumerate(zip(shape.table_rows, shape.dims, shape.combiners, strict=True))
     ]
     return JobConfig(
         name=f"bench-{bench}",
-        features={shape.feature(at): FeatureConfig(tables[table]) for at, table in enumerate(shape.table_of)},
-        model=Concatenation(),
+        features={
+            shape.feature(at): FeatureConfig(
+                tables[table], max_sequence_length=shape.longest[at] if has_attention else 0
+            )
+            for at, table in enumerate(shape.table_of)
+        },
+        model=GivenSASRec(history=history, item=others[0], blocks=1, dropout=0.0)
+        if has_attention
+        else Concatenation(),
+        candidates=others[0] if has_attention else None,
         data=MixedData(folder, label="label", dense=tuple(f"x{at}" for at in range(NUM_DENSE)), bench=bench),
         batch_size=shape.batch_size,
         optimizer=RowWiseAdagrad(rate, epsilon=epsilon)

@@ -3,11 +3,14 @@
 `C` has 200 tables of 100 to 20 million rows and four widths. Nine features in ten are bags of 3 ids on average; every
 tenth is a history of 50. `C2` has two tables of 12 million rows, with four features of 20 ids each. It is for tables
 that are cut: pass `--placement buckets`, since two hosts would take one table each. `F` has 40 features over 6 tables,
-bags of 12 ids on average, and a weight for each id. `small-C`, `small-C2` and `small-F` have tables of a thousandth,
-for trying things out.
+bags of 12 ids on average, and a weight for each id. `small-C` and so on have tables of a thousandth, for trying things
+out.
 
-Ids are uniform, which leaves nothing to deduplicate. The dense half is small: two layers below, one above. Every number
-follows from one seed, so losses of other frameworks on these numbers are comparable to four digits.
+`S` is SASRec with one block over a million items. Histories have 1 to 50 of them, and each sample has 20 candidates,
+the first one positive.
+
+Ids are uniform, which leaves nothing to deduplicate. The dense half of all but `S` is small: two layers below, one
+above. Every number follows from one seed, so losses of other frameworks on these numbers are comparable to four digits.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 
 SEED = 777
 NUM_DENSE = 13
-NAMES = ("C", "C2", "F", "small-C", "small-C2", "small-F")
+NAMES = ("C", "C2", "F", "S", "small-C", "small-C2", "small-F", "small-S")
 # Poisson with this mean, written as a length.
 BAG = -3
 WEIGHTED_BAG = -12
@@ -34,7 +37,10 @@ class MixedWorkload:
     Attributes:
       table_rows, dims, combiners: one entry a table.
       table_of: per feature, the position of its table.
-      lengths: per feature, ids of a sample; negative for Poisson numbers of that mean.
+      lengths: per feature, ids of a sample; negative for Poisson numbers of that mean, 0 for even ones from 1 to
+        `longest`.
+      longest: of workloads with attention, per feature the vectors of a sample that stay apart. The first feature is
+        the history, the second one the candidates.
       bottom, top: widths of the dense layers; the last one, of width 1, is not counted.
     """
 
@@ -47,6 +53,7 @@ class MixedWorkload:
     batch_size: int
     num_batches: int
     learning_rate: float
+    longest: tuple[int, ...] = ()
     bottom: tuple[int, ...] = (64, 32)
     top: int = 32
     epsilon: float = 1e-8
@@ -114,6 +121,19 @@ def mixed_workload(name: str) -> MixedWorkload:
             learning_rate=0.01,
             has_weights=True,
         )
+    if name == "S":
+        return MixedWorkload(
+            name=name,
+            table_rows=(1_000_000,),
+            dims=(64,),
+            combiners=("sum",),
+            table_of=(0, 0),
+            lengths=(0, 20),
+            longest=(50, 20),
+            batch_size=512,
+            num_batches=32,
+            learning_rate=0.01,
+        )
     raise ValueError(f"Found workload {name!r}. Expected one of {', '.join(NAMES)}. Pass --bench.")
 
 
@@ -141,13 +161,17 @@ def write_mixed(shape: MixedWorkload, folder: Path) -> None:
         lengths = np.empty((len(shape.lengths), shape.batch_size), np.int32)
         all_ids = []
         for at, length in enumerate(shape.lengths):
-            lengths[at] = random.poisson(-length, shape.batch_size) if length < 0 else length
+            if length:
+                lengths[at] = random.poisson(-length, shape.batch_size) if length < 0 else length
+            else:
+                lengths[at] = random.integers(1, shape.longest[at] + 1, shape.batch_size)
             ids = random.integers(0, shape.table_rows[shape.table_of[at]], int(lengths[at].sum()))
             all_ids.append(ids)
             bag = np.repeat(np.arange(shape.batch_size), lengths[at])
             part = np.bincount(bag, _teacher_weight(at, ids), shape.batch_size)
             score += 3 * (part / np.maximum(1, lengths[at])).astype(np.float32) / np.sqrt(len(shape.lengths))
         is_one = random.random(shape.batch_size) < 1 / (1 + np.exp(-(score - 1)))
+        is_one |= bool(shape.longest)  # one candidate of each sample is positive
         arrays = {"dense": dense, "labels": is_one.astype(np.float32), "lengths": lengths}
         if shape.has_weights:
             arrays["weights"] = random.random(int(lengths.sum()), np.float32) + np.float32(0.5)
@@ -208,3 +232,15 @@ def mixed_dense_values(shape: MixedWorkload) -> list[tuple[np.ndarray, np.ndarra
         values.append((weight.astype(np.float32), np.zeros(outputs, np.float32)))
         inputs = outputs
     return values
+
+
+def attention_values(shape: MixedWorkload) -> dict[str, np.ndarray]:
+    """First positions `[longest, width]`, and first weights `[width, width]` of the layers of a block of attention.
+    Biases begin at 0, and norms at 1.
+    """
+    random = np.random.default_rng([SEED, 10])
+    longest, width = shape.longest[0], shape.dims[0]
+    values = {"positions": 0.02 * random.standard_normal((longest, width))}
+    for name in ("query", "key", "value", "inner", "outer"):
+        values[name] = random.standard_normal((width, width)) * width**-0.5
+    return {name: value.astype(np.float32) for name, value in values.items()}
