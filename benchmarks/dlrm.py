@@ -49,7 +49,7 @@ from podembed.workers.data.config import ParquetData  # noqa: E402
 from podembed.workers.device.options import Transfers  # noqa: E402
 from podembed.workers.input.index import InputFile, InputIndex, build_index  # noqa: E402
 from podembed.workers.input.sources import ReaderSource  # noqa: E402
-from podembed.workers.job.job import WIRE_DTYPES, JobConfig  # noqa: E402
+from podembed.workers.job.job import COMPUTE_DTYPES, WIRE_DTYPES, JobConfig  # noqa: E402
 from podembed.workers.job.reference import JobReference  # noqa: E402
 
 NUM_LANES = 16
@@ -69,6 +69,7 @@ _SHOWN = (
     "overlap",
     "staleness",
     "wire_dtype",
+    "compute_dtype",
     "network",
     "no_shared_memory",
     "device_ms",
@@ -371,7 +372,7 @@ def add_workload(parser: argparse.ArgumentParser, *, names: Sequence[str] = ("A"
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_workload(parser, names=("A", "B", "cut", "D", "tiny", *workloads.NAMES))
+    add_workload(parser, names=("A", "B", "E", "cut", "D", "tiny", *workloads.NAMES))
     parser.add_argument("--no-shared-memory", action="store_true", help="hosts talk as if on machines of their own")
     parser.add_argument("--seconds", type=float, default=20.0, help="measure for at least so long")
     parser.add_argument(
@@ -384,13 +385,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--devices-per-host", type=int, default=None, help="so many CPU devices, or all that are there")
     parser.add_argument("--transfers", default="auto", choices=list(Transfers), help="how arrays reach the devices")
     parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
+    parser.add_argument("--compute-dtype", default="float32", choices=COMPUTE_DTYPES, help="of the dense half")
     arguments = parser.parse_args()
     arguments.max_seconds = arguments.max_seconds or 2 * arguments.seconds
     if arguments.bench == "D":  # weak scaling: as many samples a host whatever their number
         arguments.bench = f"D{arguments.hosts}"
     if arguments.device_ms and arguments.bench in workloads.NAMES:
         parser.error(
-            f"Found --device-ms with workload {arguments.bench}. Expected A, B, cut, D or tiny. Leave one out."
+            f"Found --device-ms with workload {arguments.bench}. Expected A, B, E, cut, D or tiny. Leave one out."
         )
     return arguments
 

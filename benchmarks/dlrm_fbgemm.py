@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import torch  # type: ignore[import-not-found] # noqa: E402
 
 from benchmarks import measuring, workloads  # noqa: E402
 from benchmarks.workload import Workload, dense_values, fill_table, make_batches, workload  # noqa: E402
-from benchmarks.workloads import MixedWorkload  # noqa: E402
+from benchmarks.workloads import MixedBatch, MixedWorkload  # noqa: E402
 
 NUM_BATCHES = 32
 CHECKED_STEPS = range(30, 40)
@@ -42,7 +42,8 @@ TUNED = {
     "OMP_WAIT_POLICY": "passive",
 }
 
-# Per batch: dense inputs, labels, and for each operator the ids and offsets of its features.
+# Per batch: dense inputs (of sequences, the splits of histories), labels, and for each operator the ids and offsets of
+# its features.
 TorchBatch = tuple[Any, Any, list[tuple[Any, Any]]]
 
 
@@ -51,13 +52,13 @@ def fused_tables(
     dims: list[int],
     table_of: list[int],
     *,
-    combiner: str,
+    combiner: str | None,
     emb_opt: str,
     rate: float,
     epsilon: float,
     fill: Callable[[int, np.ndarray], None],
 ) -> Any:
-    """One fused operator over tables of one combiner. `fill(at, out)` draws the first values of its table `at`."""
+    """One fused operator over tables of one combiner, None for rows that stay apart. `fill(at, out)` draws the first values of its table `at`."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType  # type: ignore[import-not-found]
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import (  # type: ignore[import-not-found]
         EmbeddingLocation,
@@ -75,7 +76,7 @@ def fused_tables(
         optimizer=rules[emb_opt],
         learning_rate=rate,
         eps=epsilon,
-        pooling_mode={"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN}[combiner],
+        pooling_mode={"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN, None: PoolingMode.NONE}[combiner],
         device=torch.device("cpu"),
     )
     with torch.no_grad():
@@ -103,15 +104,16 @@ def layers(values: list[tuple[np.ndarray, np.ndarray]], *, ends_linear: bool) ->
 
 
 class Interaction(torch.nn.Module):
-    """Bottom layers, dot products of all pairs of vectors, top layers."""
+    """Bottom layers, dot products of all pairs of vectors, top layers. `order` is that in which activations come."""
 
-    def __init__(self, shape: Workload) -> None:
+    def __init__(self, shape: Workload, order: Sequence[int]) -> None:
         super().__init__()
         values = dense_values(shape)
         self.bottom, self.top = layers(values["bottom"], ends_linear=False), layers(values["top"], ends_linear=True)
         self.dim, self.vectors = shape.dim, shape.num_tables + 1
         first, second = torch.tril_indices(self.vectors, self.vectors, offset=-1)
-        self.register_buffer("pairs", first * self.vectors + second, persistent=False)
+        place = torch.tensor([0, *(1 + order.index(at) for at in range(shape.num_tables))])
+        self.register_buffer("pairs", place[first] * self.vectors + place[second], persistent=False)
 
     def forward(self, dense: Any, pooled: list[Any]) -> Any:
         below = self.bottom(dense)
@@ -138,6 +140,38 @@ class Concatenation(torch.nn.Module):
         return self.top(torch.cat([self.bottom(dense), *pooled], 1)).squeeze(1)
 
 
+class Attention(torch.nn.Module):
+    """SASRec with one block, as `jobs.models.sasrec` has it. Scores the candidates by the state after the last item.
+
+    A history stands at the left, so what its positions see is a matter of causes alone.
+    """
+
+    def __init__(self, shape: MixedWorkload) -> None:
+        super().__init__()
+        values = workloads.attention_values(shape)
+        (self.longest, self.candidates), self.width = shape.longest, shape.dims[0]
+        self.positions = torch.nn.Parameter(torch.from_numpy(values.pop("positions")))
+        bias = np.zeros(self.width, np.float32)
+        self.layers = torch.nn.ModuleDict({name: linear(weight, bias) for name, weight in values.items()})
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(self.width, eps=1e-8) for _ in range(3))
+
+    def forward(self, splits: Any, pooled: list[Any]) -> Any:
+        history, items = pooled if len(pooled) == 2 else pooled[0].tensor_split([int(splits[-1])])
+        lengths = splits.diff()
+        x = torch.ops.fbgemm.jagged_to_padded_dense(history, [splits], [self.longest], 0.0)
+        places = torch.arange(self.longest)
+        ages = (lengths[:, None] - 1 - places).clip(0)
+        mask = (places < lengths[:, None])[:, :, None].to(x.dtype)
+        x = (x * self.width**0.5 + torch.nn.functional.embedding(ages, self.positions)) * mask
+        query = self.norms[0](x)
+        q, k, v = (self.layers[name](given) for name, given in (("query", query), ("key", x), ("value", x)))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        x = self.norms[1](query + attend(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0])
+        x = (x + self.layers["outer"](self.layers["inner"](x).relu())) * mask
+        user = self.norms[2](x)[torch.arange(len(x)), lengths - 1]
+        return torch.bmm(items.view(-1, self.candidates, self.width), user[:, :, None])[:, :, 0]
+
+
 def even_job(shape: Workload, emb_opt: str) -> tuple[list[Any], Any, list[TorchBatch]]:
     """Operators, dense half and batches of a workload whose tables have one width."""
     batches = make_batches(shape, NUM_BATCHES)
@@ -161,15 +195,25 @@ def even_job(shape: Workload, emb_opt: str) -> tuple[list[Any], Any, list[TorchB
         epsilon=shape.epsilon,
         fill=lambda at, out: fill_table(shape, at, out),
     )
-    return [operator], Interaction(shape), taken
+    return [operator], Interaction(shape, range(shape.num_tables)), taken
+
+
+def dense_inputs(shape: MixedWorkload, batch: MixedBatch) -> tuple[Any, Any]:
+    """What a dense half reads beside activations, and the labels."""
+    if not shape.longest:
+        return torch.from_numpy(batch.dense), torch.from_numpy(batch.labels)
+    labels = torch.zeros(len(batch.labels), shape.longest[1])
+    labels[:, 0] = torch.from_numpy(batch.labels)
+    return torch.from_numpy(batch.bags[0][1]), labels
 
 
 def mixed_job(shape: MixedWorkload, emb_opt: str, folder: Path) -> tuple[list[Any], Any, list[TorchBatch]]:
     """Operators (one a combiner), dense half and batches of a workload whose tables differ."""
     workloads.write_mixed(shape, folder)
-    combiners = sorted(set(shape.combiners))
+    combiners: list[str | None] = [None] if shape.longest else sorted(set(shape.combiners))
     features = [
-        [at for at, table in enumerate(shape.table_of) if shape.combiners[table] == combiner] for combiner in combiners
+        [at for at, table in enumerate(shape.table_of) if combiner in (None, shape.combiners[table])]
+        for combiner in combiners
     ]
     operators = []
     for combiner, chosen in zip(combiners, features, strict=True):
@@ -201,17 +245,75 @@ def mixed_job(shape: MixedWorkload, emb_opt: str, folder: Path) -> tuple[list[An
             if shape.has_weights:
                 given.append(np.concatenate([weights for _, _, weights in bags]))
             inputs.append(tuple(map(torch.from_numpy, given)))
-        taken.append((torch.from_numpy(batch.dense), torch.from_numpy(batch.labels), inputs))
+        taken.append((*dense_inputs(shape, batch), inputs))
+    if shape.longest:
+        return operators, Attention(shape), taken
     return operators, Concatenation(shape, [at for chosen in features for at in chosen]), taken
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What is trained, and for how long."""
+    parser.add_argument("--bench", default="A", choices=["A", "B", "E", "cut", "D2", "tiny", *workloads.NAMES])
+    parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
+    parser.add_argument("--compute-dtype", default="float32", choices=["float32", "bfloat16"], help="of the dense half")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measure for at least so long")
+    parser.add_argument("--max-seconds", type=float, default=None, help="wait for quiet windows until then (2 x)")
+
+
+def dense_optimizer(dense_half: Any, shape: Any) -> Any:
+    return torch.optim.Adagrad(
+        dense_half.parameters(),
+        lr=shape.learning_rate,
+        eps=shape.epsilon,
+        initial_accumulator_value=shape.dense_accumulator,
+    )
+
+
+def measure(
+    step: Callable[[int], None],
+    arguments: argparse.Namespace,
+    batch_size: int,
+    *,
+    root: int,
+    agreed: Callable[[int], int] = int,
+) -> dict[str, Any]:
+    """Windows of steps until the time is over and enough windows were quiet.
+
+    Args:
+      step: trains on the batch of a number.
+      root: all CPU seconds of this process and what is below it count.
+      agreed: makes all processes go on for as many steps as the first one.
+    """
+    for number in range(WARM_UP_STEPS):
+        step(number)
+    meter, done = measuring.Meter(root), WARM_UP_STEPS
+    window, started = WARM_UP_STEPS // 2, time.perf_counter()
+    max_seconds = arguments.max_seconds or 2 * arguments.seconds
+    while window := agreed(window):
+        with meter.window(window * batch_size):
+            for number in range(done, done + window):
+                step(number)
+        done += window
+        taken_s = time.perf_counter() - started
+        is_over = taken_s >= arguments.seconds and done >= CHECKED_STEPS.stop
+        is_over = is_over and (taken_s >= max_seconds or meter.has_enough_quiet())
+        window = 0 if is_over else max(4, int(WINDOW_S / meter.seconds_of_last * window))
+    return {**meter.summary(), "peak_rss_gb": round(measuring.peak_rss_bytes(root) / 1e9, 2), "steps": done}
+
+
+def shown(losses: Sequence[float]) -> dict[str, Any]:
+    """The losses that tell whether programs train the same, and the load of the machine."""
+    return {
+        "losses": [round(loss, 4) for loss in losses[:8]],
+        "loss_31_40": round(statistics.fmean(losses[at] for at in CHECKED_STEPS), 5),
+        "load1": round(os.getloadavg()[0], 2),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bench", default="A", choices=["A", "B", "cut", "D2", "tiny", *workloads.NAMES])
-    parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
+    add_options(parser)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=20.0, help="measure for at least so long")
-    parser.add_argument("--max-seconds", type=float, default=None, help="wait for quiet windows until then (2 x)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
@@ -221,49 +323,25 @@ def main() -> None:
         else:
             shape = workload(arguments.bench)
             operators, dense_half, batches = even_job(shape, arguments.emb_opt)
-    optimizer = torch.optim.Adagrad(
-        dense_half.parameters(),
-        lr=shape.learning_rate,
-        eps=shape.epsilon,
-        initial_accumulator_value=shape.dense_accumulator,
-    )
+    optimizer = dense_optimizer(dense_half, shape)
     loss_of = torch.nn.BCEWithLogitsLoss()
+    is_narrow = arguments.compute_dtype == "bfloat16"
     losses: list[float] = []
 
-    def step() -> None:
-        dense, labels, inputs = batches[len(losses) % len(batches)]
+    def step(number: int) -> None:
+        dense, labels, inputs = batches[number % len(batches)]
         optimizer.zero_grad(set_to_none=True)
         pooled = [operator(*given) for operator, given in zip(operators, inputs, strict=True)]
-        loss = loss_of(dense_half(dense, pooled), labels)
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
+            scores = dense_half(dense, pooled)
+        loss = loss_of(scores.float(), labels)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
 
-    for _ in range(WARM_UP_STEPS):
-        step()
-    meter = measuring.Meter(os.getpid())
-    window, started = WARM_UP_STEPS // 2, time.perf_counter()
-    max_seconds = arguments.max_seconds or 2 * arguments.seconds
-    while (
-        (taken_s := time.perf_counter() - started) < arguments.seconds
-        or len(losses) < CHECKED_STEPS.stop
-        or (taken_s < max_seconds and not meter.has_enough_quiet())
-    ):
-        with meter.window(window * shape.batch_size):
-            for _ in range(window):
-                step()
-        window = max(4, int(WINDOW_S / meter.seconds_of_last * window))
-    line = {
-        "benchmark": "dlrm_fbgemm",
-        **{name: getattr(arguments, name) for name in ("bench", "emb_opt", "threads")},
-        **meter.summary(),
-        "peak_rss_gb": round(measuring.peak_rss_bytes(os.getpid()) / 1e9, 2),
-        "steps": len(losses),
-        "losses": [round(loss, 4) for loss in losses[:8]],
-        "loss_31_40": round(statistics.fmean(losses[at] for at in CHECKED_STEPS), 5),
-        "load1": round(os.getloadavg()[0], 2),
-    }
-    print(json.dumps(line), flush=True)
+    found = measure(step, arguments, shape.batch_size, root=os.getpid())
+    config = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "compute_dtype", "threads")}
+    print(json.dumps({"benchmark": "dlrm_fbgemm", **config, **found, **shown(losses)}), flush=True)
 
 
 if __name__ == "__main__":

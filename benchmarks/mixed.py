@@ -45,6 +45,7 @@ def _batch(shape: MixedWorkload, batch: MixedBatch) -> Batch:
 def mixed_reference(folder: str, arguments: argparse.Namespace) -> JobReference:
     """The job that workers build for themselves, with the options of `benchmarks/dlrm.py`."""
     job = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "staleness", "wire_dtype")}
+    job |= {"compute_dtype": getattr(arguments, "compute_dtype", "float32")}
     job |= {"folder": folder, "overlap": {"auto": None, "on": True, "off": False}[arguments.overlap]}
     return JobReference(function="benchmarks.mixed:mixed_job", arguments=job)
 
@@ -57,6 +58,7 @@ def mixed_job(
     staleness: int = 0,
     overlap: bool | None = None,
     wire_dtype: str = "float32",
+    compute_dtype: str = "float32",
 ) -> JobConfig:
     """The workload as a job. Runs in the workers, too."""
     import jax
@@ -120,4 +122,5 @@ def mixed_job(
         staleness=staleness,
         overlap=overlap,
         wire_dtype=wire_dtype,
+        compute_dtype=compute_dtype,
     )

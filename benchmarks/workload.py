@@ -8,6 +8,9 @@ the labels, so that the loss falls.
 `uniform` has four tables of 512 MB whose ids are uniform. Half of the rows are changed by its first 64 steps, after
 which the batches come again.
 
+`E` has the layers, the tables and the batch of MLPerf's DLRM with one id a feature. As there, what is behind a largest
+index shares the rows before it; here that is 500,000 rows, so that 2.1 GB hold all tables.
+
 `cut` has one table that is larger than all others together, so two hosts or more share its rows. `D2`, `D3` and so on
 are A with 2048 samples for each of so many hosts.
 
@@ -28,12 +31,16 @@ NUM_DENSE = 13
 SAMPLES_A_HOST = 2048  # of D
 ZIPF_EXPONENT = 1.05
 NUM_BATCHES = 32
-NAMES = ("A", "B", "A10", "B10", "cut", "small", "tiny", "uniform")
+NAMES = ("A", "B", "A10", "B10", "E", "cut", "small", "tiny", "uniform")
 # Prime and above every table size: multiplying ranks by it spreads hot rows over the table.
 SPREAD = 2_654_435_761
 TABLE_ROWS = (
     1_460, 583, 2_900_000, 650_000, 305, 24, 12_517, 633, 3, 93_145, 5_683, 2_400_000, 3_194,
     27, 14_992, 1_600_000, 10, 5_652, 2_173, 4, 1_880_704, 18, 15, 286_181, 105, 142_572,
+)  # fmt: skip
+MLPERF_ROWS = (
+    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10,
+    2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
 )  # fmt: skip
 # Tables whose features have ten ids a sample where the others have one: the six largest.
 LONG_BAGS = frozenset(int(table) for table in np.argsort(TABLE_ROWS)[-6:])
@@ -94,6 +101,16 @@ def workload(name: str) -> Workload:
     if name == "B":
         return Workload(
             name=name, table_rows=TABLE_ROWS, bag_lengths=(10,) * 26, dim=128, bottom=(64, 128), top=(64, 1)
+        )
+    if name == "E":
+        return Workload(
+            name=name,
+            table_rows=tuple(min(rows, 500_000) for rows in MLPERF_ROWS),
+            bag_lengths=(1,) * 26,
+            dim=128,
+            bottom=(512, 256, 128),
+            top=(1024, 1024, 512, 256, 1),
+            batch_size=8192,
         )
     if name in ("A10", "B10"):
         return replace(workload(name[0]), name=name, table_rows=tuple(max(3, rows // 10) for rows in TABLE_ROWS))
