@@ -58,7 +58,9 @@ def fused_tables(
     epsilon: float,
     fill: Callable[[int, np.ndarray], None],
 ) -> Any:
-    """One fused operator over tables of one combiner, None for rows that stay apart. `fill(at, out)` draws the first values of its table `at`."""
+    """One fused operator over tables of one combiner, None for rows that stay apart. `fill(at, out)` draws the first
+    values of its table `at`.
+    """
     from fbgemm_gpu.split_embedding_configs import EmbOptimType  # type: ignore[import-not-found]
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import (  # type: ignore[import-not-found]
         EmbeddingLocation,

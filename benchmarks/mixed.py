@@ -108,9 +108,7 @@ def mixed_job(
             )
             for at, table in enumerate(shape.table_of)
         },
-        model=GivenSASRec(history=history, item=others[0], blocks=1, dropout=0.0)
-        if has_attention
-        else Concatenation(),
+        model=GivenSASRec(history=history, item=others[0], blocks=1, dropout=0.0) if has_attention else Concatenation(),
         candidates=others[0] if has_attention else None,
         data=MixedData(folder, label="label", dense=tuple(f"x{at}" for at in range(NUM_DENSE)), bench=bench),
         batch_size=shape.batch_size,
