@@ -42,6 +42,7 @@ from podembed.orchestrator.cluster.worker_environment import (
     worker_environment,
 )
 from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.machines import StandbyDiscarded
 from podembed.orchestrator.group.backend import Call, Handle, HostHandles
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.job.reference import AnyJob
@@ -281,10 +282,15 @@ class RayBackend:
             return
         answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=STANDBY_ANSWER_S)
         for reference in answered:
+            standby = asked[reference]
             try:
                 ray.get(reference)
                 # One that could not be made ready is of no use, either.
-                ray.get(ray.wait([asked[reference].prepared], timeout=0)[0])
+                ray.get(ray.wait([standby.prepared], timeout=0)[0])
+            except ray.exceptions.RayTaskError as error:
+                reason = str(error.cause).splitlines()[0]
+                self._emit(StandbyDiscarded(process=standby.kind, reason=reason))
+                silent.append(reference)
             except ray.exceptions.RayError:
                 silent.append(reference)
         for reference in silent:

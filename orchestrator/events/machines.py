@@ -96,6 +96,22 @@ class HostsShareMachines(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyDiscarded(Event, level=Level.WARNING):
+    """A process that stood by for lost ones could not be made ready for the job.
+
+    Attributes:
+      process: what it stood by for, `host` or `device`.
+    """
+
+    template = (
+        "a standby {process} process could not be made ready and is not used: {reason} A lost one is replaced by a "
+        "new process, which takes some seconds more"
+    )
+    process: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NicenessFound(Event):
     """Ray runs the hosts at a lower priority than other programs."""
 
