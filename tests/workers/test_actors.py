@@ -1,6 +1,8 @@
 """How arguments of a call travel to an actor, and on which processors actors work."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -35,6 +37,17 @@ def test_small_and_large_arguments_travel_as_they_are(num_bytes):
 def test_what_cannot_travel_is_refused_where_it_is_sent():
     with pytest.raises(TypeError, match="lock"):
         in_pieces((threading.Lock(),))
+
+
+def test_a_process_of_a_run_imports_nothing_large_that_the_run_does_not_use():
+    """Each of them takes a quarter of a second of processor time, in every process, at each start and recovery."""
+    program = (
+        "import podembed.jobs.criteo, podembed.workers.actors, podembed.workers.host.host, sys; "
+        "import podembed.workers.device.process; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    unused = {"pandas", "pyarrow.dataset", "tyro", "rich", "matplotlib", "torch", "tensorflow", "ray.data", "ray.train"}
+    assert not unused & set(done.stdout.split())
 
 
 @pytest.mark.ray
