@@ -44,7 +44,7 @@ from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
-from podembed.workers.crew import ThreadCrew  # noqa: E402
+from podembed.workers.thread_pool import ThreadPool  # noqa: E402
 
 NUM_BATCHES = 8
 
@@ -62,7 +62,7 @@ class Engine:
     def of(
         tables: Sequence[Table], features: Sequence[FeatureBinding], layout: ActivationLayout, *, threads: int
     ) -> Engine:
-        lookup = PooledWay(tables, features, layout, host=0, num_hosts=1, crew=ThreadCrew(threads))
+        lookup = PooledWay(tables, features, layout, host=0, num_hosts=1, thread_pool=ThreadPool(threads))
         return Engine(tables=tables, features=features, layout=layout, lookup=lookup)
 
 

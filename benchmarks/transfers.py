@@ -41,11 +41,11 @@ from benchmarks.dlrm import benchmark_job  # noqa: E402
 from benchmarks.mixed import mixed_job  # noqa: E402
 from benchmarks.workload import NAMES  # noqa: E402
 from benchmarks.workloads import NAMES as MIXED_NAMES  # noqa: E402
-from podembed.embedding.kernels.crew import Crew  # noqa: E402
-from podembed.workers.crew import ThreadCrew  # noqa: E402
+from podembed.embedding.kernels.threads import Threads  # noqa: E402
 from podembed.workers.device.options import Transfers  # noqa: E402
 from podembed.workers.device.transfers.pinned import KIND as PINNED  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
+from podembed.workers.thread_pool import ThreadPool  # noqa: E402
 
 WAYS = (Transfers.PACKED.value, Transfers.SEPARATE.value)
 STEPS_A_TURN = 16
@@ -57,10 +57,10 @@ class Steps:
 
     Args:
       transfers: the way of the arrays.
-      crew: copies them on the host.
+      thread_pool: copies them on the host.
     """
 
-    def __init__(self, job: Any, num_samples: int, transfers: Transfers, crew: Crew) -> None:
+    def __init__(self, job: Any, num_samples: int, transfers: Transfers, thread_pool: Threads) -> None:
         from podembed.workers.device.model_step import DeviceWorker
         from podembed.workers.device.options import DeviceOptions
 
@@ -68,7 +68,7 @@ class Steps:
         self._num_samples, self._step = num_samples, 0
         self._fetched_floats = sum(block.size for block in self._batches[0].gradients)
         self.worker = DeviceWorker(
-            job=job, num_samples=num_samples, options=DeviceOptions(transfers=transfers), crew=crew
+            job=job, num_samples=num_samples, options=DeviceOptions(transfers=transfers), thread_pool=thread_pool
         )
         self.compile_s = self.worker.build()
 
@@ -123,7 +123,7 @@ class Steps:
             worker.params, worker.optimizer_state, worker.state, worker.tables.arrays = states
             jax.block_until_ready((gradients, loss))
             computed = time.perf_counter()
-            worker.crew.run(worker._way.fetch(gradients, arrays, scale), size=self._fetched_floats)
+            worker.thread_pool.run(worker._way.fetch(gradients, arrays, scale), size=self._fetched_floats)
             fetched = time.perf_counter()
             self._step += 1
             for at, seconds in enumerate((at_device - started, computed - at_device, fetched - computed)):
@@ -197,11 +197,11 @@ def copies_ms(num_bytes: int, num_turns: int) -> dict[str, float]:
     return found
 
 
-def same_bytes(job: Any, num_samples: int, num_steps: int, crew: Crew) -> bool:
+def same_bytes(job: Any, num_samples: int, num_steps: int, thread_pool: Threads) -> bool:
     """Whether two workers of one seed have the same bytes after so many steps."""
     digests = []
     for _ in range(2):
-        steps = Steps(job, num_samples, Transfers.AUTO, crew)
+        steps = Steps(job, num_samples, Transfers.AUTO, thread_pool)
         steps.losses(num_steps)
         digests.append(steps.digest())
     return digests[0] == digests[1]
@@ -243,7 +243,7 @@ def main() -> None:
         measuring.tune_allocator()
     import jax
 
-    crew = ThreadCrew(arguments.threads)
+    thread_pool = ThreadPool(arguments.threads)
 
     job = job_of(arguments)
     num_samples = arguments.samples or job.batch_size
@@ -255,14 +255,14 @@ def main() -> None:
         "precision": os.environ.get("JAX_DEFAULT_MATMUL_PRECISION", ""),
     }
     for way in map(Transfers, arguments.ways):
-        steps = Steps(job, num_samples, way, crew)
+        steps = Steps(job, num_samples, way, thread_pool)
         losses = steps.losses(NUM_LOSSES)
         line.setdefault("losses", [round(loss, 7) for loss in losses])
         line["sent_mb"], line["fetched_mb"] = steps.megabytes
         line["copies_ms"] = copies_ms(int(1e6 * line["sent_mb"]), arguments.turns)
         line[way.value] = timed(steps, arguments.turns) | {"compile_s": round(steps.compile_s, 2)}
     if arguments.steps:
-        line["same_bytes"] = same_bytes(job, num_samples, arguments.steps, crew)
+        line["same_bytes"] = same_bytes(job, num_samples, arguments.steps, thread_pool)
     print(json.dumps(line), flush=True)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from podembed.embedding.kernels.bag_frames import BAGS, SPLITS, WEIGHTS, find_pieces
-from podembed.embedding.kernels.crew import ONE_THREAD, column_parts
 from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import num_hash_slots, row_of_each_id, unique_ids
 from podembed.embedding.kernels.many_tables import BagLists, group_bags, resolve_dense
@@ -25,6 +24,7 @@ from podembed.embedding.kernels.requests import (
     rows_by_stream,
 )
 from podembed.embedding.kernels.row_numbers import copy_keys, route, route_bags, rows_of_dense_keys
+from podembed.embedding.kernels.threads import ONE_THREAD, column_parts
 from podembed.embedding.table.stores.store import PooledFeature
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
@@ -36,7 +36,7 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1, has_wei
     Without a cache a few seconds for each distinct (dim, optimizer class); then a fraction of one.
 
     Args:
-      num_threads: of the crew that will work. Some kernels then run over fewer columns.
+      num_threads: of the thread pool that will work. Some kernels then run over fewer columns.
       has_weights: whether ids have weights. Those that come without being announced compile at their first update.
     """
     ids, positions = np.zeros(0, np.int64), np.zeros(0, np.int32)

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from podembed.embedding.config import QuantizationConfig
-from podembed.embedding.kernels.crew import ONE_THREAD, Crew
+from podembed.embedding.kernels.threads import ONE_THREAD, Threads
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, pooling_owners
 from podembed.embedding.lookup.pooled_way import PooledWay
 from podembed.embedding.lookup.pooling_choice import can_pool_at_owner
@@ -61,7 +61,7 @@ class Lookups:
         quantization: Sequence[QuantizationConfig | None],
         num_buffers: int = 1,
         tables: Sequence[Table] | None = None,
-        crew: Crew = ONE_THREAD,
+        thread_pool: Threads = ONE_THREAD,
     ) -> Lookups:
         """Decides for each table what will cross the network: vectors pooled at its owner, or rows.
 
@@ -75,7 +75,7 @@ class Lookups:
           quantization: per table, or None.
           num_buffers: batches that may be in flight at once.
           tables: the shard, where it is here already; None allocates it.
-          crew: the threads of the host.
+          thread_pool: threads of the host.
         """
         whole = pooling_owners(placement)
         owners = [ROWS_TRAVEL] * len(specs)
@@ -102,7 +102,7 @@ class Lookups:
             elsewhere=others | {at for at, owner in enumerate(owners) if owner != ROWS_TRAVEL},
             tables=tables,
             quantization=quantization,
-            crew=crew,
+            thread_pool=thread_pool,
         )
         pooled = PooledWay(
             rows.tables,
@@ -112,7 +112,7 @@ class Lookups:
             num_hosts=num_hosts,
             placement=placement,
             num_buffers=num_buffers,
-            crew=crew,
+            thread_pool=thread_pool,
         )
         return Lookups(specs=tuple(specs), features=tuple(features), layout=layout, rows=rows, pooled=pooled)
 

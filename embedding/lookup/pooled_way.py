@@ -21,7 +21,7 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import BlockLines, aligned_empty
 from podembed.embedding.kernels.bag_frames import NUM_BAGS
-from podembed.embedding.kernels.crew import ONE_THREAD, Crew
+from podembed.embedding.kernels.threads import ONE_THREAD, Threads
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
 from podembed.embedding.lookup.pooled_frames import (
@@ -55,7 +55,7 @@ class PooledWay:
       host, num_hosts: this host's number, 0-based, and how many there are.
       placement: per table, the owner of each bucket; left out where no feature is pooled by every host.
       num_buffers: memories that every host has for the activations and gradients of its batches, to be used in turn.
-      crew: its threads do the work.
+      thread_pool: pool whose threads do the work.
 
     Attributes:
       on_same_machine: hosts that share memory with this one.
@@ -73,9 +73,9 @@ class PooledWay:
         num_hosts: int,
         placement: Sequence[np.ndarray] = (),
         num_buffers: int = 1,
-        crew: Crew = ONE_THREAD,
+        thread_pool: Threads = ONE_THREAD,
     ) -> None:
-        self._crew = crew
+        self._thread_pool = thread_pool
         self.host = host
         self.num_hosts = num_hosts
         self.layout = layout
@@ -262,7 +262,7 @@ class PooledWay:
             return
         asked = [bags.lines for bags in request.bags]
         request.grouped, request.scaled = self._own.group(
-            asked, self._all_gradients(request, gradients.arrays), self._crew
+            asked, self._all_gradients(request, gradients.arrays), self._thread_pool
         )
 
     def _all_gradients(self, request: PooledRequest, own_gradients: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -343,11 +343,11 @@ class PooledWay:
             return
         if all(request.splits[host] is None for host in blocks):
             asked = [request.bags[host].lines for host in blocks]
-            self._own.pool(asked, [self._lines.of([*own.values()]) for own in blocks.values()], self._crew)
+            self._own.pool(asked, [self._lines.of([*own.values()]) for own in blocks.values()], self._thread_pool)
             return
         found = [self._poolings(request, host, own, part) for host, own in blocks.items()]
         # Table by table, since rows that one host's bags brought into the caches serve those of the others.
-        pool_in_parallel([pooling for of_table in zip(*found, strict=True) for pooling in of_table], self._crew)
+        pool_in_parallel([pooling for of_table in zip(*found, strict=True) for pooling in of_table], self._thread_pool)
 
     def _poolings(
         self, request: PooledRequest, host: int, blocks: Mapping[int, np.ndarray], part: Part
@@ -441,6 +441,6 @@ class PooledWay:
         scaled = request.scaled
         if scaled is not None and len(scaled.where):
             every = self._all_gradients(request, gradients.arrays)
-            self._own.scale(scaled, [bags.lines for bags in request.bags], every, self._crew)
+            self._own.scale(scaled, [bags.lines for bags in request.bags], every, self._thread_pool)
         if request.grouped is not None:
-            self._own.update(request.grouped, learning_rates, self._crew)
+            self._own.update(request.grouped, learning_rates, self._thread_pool)

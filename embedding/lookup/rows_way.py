@@ -21,9 +21,9 @@ import numpy as np
 
 from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.kernels.arrays import aligned_empty
-from podembed.embedding.kernels.crew import ONE_THREAD, Crew, column_parts, cut
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
 from podembed.embedding.kernels.requests import rows_by_host
+from podembed.embedding.kernels.threads import ONE_THREAD, Threads, column_parts, cut
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
 from podembed.embedding.lookup.prefetch import Part
@@ -57,7 +57,7 @@ class RowsWay:
         features.
       tables: the shard, where it is here already; None allocates it.
       quantization: per table how looked-up rows are rounded before they are combined, or None; empty for none at all.
-      crew: its threads do the work.
+      thread_pool: pool whose threads do the work.
     """
 
     gather_phase, prefetch_phase = LookupPhase.GATHER, LookupPhase.PREFETCH_GATHER
@@ -73,9 +73,9 @@ class RowsWay:
         elsewhere: Collection[int] = (),
         tables: Sequence[Table] | None = None,
         quantization: Sequence[QuantizationConfig | None] = (),
-        crew: Crew = ONE_THREAD,
+        thread_pool: Threads = ONE_THREAD,
     ) -> None:
-        self._crew, self.host, self.num_hosts = crew, host, num_hosts
+        self._thread_pool, self.host, self.num_hosts = thread_pool, host, num_hosts
         self.features = tuple(feature for feature in features if feature.table not in elsewhere)
         self._numbers = {feature.name: number for number, feature in enumerate(features)}
         if tables is None:
@@ -139,7 +139,7 @@ class RowsWay:
                 kernels.row_of_each_id(position, inverse, place[number])
 
         num_ids = sum(bags[feature.name].num_ids for feature in self.features)
-        self._crew.run([partial(find, number) for number in self._order], size=FLOATS_PER_ENTRY * num_ids)
+        self._thread_pool.run([partial(find, number) for number in self._order], size=FLOATS_PER_ENTRY * num_ids)
         return self._arrange(bags, num_unique, counts, keys, place)
 
     def lay_out(self, request: RowsRequest, bags: Mapping[str, Ragged]) -> None:
@@ -249,7 +249,7 @@ class RowsWay:
                 if index.is_dynamic and training_step is not None:
                     index.begin_step(training_step, [keys])
                 calls.append(partial(index.resolve, keys, keys))
-        self._crew.run(calls, size=FLOATS_PER_ENTRY * sum(len(wanted.rows) for wanted in request.wanted))
+        self._thread_pool.run(calls, size=FLOATS_PER_ENTRY * sum(len(wanted.rows) for wanted in request.wanted))
         if self._in_place:
             # One host's rows lie stream by stream in either list, so the places of one are those of the other.
             rows = self._group_arrays([wanted.rows.astype(np.int32) for wanted in request.wanted])
@@ -317,7 +317,7 @@ class RowsWay:
                     some = slice(*np.searchsorted(entries, (rows.start, rows.stop)).tolist())
                     calls.append(partial(self.tables[table].gather_to, wanted.rows[entries[some]], addresses[some]))
             size += 2 * len(addresses) * self.groups[number].dim
-        self._crew.run(calls, size=size)
+        self._thread_pool.run(calls, size=size)
 
     def _memory(self, request: RowsRequest, number: int) -> tuple[np.ndarray, np.ndarray, int, int]:
         """Where the rows of a group lie: served ones, asked ones, this host, where its own begin among the asked."""
@@ -402,7 +402,7 @@ class RowsWay:
             else:
                 pool = partial(kernels.pool, rows[feature.table])
                 poolings.append(Pooling(pool, request.index[feature.name], *bags))
-        pool_in_parallel(poolings, self._crew)
+        pool_in_parallel(poolings, self._thread_pool)
 
     def _quantize(self, request: RowsRequest) -> None:
         """Rounds the rows that came for this step, where their table says so; the tables keep theirs."""
@@ -444,21 +444,21 @@ class RowsWay:
                     sums[stream.table][:, columns],
                 )
 
-        num_threads = self._crew.num_threads
+        num_threads = self._thread_pool.num_threads
         cleared = [
             rows for rows, group in zip(request.rows, self.groups, strict=True) if rows.size and group.is_trained
         ]
         streams = [self._streams[number] for group in self.groups if group.is_trained for number in group.streams]
         parts = cut([len(array) for array in cleared], [array.size for array in cleared], num_threads)
         size = sum(array.size for array in cleared)
-        self._crew.run([partial(cleared[at][first:stop].fill, 0.0) for at, first, stop in parts], size=size)
+        self._thread_pool.run([partial(cleared[at][first:stop].fill, 0.0) for at, first, stop in parts], size=size)
         calls = [
             partial(add, stream, columns)
             for stream in streams
             for columns in column_parts(sums[stream.table].shape[1], num_threads)
         ]
         num_ids = sum(request.features[feature.name].num_ids for stream in streams for feature in stream.features)
-        self._crew.run(calls, size=FLOATS_PER_ENTRY * num_ids)
+        self._thread_pool.run(calls, size=FLOATS_PER_ENTRY * num_ids)
 
     def _scratch(self, group: int, num_rows: int) -> np.ndarray:
         """Room for sums that are used up before the next step's; it is kept, since new memory costs page faults."""
@@ -479,7 +479,7 @@ class RowsWay:
             for table, first, stop in self._tables_of[number] if self.groups[number].is_trained else ():
                 rows = wanted.of_streams(first, stop)
                 found[table] = wanted.rows[rows], addresses[rows]
-        update_in_parallel(self.tables, found, learning_rates, self._crew)
+        update_in_parallel(self.tables, found, learning_rates, self._thread_pool)
 
     def _group_arrays(self, arrays: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
         """By table, the array of its group."""

@@ -5,7 +5,7 @@ Mutable state: the store, changed by `initialize`, `update` and through the view
 holds which bucket is decided elsewhere. Not safe for two threads to update at once.
 
 `pool_in_parallel` and `update_in_parallel` work on several tables, whatever their stores, cut into parts for the
-threads of a crew. Bags are cut into runs, since each has a vector of its own. Touched rows are cut into runs, since
+threads of a pool. Bags are cut into runs, since each has a vector of its own. Touched rows are cut into runs, since
 each is there once: one thread sums the gradients of a row, in the order that `Table.touch` found. Nothing else is
 shared.
 """
@@ -21,11 +21,11 @@ import numpy as np
 
 from podembed.embedding.initializers import FillRows, row_source
 from podembed.embedding.kernels.arrays import can_stream, plain, row_addresses
-from podembed.embedding.kernels.crew import Crew, cut
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY, group_by_row, select_part
 from podembed.embedding.kernels.ids import chain_all_rows, merge
 from podembed.embedding.kernels.many_tables import BagLists, group_bags
 from podembed.embedding.kernels.requests import mark_rows
+from podembed.embedding.kernels.threads import Threads, cut
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.table.stores.ram import RAM
@@ -434,19 +434,19 @@ class Pooling:
         self.pool(self.index, splits, self.weights, self.combiner, out, **some)
 
 
-def pool_in_parallel(poolings: Sequence[Pooling], crew: Crew) -> None:
+def pool_in_parallel(poolings: Sequence[Pooling], thread_pool: Threads) -> None:
     """Combines all bags of several features."""
     sizes = [pooling.size for pooling in poolings]
-    parts = cut([pooling.num_bags for pooling in poolings], sizes, crew.num_threads)
+    parts = cut([pooling.num_bags for pooling in poolings], sizes, thread_pool.num_threads)
     calls = [partial(poolings[item].run, first, stop) for item, first, stop in parts]
-    crew.run(calls, size=sum(sizes))
+    thread_pool.run(calls, size=sum(sizes))
 
 
 def update_in_parallel(
     tables: Sequence[Table],
     rows: Mapping[int, tuple[np.ndarray, np.ndarray]],
     learning_rates: Sequence[float],
-    crew: Crew,
+    thread_pool: Threads,
 ) -> None:
     """As `Table.update_at` for every table.
 
@@ -454,7 +454,7 @@ def update_in_parallel(
       rows: by position of the table, local rows and addresses of their gradients.
       learning_rates: one a table.
     """
-    if crew.num_threads == 1:
+    if thread_pool.num_threads == 1:
         for at, (local_rows, addresses) in rows.items():
             tables[at].update_at(local_rows, addresses, learning_rates[at])
         return
@@ -464,10 +464,10 @@ def update_in_parallel(
         touched[at] = tables[at].touch(rows[at][0])
 
     num_rows = sum(len(local_rows) for local_rows, _ in rows.values())
-    crew.run([partial(touch, at) for at in rows], size=FLOATS_PER_ENTRY * num_rows)
+    thread_pool.run([partial(touch, at) for at in rows], size=FLOATS_PER_ENTRY * num_rows)
     for at in rows:
         tables[at].announce(touched[at].rows)
-    _run([_Update(tables[at], touched[at], rows[at][1], learning_rates[at]) for at in rows], crew)
+    _run([_Update(tables[at], touched[at], rows[at][1], learning_rates[at]) for at in rows], thread_pool)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -488,11 +488,11 @@ class _Update:
         self.table.update_run(self.touched, self.addresses, self.learning_rate, first, stop)
 
 
-def _run(updates: Sequence[_Update], crew: Crew) -> None:
+def _run(updates: Sequence[_Update], thread_pool: Threads) -> None:
     shared = [update for update in updates if update.table.can_be_cut]
     sizes = [update.size for update in shared]
-    parts = cut([len(update.touched.rows) for update in shared], sizes, crew.num_threads)
-    crew.run([partial(shared[item].run, first, stop) for item, first, stop in parts], size=sum(sizes))
+    parts = cut([len(update.touched.rows) for update in shared], sizes, thread_pool.num_threads)
+    thread_pool.run([partial(shared[item].run, first, stop) for item, first, stop in parts], size=sum(sizes))
     for update in updates:
         if not update.table.can_be_cut:
             update.run(0, len(update.touched.rows))

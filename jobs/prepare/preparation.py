@@ -122,8 +122,8 @@ def prepare(
         place.records.mkdir(exist_ok=True)
         (place.prepared / "vocabulary").mkdir(parents=True, exist_ok=True)
         pieces = plan_pieces(files, piece_bytes=settings.piece_bytes)
-        with WorkerProcesses(workers) as crew:
-            stages = _Stages(place, pieces, crew, on_progress)
+        with WorkerProcesses(workers) as thread_pool:
+            stages = _Stages(place, pieces, thread_pool, on_progress)
             fields = stages.fields(like)
             resumed = sum(work.read_record(place.record(work.part_record_name(piece))) is not None for piece in pieces)
             records = stages.parts(fields)
@@ -238,7 +238,7 @@ class _Stages:
 
     place: work.Workplace
     pieces: tuple[Piece, ...]
-    crew: WorkerProcesses
+    thread_pool: WorkerProcesses
     on_progress: Callable[[PreparationProgress], None]
 
     def fields(self, like: Path | None) -> tuple[PreparedField, ...]:
@@ -251,7 +251,7 @@ class _Stages:
         elif names:
             self._run("count", work.count_piece, work.counts_name)
             missing = [name for name in names if not self.place.record(work.vocabulary_name(self.place, name)).exists()]
-            for _ in self.crew.run(work.make_vocabulary, [(self.place, name, self.pieces) for name in missing]):
+            for _ in self.thread_pool.run(work.make_vocabulary, [(self.place, name, self.pieces) for name in missing]):
                 pass
         return tuple(self._field(plan.name) for plan in self.place.settings.fields)
 
@@ -291,7 +291,7 @@ class _Stages:
                 records[piece.number] = record
         self._check(stage, records)
         rest = [(self.place, piece, *arguments) for piece in self.pieces if piece.number not in records]
-        for record in self.crew.run(function, rest):
+        for record in self.thread_pool.run(function, rest):
             records[record.number] = record
             self._check(stage, records)
         if not sum(record.lines for record in records.values()):

@@ -21,7 +21,7 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from podembed.embedding.kernels.crew import ONE_THREAD, Crew
+from podembed.embedding.kernels.threads import ONE_THREAD, Threads
 from podembed.workers.device.dense_half import DenseStateError, initial
 from podembed.workers.device.dense_leaves import by_key, numbers_of, replaced, specs_of
 from podembed.workers.device.device_mesh import GangMesh, whole
@@ -54,14 +54,14 @@ class Begun:
 
     Attributes:
       calls: wait for its results and write them for the host.
-      crew: makes these calls.
+      thread_pool: makes these calls.
       last: of the results, on every device; of a training step the loss. Still being computed.
       measured: by a training step.
     """
 
     arrays: HostArrays
     calls: list[Callable[[], None]]
-    crew: Crew
+    thread_pool: Threads
     last: jax.Array
     measured: Measured | None = None
 
@@ -72,7 +72,7 @@ class Begun:
 
     def finish(self) -> None:
         """Returns when the host may read the results, and write the memory of the batch again."""
-        self.crew.run(self.calls, size=sum(block.size for block in self.arrays.gradients))
+        self.thread_pool.run(self.calls, size=sum(block.size for block in self.arrays.gradients))
         # The calls wait for devices whose results are fetched: one of several that work on the same samples, and none
         # where all tables are frozen. The others still read this memory, or copy it.
         self.last.block_until_ready()
@@ -89,7 +89,7 @@ class DeviceWorker:
       options: which devices, and how arrays get there.
       tables: tables that live on the devices.
       faults: injected ones.
-      crew: copies results to the host.
+      thread_pool: copies results to the host.
       compiling: entered while a step is compiled that was not at the start.
       build_s: seconds of the parts of `build`.
       trace: recorder that takes steps while a trace is on.
@@ -108,7 +108,7 @@ class DeviceWorker:
     _way: TransferWay = field(init=False)
     _optimizer: optax.GradientTransformation = field(init=False)
     faults: FaultPoints | None = None
-    crew: Crew = ONE_THREAD
+    thread_pool: Threads = ONE_THREAD
     compiling: Callable[[], AbstractContextManager[None]] = nullcontext
     build_s: dict[str, float] = field(default_factory=dict)
     trace: Recorder = field(default_factory=Recorder)
@@ -136,7 +136,9 @@ class DeviceWorker:
                 "are padded up to that."
             )
         self.tables = HeldTables(self.job, self.mesh)
-        self._way = transfer_way(self.options, self.mesh, asks_for_step=self.job.asks_for_step, crew=self.crew)
+        self._way = transfer_way(
+            self.options, self.mesh, asks_for_step=self.job.asks_for_step, thread_pool=self.thread_pool
+        )
         self._optimizer = self.job.dense_optimizer or optax.adam(1e-3)
 
         def first_values() -> dict[str, Any]:
@@ -308,13 +310,13 @@ class DeviceWorker:
         on_devices = held.rates(rates) if held.arrays and rates is not None else None
         *states, gradients, loss, measured = self._programs.train(arrays.levels)(*states, on_devices, *sent)
         self.params, self.optimizer_state, self.state, held.arrays = states
-        return Begun(arrays, self._way.fetch(gradients, arrays, scale), self.crew, loss, measured)
+        return Begun(arrays, self._way.fetch(gradients, arrays, scale), self.thread_pool, loss, measured)
 
     def begin_evaluation(self, arrays: HostArrays, *, step: int = 0) -> Begun:
         """Forward pass on this host's share; `finish` writes its scores."""
         program, sent = self._programs.forward(arrays.levels), self._way.send(arrays, Numbers(step))
         scores = program(self.params, self.state, self.tables.arrays, *sent)
-        return Begun(arrays, [partial(to_host, own_parts(self.mesh, scores), arrays.scores)], self.crew, scores)
+        return Begun(arrays, [partial(to_host, own_parts(self.mesh, scores), arrays.scores)], self.thread_pool, scores)
 
     def dense_arrays(self) -> dict[str, np.ndarray]:
         """Parameters, state and optimizer state, one numpy array a leaf, keyed by its path such as `params/top/0/w`."""

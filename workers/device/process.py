@@ -22,7 +22,6 @@ import numpy as np
 from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.save_pace import SavePace
 from podembed.workers.checkpoint.shard import CheckpointMismatch, read_dense, write_dense
-from podembed.workers.crew import ThreadCrew
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
 from podembed.workers.device.dense_half import OtherPrecision
 from podembed.workers.device.doorway import ChannelError
@@ -37,6 +36,7 @@ from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.progress import Phase, Progress, Recorded, Stopwatch, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
+from podembed.workers.thread_pool import ThreadPool
 
 _LOOK_S = 0.1
 # Most leaves are small: what making and syncing the two files of one costs, as bytes that take as long to write.
@@ -125,7 +125,7 @@ class DeviceProcess:
         self._is_frozen = threading.Event()
         self._never_finite: frozenset[str] = frozenset()
         self._pace = SavePace(self._tracker, longest_grace_s=0.0)
-        self._crew = ThreadCrew(1)
+        self._thread_pool = ThreadPool(1)
 
     def reserve_coordinator(self, address: str) -> str:
         """A free `address:port` on this machine. Another process may take the port first; joining the gang then fails
@@ -163,14 +163,14 @@ class DeviceProcess:
         # Not before: a job may make an array of JAX where it is declared, and a process that has one joins no gang.
         job = spec.job.resolve() if isinstance(spec.job, JobReference) else spec.job
         stopwatch.end("job")
-        self._crew = ThreadCrew(spec.threads)
+        self._thread_pool = ThreadPool(spec.threads)
         self._worker = DeviceWorker(
             job=job,
             num_samples=spec.num_samples,
             shares=spec.shares,
             options=spec.devices,
             faults=faults,
-            crew=self._crew,
+            thread_pool=self._thread_pool,
             compiling=self._compiling,
             trace=self._tracker.trace,
         )
@@ -357,7 +357,7 @@ class DeviceProcess:
 
     def close(self) -> None:
         """Leaves host and gang. All members of a gang must leave within its deadline."""
-        self._crew.close()
+        self._thread_pool.close()
         if self._end is not None:
             self._end.close()
             self._end = None

@@ -82,7 +82,7 @@ class HostGeneration:
                 num_samples=self._input.num_samples,
                 tables=survivor and survivor.tables,
             )
-            opened.callback(self._lookups.crew.close)
+            opened.callback(self._lookups.thread_pool.close)
             surviving = survivor and survivor.surviving
             self.shard = Shard(spec, self._lookups.both.tables, surviving=surviving, tracker=tracker, check=check)
             layout = ChannelLayout(
@@ -189,7 +189,7 @@ class HostGeneration:
         """Frees sockets, shared memory, files and threads. Safe to call twice."""
         with ExitStack() as closing:
             # What is named last is closed first; an error of one keeps none of the others open.
-            closing.callback(self._lookups.crew.close)
+            closing.callback(self._lookups.thread_pool.close)
             closing.callback(self.shard.close)
             closing.callback(self.mesh.close)
             closing.callback(self._server.close)

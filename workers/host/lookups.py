@@ -12,7 +12,6 @@ from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.lookups import Lookups
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
-from podembed.workers.crew import ThreadCrew
 from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import ChannelEnd
 from podembed.workers.host.spec import HostSpec
@@ -20,6 +19,7 @@ from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.padding import PaddingLevels, SequencePadding
 from podembed.workers.job.tables import Bags, cut_ways, feature_bindings, has_weighted_ids, needs_rows, table_specs
+from podembed.workers.thread_pool import ThreadPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,13 +31,13 @@ class HostLookups:
         `both.layout` says in the memory shared with the device process.
       bags: what is looked up of a batch.
       num_buffers: batches that may be in flight at once.
-      crew: the threads of the host's kernels; to be closed.
+      thread_pool: threads of the host's kernels; to be closed.
     """
 
     both: Lookups
     bags: Bags
     num_buffers: int
-    crew: ThreadCrew
+    thread_pool: ThreadPool
 
     @staticmethod
     def build(
@@ -56,8 +56,8 @@ class HostLookups:
         # Where the lookup of a step begins before the device is done with the one before, each has memory of its own.
         num_buffers = 2 if job.overlap is not False or job.staleness else 1
         specs = table_specs(job, spec.table_buckets)
-        crew = ThreadCrew(spec.threads)
-        compile_kernels(specs, num_threads=crew.num_threads, has_weights=has_weighted_ids(job))
+        thread_pool = ThreadPool(spec.threads)
+        compile_kernels(specs, num_threads=thread_pool.num_threads, has_weights=has_weighted_ids(job))
         pools_cut = spec.pools_cut
         if pools_cut is None:
             ways = cut_ways(job, specs, bag_lengths(job, spec.train_index), num_hosts=spec.num_hosts)
@@ -75,9 +75,9 @@ class HostLookups:
             quantization=[table.quantization_config for table in job.tables],
             num_buffers=num_buffers,
             tables=tables,
-            crew=crew,
+            thread_pool=thread_pool,
         )
-        return HostLookups(both=both, bags=Bags(job), num_buffers=num_buffers, crew=crew)
+        return HostLookups(both=both, bags=Bags(job), num_buffers=num_buffers, thread_pool=thread_pool)
 
 
 Lengths = Mapping[str, np.ndarray]

@@ -19,7 +19,6 @@ from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.steps import LookupPhase, LookupSteps
 from podembed.embedding.tf.engine.engine import EngineMetrics, EngineSpec, Share
 from podembed.embedding.tf.engine.host_engine import HostEngine
-from podembed.workers.crew import ThreadCrew
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.same_machine import share_pooled
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
@@ -30,6 +29,7 @@ from podembed.workers.stepwise.driver_line import DriverDoor, DriverLineSpec
 from podembed.workers.stepwise.line import Answered, LineServer, Packing, Turns, line_for_device
 from podembed.workers.stepwise.saved_embedding import HostReceipt, restore_tables, write_host
 from podembed.workers.stepwise.shared_values import EnginePlace, Placed, PlacedMemory, SharedValues
+from podembed.workers.thread_pool import ThreadPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +128,10 @@ class StepwiseHost:
         num_slots = 4 if spec.is_pipelined else 2
         own = self._spec
         # It ends with the lookups that refer to it.
-        crew = ThreadCrew(own.threads)
-        lookups = spec.lookups(placement, host=own.host, num_hosts=own.num_hosts, num_buffers=num_slots, crew=crew)
+        thread_pool = ThreadPool(own.threads)
+        lookups = spec.lookups(
+            placement, host=own.host, num_hosts=own.num_hosts, num_buffers=num_slots, thread_pool=thread_pool
+        )
         exchange = MeshExchange(self._mesh, lookups, timeout_s=self._spec.step_timeout_s)
         self._close_ways()
         self._values = values = SharedValues.create(lookups.layout, num_slots=num_slots)

@@ -3,7 +3,7 @@
 Between Python and the kernels, a feature is a line of numbers: where its bags, its rows and its vectors lie. What is
 the same in every step is found out once. So hundreds of small tables cost little more than one of their size.
 
-Bags are cut into runs for the threads of a crew, since each has a vector of its own. So are touched rows, since each is
+Bags are cut into runs for the threads of a pool, since each has a vector of its own. So are touched rows, since each is
 there once: one thread sums the gradients of a row, in the order that `Table.group` found.
 """
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES, STREAMING_FLOATS, BlockLines, aligned_empty, matrix_of
 from podembed.embedding.kernels.bag_frames import NUM_BAGS, NUM_IDS, SPLITS, WEIGHTS
-from podembed.embedding.kernels.crew import Crew, cut_into_runs, is_worth_sharing
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
 from podembed.embedding.kernels.many_tables import (
     SPLIT_BYTES,
@@ -29,6 +28,7 @@ from podembed.embedding.kernels.many_tables import (
     pool_tables,
 )
 from podembed.embedding.kernels.pool import COMBINER_CODES
+from podembed.embedding.kernels.threads import Threads, cut_into_runs, is_worth_sharing
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.table_rules import (
     LINE,
@@ -90,7 +90,7 @@ class RamGroup:
         self._list_order = np.array(order, np.int64)
         self._firsts = np.cumsum([0, *(num_hosts * len(of_table[table]) for table in self.held)])
 
-    def pool(self, asked: Sequence[np.ndarray], out: Sequence[np.ndarray], crew: Crew) -> None:
+    def pool(self, asked: Sequence[np.ndarray], out: Sequence[np.ndarray], thread_pool: Threads) -> None:
         """As `StoreGroup.pool`."""
         all_asked, all_out = np.stack(asked, axis=1), np.stack(out, axis=1)
         self._check(all_asked, all_out)
@@ -107,12 +107,12 @@ class RamGroup:
             )
             sizes = (bags[:, NUM_IDS] + bags[:, NUM_BAGS]) * dim
             static = (rows, pooling) if len(asked) == 1 else (rows.repeat(len(asked), 0), pooling.repeat(len(asked)))
-            calls += _calls(dim, (bags, *static, streamed, where[:, :2]), sizes, crew)
+            calls += _calls(dim, (bags, *static, streamed, where[:, :2]), sizes, thread_pool)
             total += int(sizes.sum())
-        crew.run(calls, size=total)
+        thread_pool.run(calls, size=total)
 
     def group(
-        self, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
+        self, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], thread_pool: Threads
     ) -> tuple[GroupedTables, ScaledGradients]:
         """As `StoreGroup.group`."""
         bags, lines = np.stack(asked), np.stack(gradients)
@@ -121,7 +121,7 @@ class RamGroup:
         scaled = self._scaled(bags)
         lists[*scaled.where.T, WEIGHTS + 1 :] = scaled.lines
         flat = lists.reshape(-1, lists.shape[2])[self._list_order]
-        return group_together(self._tables, self.held, flat, self._firsts, crew), scaled
+        return group_together(self._tables, self.held, flat, self._firsts, thread_pool), scaled
 
     def _scaled(self, bags: np.ndarray) -> ScaledGradients:
         if not self._divided:
@@ -134,7 +134,11 @@ class RamGroup:
         return ScaledGradients(where, np.stack([starts, _FLOAT_BYTES * dims], 1), memory)
 
     def scale(
-        self, scaled: ScaledGradients, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
+        self,
+        scaled: ScaledGradients,
+        asked: Sequence[np.ndarray],
+        gradients: Sequence[np.ndarray],
+        thread_pool: Threads,
     ) -> None:
         """As `StoreGroup.scale`."""
         calls, total = [], 0
@@ -151,7 +155,7 @@ class RamGroup:
                 arguments = bags, source, self._combiners[at[1]], scaled.lines[mine]
                 calls.append(partial(divide_gradients, dim, *arguments))
                 total += 2 * dim * int(bags[:, NUM_BAGS].sum())
-        crew.run(calls, size=total)
+        thread_pool.run(calls, size=total)
 
     def _check(self, bags: np.ndarray, blocks: np.ndarray) -> None:
         """Of every feature and host, whether its block has one vector a bag, as wide as its table's rows."""
@@ -165,9 +169,9 @@ class RamGroup:
             f"{tuple(expected[at].tolist())}: one vector a bag, as wide as a row. Pass the blocks of that batch."
         )
 
-    def update(self, grouped: Mapping[int, GroupedRows], learning_rates: Sequence[float], crew: Crew) -> None:
+    def update(self, grouped: Mapping[int, GroupedRows], learning_rates: Sequence[float], thread_pool: Threads) -> None:
         """As `StoreGroup.update`."""
-        self._updates.run(cast("GroupedTables", grouped), learning_rates, crew)
+        self._updates.run(cast("GroupedTables", grouped), learning_rates, thread_pool)
 
 
 def _arrays_of(table: Table) -> Mapping[str, np.ndarray]:
@@ -175,13 +179,13 @@ def _arrays_of(table: Table) -> Mapping[str, np.ndarray]:
     return cast("RamStore", table.store).arrays
 
 
-def _calls(dim: int, arguments: tuple[np.ndarray, ...], sizes: np.ndarray, crew: Crew) -> list[partial[None]]:
-    """Calls of `pool_tables` for the threads of a crew."""
-    if crew.num_threads == 1:
+def _calls(dim: int, arguments: tuple[np.ndarray, ...], sizes: np.ndarray, thread_pool: Threads) -> list[partial[None]]:
+    """Calls of `pool_tables` for the threads of a thread pool."""
+    if thread_pool.num_threads == 1:
         return [partial(pool_tables, dim, *arguments)]
     bags, rows, combiners, streams, out = arguments
     calls = []
-    for items, firsts, stops in cut_into_runs(bags[:, NUM_BAGS], sizes, crew.num_threads):
+    for items, firsts, stops in cut_into_runs(bags[:, NUM_BAGS], sizes, thread_pool.num_threads):
         own, vectors = bags[items], out[items]
         own[:, SPLITS] += SPLIT_BYTES * firsts
         own[:, NUM_BAGS] = stops - firsts
@@ -228,7 +232,7 @@ def _entries_of(rows: GroupedRows) -> GroupedEntries:
 
 
 def group_together(
-    tables: Sequence[Table], held: Sequence[int], lists: np.ndarray, firsts: np.ndarray, crew: Crew
+    tables: Sequence[Table], held: Sequence[int], lists: np.ndarray, firsts: np.ndarray, thread_pool: Threads
 ) -> GroupedTables:
     """As `Table.group` for several tables; a large one is grouped by several threads, each with a part of its rows.
 
@@ -244,16 +248,16 @@ def group_together(
     sizes, total = np.diff(before[firsts]).tolist(), int(before[-1])
     scratch = np.array([(tables[at].num_rows, tables[at].marks_address) for at in held], np.int64).reshape(-1, 2)
     found: list[tuple[Sequence[int], GroupedEntries]] = []
-    runs, shared = _runs(sizes, crew.num_threads)
+    runs, shared = _runs(sizes, thread_pool.num_threads)
 
     def group(first: int, stop: int) -> None:
         own = lists[firsts[first] : firsts[stop]], firsts[first : stop + 1] - firsts[first]
         found.append((held[first:stop], group_tables(*own, *scratch[first:stop].T)))
 
-    crew.run([partial(group, *run) for run in runs], size=FLOATS_PER_ENTRY * total)
+    thread_pool.run([partial(group, *run) for run in runs], size=FLOATS_PER_ENTRY * total)
     for number, num_parts in shared.items():
         own = BagLists(lists[firsts[number] : firsts[number + 1]])
-        rows = _group_in_parts(tables[held[number]], own, num_parts, crew)
+        rows = _group_in_parts(tables[held[number]], own, num_parts, thread_pool)
         found.append(([held[number]], _entries_of(rows)))
     return GroupedTables(held, found)
 
@@ -277,7 +281,7 @@ def _runs(sizes: Sequence[int], num_threads: int) -> tuple[list[tuple[int, int]]
     return runs, shared
 
 
-def _group_in_parts(table: Table, lists: BagLists, num_parts: int, crew: Crew) -> GroupedRows:
+def _group_in_parts(table: Table, lists: BagLists, num_parts: int, thread_pool: Threads) -> GroupedRows:
     """One table, by several threads."""
     rows, addresses = lists.entries()
     found = [NO_ROWS] * num_parts
@@ -285,7 +289,7 @@ def _group_in_parts(table: Table, lists: BagLists, num_parts: int, crew: Crew) -
     def group(part: int) -> None:
         found[part] = table.group_part(rows, addresses, part, num_parts)
 
-    crew.run([partial(group, part) for part in range(num_parts)], size=FLOATS_PER_ENTRY * len(rows))
+    thread_pool.run([partial(group, part) for part in range(num_parts)], size=FLOATS_PER_ENTRY * len(rows))
     return GroupedRows.joined(found)
 
 
@@ -335,7 +339,7 @@ class TableUpdates:
                 _RuleSet(optimizer, dim, np.array([held[number] for number in own]), np.array(own), matrices)
             )
 
-    def run(self, grouped: GroupedTables, learning_rates: Sequence[float], crew: Crew) -> None:
+    def run(self, grouped: GroupedTables, learning_rates: Sequence[float], thread_pool: Threads) -> None:
         """As `Table.update_grouped` for every table.
 
         Args:
@@ -364,9 +368,9 @@ class TableUpdates:
             own_rates = rates[one.tables]
             for rate in dict.fromkeys(own_rates.tolist()):
                 some = np.flatnonzero(own_rates == rate)
-                calls += one.calls(some, lines if len(some) == len(lines) else lines[some], rate, crew)
+                calls += one.calls(some, lines if len(some) == len(lines) else lines[some], rate, thread_pool)
             total += int(one.sizes(lines).sum())
-        crew.run(calls, size=total)
+        thread_pool.run(calls, size=total)
         for at in self._in_order:
             if at in self._alone:
                 own = grouped[at]
@@ -401,14 +405,16 @@ class _RuleSet:
         """Floats read and written, by table."""
         return (lines[:, NUM_ADDRESSES] + 2 * lines[:, NUM_ROWS]) * self.dim
 
-    def calls(self, some: np.ndarray, lines: np.ndarray, learning_rate: float, crew: Crew) -> list[partial[None]]:
-        """For the threads of a crew."""
+    def calls(
+        self, some: np.ndarray, lines: np.ndarray, learning_rate: float, thread_pool: Threads
+    ) -> list[partial[None]]:
+        """For the threads of a thread pool."""
         rule = self.optimizer.table_rule(learning_rate)
-        if crew.num_threads == 1:
+        if thread_pool.num_threads == 1:
             matrices = self.matrices if len(some) == len(self.matrices) else self.matrices[some]
             return [partial(rule, self.dim, matrices, lines)]
         calls = []
-        for items, firsts, stops in cut_into_runs(lines[:, NUM_ROWS], self.sizes(lines), crew.num_threads):
+        for items, firsts, stops in cut_into_runs(lines[:, NUM_ROWS], self.sizes(lines), thread_pool.num_threads):
             own = lines[items]
             own[:, ROWS] += ROW_BYTES * firsts
             own[:, STARTS] += START_BYTES * firsts

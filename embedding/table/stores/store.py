@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from podembed.embedding.kernels.crew import Crew
+from podembed.embedding.kernels.threads import Threads
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
 
@@ -151,7 +151,7 @@ class StoreGroup(Protocol):
 
     dims: np.ndarray
 
-    def pool(self, asked: Sequence[np.ndarray], out: Sequence[np.ndarray], crew: Crew) -> None:
+    def pool(self, asked: Sequence[np.ndarray], out: Sequence[np.ndarray], thread_pool: Threads) -> None:
         """Combines the rows of all bags of several hosts.
 
         Args:
@@ -164,7 +164,7 @@ class StoreGroup(Protocol):
         ...
 
     def group(
-        self, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
+        self, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], thread_pool: Threads
     ) -> tuple[Mapping[int, GroupedRows], ScaledGradients]:
         """Sorts what all hosts ask by row.
 
@@ -181,7 +181,11 @@ class StoreGroup(Protocol):
         ...
 
     def scale(
-        self, scaled: ScaledGradients, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
+        self,
+        scaled: ScaledGradients,
+        asked: Sequence[np.ndarray],
+        gradients: Sequence[np.ndarray],
+        thread_pool: Threads,
     ) -> None:
         """Divides the gradients of bags by their denominators, into `scaled`.
 
@@ -193,7 +197,7 @@ class StoreGroup(Protocol):
         """
         ...
 
-    def update(self, grouped: Mapping[int, GroupedRows], learning_rates: Sequence[float], crew: Crew) -> None:
+    def update(self, grouped: Mapping[int, GroupedRows], learning_rates: Sequence[float], thread_pool: Threads) -> None:
         """Updates each touched row once. The gradients lie where `group` got them from.
 
         Args:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from podembed.embedding.config import QuantizationConfig
-from podembed.embedding.kernels.crew import ONE_THREAD, Crew
+from podembed.embedding.kernels.threads import ONE_THREAD, Threads
 from podembed.embedding.lookup.lookups import Lookups
 from podembed.embedding.lookup.pooling_choice import cut_way
 from podembed.embedding.lookup.streams import FeatureBinding
@@ -87,14 +87,14 @@ class EngineSpec:
         host: int,
         num_hosts: int,
         num_buffers: int = 1,
-        crew: Crew = ONE_THREAD,
+        thread_pool: Threads = ONE_THREAD,
     ) -> Lookups:
         """The lookups of one host, with new tables.
 
         Args:
           placement: per table, the owner of each bucket.
           num_buffers: batches that may be in flight at once.
-          crew: the threads of the host.
+          thread_pool: threads of the host.
         """
         return Lookups.build(
             self.tables,
@@ -108,7 +108,7 @@ class EngineSpec:
             pools_cut=self._pools_cut(num_hosts),
             quantization=self.quantization,
             num_buffers=num_buffers,
-            crew=crew,
+            thread_pool=thread_pool,
         )
 
     def _pools_cut(self, num_hosts: int) -> list[bool]:

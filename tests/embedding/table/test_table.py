@@ -14,7 +14,7 @@ from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import RowId, TruncatedNormal
 from podembed.embedding.kernels.arrays import BlockLines
-from podembed.embedding.kernels.crew import ONE_THREAD
+from podembed.embedding.kernels.threads import ONE_THREAD
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.pooled_frames import BagKeys, frame_of, read_frame
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from podembed.embedding.config import TableConfig
-from podembed.embedding.kernels import crew as crew_rules
+from podembed.embedding.kernels import threads as thread_rules
 from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
 from podembed.embedding.kernels.many_tables import BagLists
 from podembed.embedding.kernels.row_vectors import jit, splat, store
@@ -27,7 +27,7 @@ from podembed.embedding.row_optimizers.row_step import RowStep
 from podembed.embedding.table.stores.ram_group import GroupedTables, TableUpdates, group_together
 from podembed.embedding.table.table import GroupedRows, Pooling, Table, pool_in_parallel
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.crew import ThreadCrew
+from podembed.workers.thread_pool import ThreadPool
 
 
 def with_momentum(gradient, row, slots, learning_rate, hyperparameters):
@@ -52,8 +52,8 @@ DIM, NUM_BAGS = 16, 37
 @pytest.fixture(autouse=True)
 def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little there is to do."""
-    monkeypatch.setattr(crew_rules, "_MIN_SHARED", 0)
-    monkeypatch.setattr(crew_rules, "_MIN_PART", 1)
+    monkeypatch.setattr(thread_rules, "_MIN_SHARED", 0)
+    monkeypatch.setattr(thread_rules, "_MIN_PART", 1)
 
 
 def tables() -> list[Table]:
@@ -75,7 +75,7 @@ def draw_bags(random: np.random.Generator, table: Table) -> tuple[np.ndarray, np
 
 def trained(num_threads: int) -> list[np.ndarray]:
     """What two steps leave behind: activations, rows and slots."""
-    crew, held = ThreadCrew(num_threads), tables()
+    thread_pool, held = ThreadPool(num_threads), tables()
     random = np.random.default_rng(5)
     found = []
     for _ in range(2):
@@ -94,17 +94,17 @@ def trained(num_threads: int) -> list[np.ndarray]:
             poolings.append(
                 Pooling(held[1].store.pool, rows, splits, None, "sum", block, bags=chosen, is_packed=packed)
             )
-        pool_in_parallel(poolings, crew)
+        pool_in_parallel(poolings, thread_pool)
         gradients = random.standard_normal((len(held), NUM_BAGS, DIM), dtype=np.float32)
         lists = [BagLists.of([rows], [splits], [matrix_of(gradients[at])]) for at, (rows, splits) in enumerate(bags)]
         grouped: dict[int, GroupedRows] = {}
         # Some tables together, which stay whole; the others alone, so that their rows are cut into parts.
         for some in ([0, 1, 2, 3], [4], [5], [6]):
             lines = np.concatenate([lists[at].lines for at in some])
-            grouped |= dict(group_together(held, some, lines, np.arange(len(some) + 1), crew))
-        TableUpdates(held, [*grouped]).run(GroupedTables.of(grouped), [0.1] * len(held), crew)
+            grouped |= dict(group_together(held, some, lines, np.arange(len(some) + 1), thread_pool))
+        TableUpdates(held, [*grouped]).run(GroupedTables.of(grouped), [0.1] * len(held), thread_pool)
         found += [pooling.out[:5] if pooling.is_packed else pooling.out for pooling in poolings]
-    crew.close()
+    thread_pool.close()
     return [*found, *(array for table in held for array in (table.rows, *table.slots.values()))]
 
 
@@ -117,7 +117,7 @@ def test_any_number_of_threads_gives_the_same_bytes(num_threads: int) -> None:
 
 
 def test_a_row_is_announced_before_any_table_changes() -> None:
-    crew, held = ThreadCrew(2), tables()
+    thread_pool, held = ThreadPool(2), tables()
     before = [table.rows.copy() for table in held]
     announced: list[int] = []
 
@@ -130,10 +130,10 @@ def test_a_row_is_announced_before_any_table_changes() -> None:
         table.before_change = look
     one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
     grouped = {at: table.group(one) for at, table in enumerate(held)}
-    TableUpdates(held, [*grouped]).run(GroupedTables.of(grouped), [0.1] * len(held), crew)
+    TableUpdates(held, [*grouped]).run(GroupedTables.of(grouped), [0.1] * len(held), thread_pool)
     assert announced == [1] * len(held)
     assert all((table.rows != rows).any() for table, rows in zip(held, before, strict=True))
-    crew.close()
+    thread_pool.close()
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -149,10 +149,10 @@ def test_rules_in_python_meet_the_tables_in_their_order(num_threads: int) -> Non
     held = [Table(TableSpec.of(config, seed=1, num_buckets=1), np.zeros(1, np.int64)) for _ in range(3)]
     gradient = np.ones((1, DIM), np.float32)
     one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
-    crew = ThreadCrew(num_threads)
+    thread_pool = ThreadPool(num_threads)
     grouped = {at: held[at].group(one) for at in (2, 0, 1)}
-    TableUpdates(held, [*grouped]).run(GroupedTables.of(grouped), [1.0, 2.0, 3.0], crew)
-    crew.close()
+    TableUpdates(held, [*grouped]).run(GroupedTables.of(grouped), [1.0, 2.0, 3.0], thread_pool)
+    thread_pool.close()
     # Before that, the rule is tried with a rate of 0.
     assert [rate for rate in seen if rate] == [1.0, 2.0, 3.0]
 
@@ -162,7 +162,7 @@ def test_rules_in_python_meet_the_tables_in_their_order(num_threads: int) -> Non
 def test_a_table_that_cannot_be_updated_so_is_refused_before_any_changes(
     num_threads: int, rule: Optimizer | None
 ) -> None:
-    gradient, crew = np.ones((1, DIM), np.float32), ThreadCrew(num_threads)
+    gradient, thread_pool = np.ones((1, DIM), np.float32), ThreadPool(num_threads)
     rules = (SGD(0.1), rule, RowWiseAdagrad(0.1))
     configs = [TableConfig(5, DIM, name=f"t{at}", optimizer=own) for at, own in enumerate(rules)]
     held = [Table(TableSpec.of(config, seed=1, num_buckets=1), np.zeros(1, np.int64)) for config in configs]
@@ -170,9 +170,9 @@ def test_a_table_that_cannot_be_updated_so_is_refused_before_any_changes(
     one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
     grouped = GroupedTables.of({at: table.group(one) for at, table in enumerate(held)})
     with pytest.raises(ValueError, match="Table 't1' has optimizer"):
-        TableUpdates(held, [0, 1, 2]).run(grouped, [0.1] * 3, crew)
+        TableUpdates(held, [0, 1, 2]).run(grouped, [0.1] * 3, thread_pool)
     assert all((table.rows == rows).all() for table, rows in zip(held, before, strict=True))
-    crew.close()
+    thread_pool.close()
 
 
 def test_touched_rows_of_other_tables_are_refused() -> None:
@@ -181,7 +181,7 @@ def test_touched_rows_of_other_tables_are_refused() -> None:
     one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
     grouped = GroupedTables.of({at: held[at].group(one) for at in (1, 0)})
     with pytest.raises(ValueError, match=r"Found touched rows of tables \[1, 0\]. Expected those of \[0, 1\]"):
-        TableUpdates(held, [0, 1]).run(grouped, [0.1] * 2, ThreadCrew(1))
+        TableUpdates(held, [0, 1]).run(grouped, [0.1] * 2, ThreadPool(1))
 
 
 class InPython(SGD):
@@ -216,18 +216,18 @@ def test_rules_of_users_are_their_own(num_threads: int) -> None:
     assert [rule.updates_together for rule in rules] == [False, False, False, True]
     configs = [TableConfig(5, DIM, name=f"t{at}", optimizer=own) for at, own in enumerate(rules)]
     held = [Table(TableSpec.of(config, seed=1, num_buckets=1), np.zeros(1, np.int64)) for config in configs]
-    gradient, crew = np.ones((1, DIM), np.float32), ThreadCrew(num_threads)
+    gradient, thread_pool = np.ones((1, DIM), np.float32), ThreadPool(num_threads)
     one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
     grouped = GroupedTables.of({at: table.group(one) for at, table in enumerate(held)})
-    TableUpdates(held, range(4)).run(grouped, [0.1] * 4, crew)
-    crew.close()
+    TableUpdates(held, range(4)).run(grouped, [0.1] * 4, thread_pool)
+    thread_pool.close()
     assert [table.rows[0, 0] for table in held] == [7.0, 1.0, 2.0, np.float32(-0.1)]
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_updates_that_go_alone_leave_the_tables_behind_as_they_are(num_threads: int) -> None:
     """So that a fault between two tables finds one of them updated."""
-    held, crew = tables(), ThreadCrew(num_threads)
+    held, thread_pool = tables(), ThreadPool(num_threads)
     gradient = np.ones((1, DIM), np.float32)
     one = BagLists.of([np.zeros(1, np.int32)], [np.array([0, 1])], [matrix_of(gradient)])
     before = [table.rows.copy() for table in held]
@@ -238,7 +238,7 @@ def test_updates_that_go_alone_leave_the_tables_behind_as_they_are(num_threads: 
     held[2].updates_alone, held[2].before_change = True, strike
     grouped = GroupedTables.of({at: table.group(one) for at, table in enumerate(held)})
     with pytest.raises(RuntimeError, match="a fault"):
-        TableUpdates(held, range(len(held))).run(grouped, [0.1] * len(held), crew)
-    crew.close()
+        TableUpdates(held, range(len(held))).run(grouped, [0.1] * len(held), thread_pool)
+    thread_pool.close()
     changed = [bool((table.rows != rows).any()) for table, rows in zip(held, before, strict=True)]
     assert changed == [True, True] + [False] * (len(held) - 2)

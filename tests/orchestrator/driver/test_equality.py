@@ -21,7 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from podembed.embedding.initializers import row_source
-from podembed.embedding.kernels import crew as crew_rules
+from podembed.embedding.kernels import threads as thread_rules
 from podembed.jobs.trainer import Trainer
 from podembed.orchestrator.api.config import CheckpointConfig, MetricsConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
@@ -215,8 +215,8 @@ def test_several_threads_change_no_byte(
     one_host: Result, small_data: str, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here the dense half keeps to its one thread, whose products would have other bits with several."""
-    monkeypatch.setattr(crew_rules, "_MIN_SHARED", 0)
-    monkeypatch.setattr(crew_rules, "_MIN_PART", 1)
+    monkeypatch.setattr(thread_rules, "_MIN_SHARED", 0)
+    monkeypatch.setattr(thread_rules, "_MIN_PART", 1)
     result = train_small(small_data, runs, "threads", num_hosts=1, in_process=True, threads=3)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kernels-")]
     np.testing.assert_array_equal(_losses(result), _losses(one_host))

@@ -10,8 +10,8 @@ import pytest
 from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import Constant
 from podembed.embedding.kernels.arrays import matrix_of
-from podembed.embedding.kernels.crew import ONE_THREAD
 from podembed.embedding.kernels.many_tables import BagLists
+from podembed.embedding.kernels.threads import ONE_THREAD
 from podembed.embedding.optimizers import SGD
 from podembed.embedding.table.stores.ram_group import GroupedTables, TableUpdates
 from podembed.embedding.table.table import Table

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from podembed.embedding.buckets import BucketLayout, place
 from podembed.embedding.initializers import Uniform
-from podembed.embedding.kernels import crew as crew_rules
+from podembed.embedding.kernels import threads as thread_rules
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, Blocks
 from podembed.embedding.lookup.lookups import Lookups
@@ -25,8 +25,8 @@ from podembed.embedding.ragged import Ragged
 from podembed.embedding.row_index import DenseKeys, KeySpace
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.crew import ThreadCrew
 from podembed.workers.host.exchange import MeshExchange
+from podembed.workers.thread_pool import ThreadPool
 from tests.embedding.table.stores.mapped_store import MappedStores
 from tests.long_tests import examples
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes, succeed
@@ -101,7 +101,7 @@ class Pod:
                 pools_cut=[pools_cut] * len(specs),
                 quantization=[None] * len(specs),
                 num_buffers=2,
-                crew=ThreadCrew(num_threads),
+                thread_pool=ThreadPool(num_threads),
             )
             for host in range(num_hosts)
         ]
@@ -257,9 +257,9 @@ def test_any_number_of_threads_gives_the_same_bytes(
 ) -> None:
     """Rows that travel, partial sums, and tables that one host has whole; most parts of the work are of one bag."""
     expected = flat(trained(num_hosts, 3, pools_cut=pools_cut, is_weighted=True))
-    monkeypatch.setattr(crew_rules, "_MIN_SHARED", 0)
-    monkeypatch.setattr(crew_rules, "_MIN_PART", 1)
-    monkeypatch.setattr(crew_rules, "_MIN_COLUMNS", 8)
+    monkeypatch.setattr(thread_rules, "_MIN_SHARED", 0)
+    monkeypatch.setattr(thread_rules, "_MIN_PART", 1)
+    monkeypatch.setattr(thread_rules, "_MIN_COLUMNS", 8)
     for num_threads in (2, 3):
         found = flat(trained(num_hosts, 3, pools_cut=pools_cut, is_weighted=True, num_threads=num_threads))
         for one, other in zip(expected, found, strict=True):

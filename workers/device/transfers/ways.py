@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podembed.embedding.kernels.crew import Crew, cut
 from podembed.embedding.kernels.cut import Pieces, cut_columns
+from podembed.embedding.kernels.threads import Threads, cut
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.measures.step_measures import NORMS_EVERY
 from podembed.workers.device.options import DeviceOptions, Transfers
@@ -138,19 +138,19 @@ class TransferWay(Protocol):
         ...
 
 
-def transfer_way(options: DeviceOptions, mesh: GangMesh, *, asks_for_step: bool, crew: Crew) -> TransferWay:
+def transfer_way(options: DeviceOptions, mesh: GangMesh, *, asks_for_step: bool, thread_pool: Threads) -> TransferWay:
     """The way that the settings name, or the best for these devices.
 
     Args:
       asks_for_step: whether programs compute with the number of the step.
-      crew: copies into buffers.
+      thread_pool: copies into buffers.
     """
     way = options.transfers
     if way is Transfers.AUTO:
         way = Transfers.SEPARATE if mesh.platform == "cpu" else Transfers.PACKED
     if way is Transfers.PACKED:
-        return PackedTransfers(mesh, crew)
-    return SeparateTransfers(mesh, crew, asks_for_step=asks_for_step)
+        return PackedTransfers(mesh, thread_pool)
+    return SeparateTransfers(mesh, thread_pool, asks_for_step=asks_for_step)
 
 
 @jax.tree_util.register_dataclass
@@ -191,8 +191,8 @@ class SeparateTransfers:
 
     is_packed = False
 
-    def __init__(self, mesh: GangMesh, crew: Crew, *, asks_for_step: bool) -> None:
-        self._mesh, self._crew, self._asks_for_step = mesh, crew, asks_for_step
+    def __init__(self, mesh: GangMesh, thread_pool: Threads, *, asks_for_step: bool) -> None:
+        self._mesh, self._thread_pool, self._asks_for_step = mesh, thread_pool, asks_for_step
         # With the memory that they write to.
         self._cuts: dict[tuple[int, PaddingLevels], tuple[tuple[np.ndarray, ...], list[_Cut]]] = {}
         self._in_place: dict[tuple[int, PaddingLevels], Inputs] = {}
@@ -274,7 +274,7 @@ class SeparateTransfers:
             sizes = [one.rows.stop * one.pieces.num_columns for one in whole_copies]
             found = [
                 whole_copies[item]._replace(rows=slice(first, last))
-                for item, first, last in cut(rows, sizes, self._crew.num_threads)
+                for item, first, last in cut(rows, sizes, self._thread_pool.num_threads)
             ]
             self._cuts[key] = arrays.gradients, found
         return found
@@ -288,8 +288,8 @@ class PackedTransfers:
 
     is_packed = True
 
-    def __init__(self, mesh: GangMesh, crew: Crew) -> None:
-        self._mesh, self._crew = mesh, crew
+    def __init__(self, mesh: GangMesh, thread_pool: Threads) -> None:
+        self._mesh, self._thread_pool = mesh, thread_pool
         # By batch and size: levels of sequences that need as many words share the memory.
         self._staging: dict[tuple[int, int], Staging] = {}
 
@@ -309,7 +309,7 @@ class PackedTransfers:
                 words = leaf.view(np.uint32).reshape(num_parts, size)[part]
                 calls.append(partial(np.copyto, row[at : at + size], words))
                 at += size
-        self._crew.run(calls, size=sum(map(len, rows)))
+        self._thread_pool.run(calls, size=sum(map(len, rows)))
         return (self._staging[key].send(),)
 
     def shapes(self, inputs: Inputs) -> tuple[Any, ...]:

@@ -16,8 +16,8 @@ import numpy as np
 
 from podembed.embedding.kernels import pool as kernels
 from podembed.embedding.kernels.bag_frames import DIVISORS, NUM_BAGS, NUM_IDS, ROWS, SPLITS, WEIGHTS
-from podembed.embedding.kernels.crew import Crew
 from podembed.embedding.kernels.many_tables import BagLists
+from podembed.embedding.kernels.threads import Threads
 from podembed.embedding.lookup.pooled_frames import denominators
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
@@ -117,7 +117,7 @@ class MappedGroup:
         self._tables, self._features = tables, features
         self.dims = np.array([tables[feature.table].spec.dim for feature in features], np.int64)
 
-    def pool(self, asked: Sequence[np.ndarray], out: Sequence[np.ndarray], crew: Crew) -> None:
+    def pool(self, asked: Sequence[np.ndarray], out: Sequence[np.ndarray], thread_pool: Threads) -> None:
         for bags, blocks in zip(asked, out, strict=True):
             for feature, line, block in zip(self._features, bags.tolist(), blocks.tolist(), strict=True):
                 rows = at_address(line[ROWS], (line[NUM_IDS],), np.int32)
@@ -127,7 +127,7 @@ class MappedGroup:
                 self._tables[feature.table].store.pool(rows, splits, weights, feature.pooling, vectors)
 
     def group(
-        self, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
+        self, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], thread_pool: Threads
     ) -> tuple[dict[int, GroupedRows], ScaledGradients]:
         lists = {feature.table: [] for feature in self._features}
         bags_in_all = sum(int((bags[:, NUM_BAGS] * self.dims).sum()) for bags in asked)
@@ -150,7 +150,11 @@ class MappedGroup:
         return grouped, ScaledGradients(*numbers, memory)
 
     def scale(
-        self, scaled: ScaledGradients, asked: Sequence[np.ndarray], gradients: Sequence[np.ndarray], crew: Crew
+        self,
+        scaled: ScaledGradients,
+        asked: Sequence[np.ndarray],
+        gradients: Sequence[np.ndarray],
+        thread_pool: Threads,
     ) -> None:
         for at, (host, number) in enumerate(scaled.where.tolist()):
             line, block = asked[host][number].tolist(), gradients[host][number].tolist()
@@ -164,7 +168,7 @@ class MappedGroup:
                 lengths = denominators(splits, weights, self._features[number].combiner)
             target[...] = np.divide(source, lengths[:, None], where=lengths[:, None] != 0, out=np.zeros_like(source))
 
-    def update(self, grouped: Mapping[int, GroupedRows], learning_rates: Sequence[float], crew: Crew) -> None:
+    def update(self, grouped: Mapping[int, GroupedRows], learning_rates: Sequence[float], thread_pool: Threads) -> None:
         for table in sorted(grouped):
             self._tables[table].update_grouped(grouped[table], learning_rates[table])
 

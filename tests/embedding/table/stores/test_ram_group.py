@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from podembed.embedding.config import TableConfig
-from podembed.embedding.kernels import crew as crew_rules
+from podembed.embedding.kernels import threads as thread_rules
 from podembed.embedding.kernels.arrays import BlockLines, aligned_empty, matrix_of
-from podembed.embedding.kernels.crew import Crew
 from podembed.embedding.kernels.pool import pool
+from podembed.embedding.kernels.threads import Threads
 from podembed.embedding.lookup.pooled_frames import AskedBags, BagKeys, denominators, frame_of, read_frame
 from podembed.embedding.optimizers import (
     FTRL,
@@ -27,7 +27,7 @@ from podembed.embedding.table.stores.ram import RAM
 from podembed.embedding.table.stores.store import PooledFeature, StoreKind
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.crew import ThreadCrew
+from podembed.workers.thread_pool import ThreadPool
 from tests.embedding.table.stores.mapped_store import MappedStores
 
 NUM_HOSTS, NUM_BAGS = 3, 21
@@ -99,25 +99,25 @@ def blocks(random: np.random.Generator, held: list[Table]) -> list[np.ndarray]:
 
 
 @pytest.fixture(params=[1, 2])
-def crew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+def thread_pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Whose threads share whatever there is."""
-    monkeypatch.setattr(crew_rules, "_MIN_SHARED", 0)
-    monkeypatch.setattr(crew_rules, "_MIN_PART", 1)
-    found = ThreadCrew(request.param)
+    monkeypatch.setattr(thread_rules, "_MIN_SHARED", 0)
+    monkeypatch.setattr(thread_rules, "_MIN_PART", 1)
+    found = ThreadPool(request.param)
     yield found
     found.close()
 
 
 @pytest.mark.parametrize("with_weights", [False, True])
 @pytest.mark.parametrize("stores", [RAM, MappedStores()], ids=["ram", "mapped"])
-def test_a_step_of_all_features_is_that_of_each(crew: Crew, stores: StoreKind, with_weights: bool) -> None:
+def test_a_step_of_all_features_is_that_of_each(thread_pool: Threads, stores: StoreKind, with_weights: bool) -> None:
     random = np.random.default_rng(3)
     held, alone = tables(stores), tables()
     own, lines = stores.group(held, features(), num_hosts=NUM_HOSTS), BlockLines()
     for _ in range(2):
         asked = [draw(random, held, with_weights=with_weights) for _ in range(NUM_HOSTS)]
         out, gradients = ([blocks(random, held) for _ in range(NUM_HOSTS)] for _ in range(2))
-        own.pool([bags.lines for bags in asked], [lines.of(of_host) for of_host in out], crew)
+        own.pool([bags.lines for bags in asked], [lines.of(of_host) for of_host in out], thread_pool)
         for bags, of_host in zip(asked, out, strict=True):
             for at, (feature, found) in enumerate(zip(features(), of_host, strict=True)):
                 expected = np.zeros_like(found)
@@ -125,9 +125,9 @@ def test_a_step_of_all_features_is_that_of_each(crew: Crew, stores: StoreKind, w
                 pool(alone[feature.table].rows, one.rows, one.row_splits, one.weights, feature.pooling, expected)
                 assert expected.tobytes() == np.ascontiguousarray(found).tobytes()
         where = [lines.of(of_host) for of_host in gradients]
-        grouped, scaled = own.group([bags.lines for bags in asked], where, crew)
-        own.scale(scaled, [bags.lines for bags in asked], where, crew)
-        own.update(grouped, RATES, crew)
+        grouped, scaled = own.group([bags.lines for bags in asked], where, thread_pool)
+        own.scale(scaled, [bags.lines for bags in asked], where, thread_pool)
+        own.update(grouped, RATES, thread_pool)
         for table in range(len(held)):
             alone[table].update(*entries(table, asked, gradients), RATES[table])
         for one, other in zip(held, alone, strict=True):
@@ -161,7 +161,7 @@ def entries(
     return rows, found
 
 
-def test_rows_that_nobody_holds_are_refused_before_anything_changes(crew: Crew) -> None:
+def test_rows_that_nobody_holds_are_refused_before_anything_changes(thread_pool: Threads) -> None:
     held = tables()
     own, lines = RAM.group(held, features(), num_hosts=1), BlockLines()
     asked = draw(np.random.default_rng(1), held, with_weights=False)
@@ -169,12 +169,12 @@ def test_rows_that_nobody_holds_are_refused_before_anything_changes(crew: Crew) 
     # As if a frame had been changed after it was looked at.
     asked[4].rows[0] = 7
     with pytest.raises(ValueError, match="Found local row 7 on a host that holds 7 rows"):
-        own.group([asked.lines], [lines.of(gradients)], crew)
+        own.group([asked.lines], [lines.of(gradients)], thread_pool)
     assert not any(table._marks.any() for table in held)
 
 
 @pytest.mark.parametrize("is_short", [True, False], ids=["short", "narrow"])
-def test_blocks_of_another_batch_are_refused(crew: Crew, is_short: bool) -> None:
+def test_blocks_of_another_batch_are_refused(thread_pool: Threads, is_short: bool) -> None:
     held = tables()
     own = RAM.group(held, features(), num_hosts=1)
     asked = draw(np.random.default_rng(1), held, with_weights=False)
@@ -183,13 +183,13 @@ def test_blocks_of_another_batch_are_refused(crew: Crew, is_short: bool) -> None
     bad[3] = good[3][:-1] if is_short else good[3][:, :64]
     shape = (20, 192) if is_short else (21, 64)
     lines = [asked.lines]
-    grouped, scaled = own.group(lines, [BlockLines().of(good)], crew)
+    grouped, scaled = own.group(lines, [BlockLines().of(good)], thread_pool)
     with pytest.raises(ValueError, match=rf"Found a block of shape \({shape[0]}, {shape[1]}\) for feature 3 .*21, 192"):
-        own.pool(lines, [BlockLines().of(bad)], crew)
+        own.pool(lines, [BlockLines().of(bad)], thread_pool)
     with pytest.raises(ValueError, match="Found a block of shape"):
-        own.group(lines, [BlockLines().of(bad)], crew)
+        own.group(lines, [BlockLines().of(bad)], thread_pool)
     with pytest.raises(ValueError, match="Found a block of shape"):
-        own.scale(scaled, lines, [BlockLines().of(bad)], crew)
+        own.scale(scaled, lines, [BlockLines().of(bad)], thread_pool)
     assert len(grouped) == len(held)
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from benchmarks.device_step import host_arrays
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.workers.crew import ThreadCrew
 from podembed.workers.data.config import NpyData
 from podembed.workers.device import step_programs
 from podembed.workers.device.model_step import DeviceWorker
@@ -21,6 +20,7 @@ from podembed.workers.device.options import DeviceOptions, Transfers
 from podembed.workers.device.transfers import ways
 from podembed.workers.device.transfers.side_by_side import Run, SideBySide, Together
 from podembed.workers.job.job import JobConfig
+from podembed.workers.thread_pool import ThreadPool
 from tests.processes import said_by
 
 PATIENCE_S = 120.0
@@ -158,9 +158,12 @@ def gradients_of(
     with monkeypatch.context() as patched:
         patched.setattr(step_programs, "side_by_side", looked)
         patched.setattr(ways, "_cut_to_host", counted)
-        crew = ThreadCrew(threads)
+        thread_pool = ThreadPool(threads)
         worker = DeviceWorker(
-            job=job, num_samples=NUM_SAMPLES, options=DeviceOptions(transfers=Transfers.SEPARATE), crew=crew
+            job=job,
+            num_samples=NUM_SAMPLES,
+            options=DeviceOptions(transfers=Transfers.SEPARATE),
+            thread_pool=thread_pool,
         )
         worker.build()
         batches = [host_arrays(job, NUM_SAMPLES, buffer=buffer) for buffer in (0, 1)]
@@ -168,7 +171,7 @@ def gradients_of(
         for step in range(NUM_STEPS):
             worker.begin_training(batches[step % 2], weight_sum=float(NUM_SAMPLES), step=step).finish()
             taken += [block.tobytes() for block in batches[step % 2].gradients]
-        crew.close()
+        thread_pool.close()
     (one,) = found
     return one.together, len(copied) // NUM_STEPS, taken + [array.tobytes() for array in worker.dense_arrays().values()]
 

@@ -1,9 +1,9 @@
-"""`ThreadCrew`: the threads of a host's kernels, or of its CPU device.
+"""`ThreadPool`: the threads of a host's kernels, or of its CPU device.
 
 Threads: the caller's own thread and helpers, which wait for work and do nothing else. The caller hands over a list of
 calls. All of them take the next call from the list until none is left. The caller takes calls as well, and returns when
 the last one has ended. A helper that wakes late finds the list empty, so no thread waits for it. Between two lists the
-helpers own nothing. They end when the crew is closed or forgotten.
+helpers own nothing. They end when the pool is closed or forgotten.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 
-from podembed.embedding.kernels.crew import is_worth_sharing
+from podembed.embedding.kernels.threads import is_worth_sharing
 
 
 class _Shift:
@@ -54,7 +54,7 @@ class _Shift:
             raise self._errors[min(self._errors)]
 
 
-class ThreadCrew:
+class ThreadPool:
     """So many threads, the caller's included. Helpers start with the first work that is worth it.
 
     Args:
@@ -68,7 +68,7 @@ class ThreadCrew:
         self._end = weakref.finalize(self, _end, self._shifts, self._helpers)
 
     def run(self, calls: Sequence[Callable[[], None]], *, size: int) -> None:
-        """As `Crew.run`. With too little work for several threads, all in the caller's."""
+        """As `Threads.run`. With too little work for several threads, all in the caller's."""
         if self.num_threads == 1 or len(calls) < 2 or not is_worth_sharing(size, len(calls)):
             for call in calls:
                 call()

@@ -1,8 +1,8 @@
-"""`Crew`: who does the parts of a piece of work, and how work is cut into parts.
+"""`Threads`: who does the parts of a piece of work, and how work is cut into parts.
 
 Kernels use one thread and hold no lock of Python. So several of them run at a time, each on bags, rows or columns of
 its own. No two parts write the same number, and the order of a sum never depends on the cut. Results therefore have the
-same bytes with any number of threads. `workers.crew` has the threads; this package starts none.
+same bytes with any number of threads. `workers.thread_pool` has the threads; this package starts none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTS_PER_THREAD = 4
 _MIN_COLUMNS = 16
 
 
-class Crew(Protocol):
+class Threads(Protocol):
     """One or more threads that work for the caller."""
 
     @property
