@@ -214,7 +214,11 @@ def mixed_job(shape: MixedWorkload, emb_opt: str, folder: Path) -> tuple[list[An
     workloads.write_mixed(shape, folder)
     combiners: list[str | None] = [None] if shape.longest else sorted(set(shape.combiners))
     features = [
-        [at for at, table in enumerate(shape.table_of) if combiner in (None, shape.combiners[table])]
+        # FBGEMM's CPU kernels expect the features of a table side by side.
+        sorted(
+            (at for at, table in enumerate(shape.table_of) if combiner in (None, shape.combiners[table])),
+            key=lambda at: shape.table_of[at],
+        )
         for combiner in combiners
     ]
     operators = []
