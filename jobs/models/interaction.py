@@ -26,11 +26,16 @@ def with_products(vectors: Sequence[jax.Array]) -> jax.Array:
     Returns:
       `[n, width + F * (F - 1) / 2]` for F vectors; pairs (1, 0), (2, 0), (2, 1), (3, 0) and so on.
     """
-    # The kernel reads float32 alone.
-    is_wide = all(vector.dtype == jnp.float32 for vector in vectors)
-    if len(vectors) < 2 or not is_wide or is_portable() or not interaction_cpu.is_available():
+    is_known = {vector.dtype for vector in vectors} <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
+    if len(vectors) < 2 or not is_known or is_portable() or not interaction_cpu.is_available():
         return _in_jax(*vectors)
-    return jax.lax.platform_dependent(*vectors, cpu=interaction_cpu.with_products, default=_in_jax)
+    return jax.lax.platform_dependent(*vectors, cpu=_in_kernel, default=_in_jax)
+
+
+def _in_kernel(*vectors: jax.Array) -> jax.Array:
+    """The kernel reads float32 alone. Copies of narrower vectors cost less than small products in bfloat16."""
+    found = interaction_cpu.with_products(*(vector.astype(jnp.float32) for vector in vectors))
+    return found.astype(jnp.result_type(*vectors))
 
 
 def _in_jax(*vectors: jax.Array) -> jax.Array:

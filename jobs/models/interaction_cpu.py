@@ -2,7 +2,7 @@
 
 XLA hands a C function of its foreign function interface one argument, the address of a call frame
 (`xla/ffi/api/c_api.h`, which jaxlib ships). A numba callback can be that function: it reads the addresses of the
-buffers from the frame. The places used below are those of version 0.3 of the interface; with any other version this
+buffers from the frame. The places used below are those of versions 0.3 and 0.5 of the interface; with any other this
 module says that it is not available.
 
 Threads: the one that XLA calls from, and those of the thread pool that XLA gives to its kernels. They take blocks of
@@ -47,7 +47,8 @@ from podembed.embedding.kernels.row_vectors import (
     width_of,
 )
 
-SUPPORTED_VERSION = (0, 3)
+# Versions of the interface in which what is read here lies at the same places. The first one is what XLA is told.
+SUPPORTED_VERSIONS = ((0, 3), (0, 5))
 # Places in the frame, in 8-byte words.
 _EXTENSION, _NUM_ARGUMENTS, _ARGUMENTS, _RESULTS = 1, 7, 9, 14
 _EXTENSION_TYPE, _EXTENSION_METADATA, _METADATA_TYPE = 1, 3, 1
@@ -66,13 +67,13 @@ _WORD = ir.IntType(64)
 
 @cache
 def is_available() -> bool:
-    """Whether this jaxlib has the version of the interface that the kernel is written for."""
+    """Whether this jaxlib has a version of the interface that the kernel is written for."""
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     if not header.exists():
         return False
     text = header.read_text(encoding="utf-8")
     found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
-    return tuple(int(match.group(1)) if match else -1 for match in found) == SUPPORTED_VERSION
+    return tuple(int(match.group(1)) if match else -1 for match in found) in SUPPORTED_VERSIONS
 
 
 @intrinsic
@@ -176,7 +177,7 @@ def _answers_metadata(frame):
     if extension == 0 or (_word(extension, _EXTENSION_TYPE) & 0xFFFFFFFF) != _METADATA_TYPE:
         return False
     metadata = _word(extension, _EXTENSION_METADATA)
-    _set_word(metadata, _METADATA_VERSION, SUPPORTED_VERSION[0] | (SUPPORTED_VERSION[1] << 32))
+    _set_word(metadata, _METADATA_VERSION, SUPPORTED_VERSIONS[0][0] | (SUPPORTED_VERSIONS[0][1] << 32))
     _set_word(metadata, _METADATA_TRAITS, 0)
     return True
 

@@ -19,13 +19,14 @@ from tests.long_tests import is_long, long_case
     ("num_samples", "num_vectors", "dim"),
     [(16, 9, 12), *(long_case(*one) for one in [(5, 2, 1), (33, 27, 64), (7, 4, 200)])],
 )
-def test_kernel_equals_einsum(num_samples: int, num_vectors: int, dim: int) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 4e-2)])
+def test_kernel_equals_einsum(num_samples: int, num_vectors: int, dim: int, dtype: str, tolerance: float) -> None:
     if not interaction_cpu.is_available():
         pytest.skip("this jaxlib has another version of the foreign function interface")
     random = np.random.default_rng(0)
     columns = dim + num_vectors * (num_vectors - 1) // 2
-    vectors = [jnp.asarray(random.standard_normal((num_samples, dim), dtype=np.float32)) for _ in range(num_vectors)]
-    upstream = jnp.asarray(random.standard_normal((num_samples, columns), dtype=np.float32))
+    vectors = [jnp.asarray(random.standard_normal((num_samples, dim)), dtype) for _ in range(num_vectors)]
+    upstream = jnp.asarray(random.standard_normal((num_samples, columns)), dtype)
 
     def both(function):
         value, pull = jax.vjp(function, *vectors)
@@ -33,9 +34,9 @@ def test_kernel_equals_einsum(num_samples: int, num_vectors: int, dim: int) -> N
 
     found = jax.jit(lambda: both(lambda *v: interaction.with_products(v)))()
     expected = jax.jit(lambda: both(interaction._in_jax))()
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-4, atol=1e-4)
-    for ours, theirs in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip([found[0], *found[1]], [expected[0], *expected[1]], strict=True):
+        assert ours.dtype == theirs.dtype == dtype
+        np.testing.assert_allclose(ours.astype(jnp.float32), theirs.astype(jnp.float32), rtol=tolerance, atol=tolerance)
 
 
 def test_one_vector_has_no_products() -> None:
