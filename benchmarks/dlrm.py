@@ -334,6 +334,8 @@ def measure(group: Any, arguments: argparse.Namespace, batch_size: int) -> dict[
         "cpu_ms_per_step": meter.cpu_ms(batch_size),
         "device_ms": round(1e3 * statistics.median(device_s), 2),
         "wire_mb_per_step": round(sent / num_steps / 1e6, 3),
+        "pss_gb": measuring.pss_gb(os.getpid()),
+        "tables_gb": round(sum(ready.shard_bytes for ready in group.ready) / 1e9, 2),
         "peak_rss_gb": round(measuring.peak_rss_bytes(os.getpid()) / 1e9, 2),
         "steps": step,
         "losses": [round(loss, 4) for loss in losses[:8]],

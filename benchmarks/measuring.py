@@ -93,6 +93,19 @@ def peak_rss_bytes(root: int) -> int:
     return total
 
 
+def pss_gb(root: int) -> dict[str, float]:
+    """Memory that a tree of processes has now, by role. What several processes share counts once."""
+    found: dict[str, int] = {}
+    for process in process_tree(root):
+        try:
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        size = sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+        found[_role(process)] = found.get(_role(process), 0) + size
+    return {role: round(size / 1e9, 2) for role, size in found.items()}
+
+
 class Meter:
     """Rates and CPU seconds of windows. Mutated by `window`."""
 

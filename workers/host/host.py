@@ -20,6 +20,7 @@ from podembed.workers.host.shard import Survivor
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.survivors.surviving_shard import Restored
 from podembed.workers.host.warm_start import TableStart, begin_tables
+from podembed.workers.liveness.memory import give_back_free
 from podembed.workers.liveness.progress import Phase, Progress, Recorded, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
@@ -108,6 +109,7 @@ class HostWorker:
             restored = present.shard.restore(
                 tables, mesh=present.mesh, store=present.store, on_same_machine=present.on_same_machine
             )
+            give_back_free()
             present.shard.take_memory()
             return restored
 
@@ -124,6 +126,7 @@ class HostWorker:
         with self._tracker.phase(Phase.RESTORE):
             shard = self._present.shard
             begin_tables(Store(location), shard.tables, starts, on_chunk=self._tracker.mark)
+            give_back_free()
             shard.take_memory()
 
     def train(

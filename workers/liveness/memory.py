@@ -43,6 +43,15 @@ def let_go(arrays: Sequence[np.ndarray]) -> None:
             _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_DONTNEED)
 
 
+def give_back_free() -> None:
+    """Gives the kernel what the allocator keeps though nobody uses it. Worker processes' allocators give nothing back
+    by themselves, so what a phase took that does not come again, such as the first values of a whole table, would stay
+    as long as the process.
+    """
+    if trim := getattr(_LIBC, "malloc_trim", None):  # of glibc alone
+        trim(ctypes.c_size_t(0))
+
+
 def populate(arrays: Sequence[np.ndarray], *, is_over: Callable[[], bool] = lambda: False) -> None:
     """Takes the memory of arrays that have been allocated and not written. Their values stay, and others may use them
     meanwhile. The first write of a page costs microseconds, which no step has to wait for then.
