@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from podembed.orchestrator.cluster.worker_environment import MALLOC_TUNABLES
 from podembed.workers.liveness.memory import Populating, oom_kills, populate
 
 EVENTS = "low 0\nhigh 4\nmax 9\noom 3\noom_kill 2\noom_group_kill 7\n"
@@ -49,6 +53,23 @@ def test_memory_that_was_taken_early_costs_no_faults_later() -> None:
     array[:] = 3
     # A page in two hundred: others may take some meanwhile.
     assert page_faults() - before < (64 << 20) // 4096 // 200
+
+
+def test_what_an_allocator_keeps_goes_back() -> None:
+    """With the allocator of worker processes, which keeps what is freed."""
+    code = (
+        "import os, numpy as np\n"
+        "from podembed.workers.liveness.memory import give_back_free\n"
+        "pages = lambda: int(open('/proc/self/statm').read().split()[1])\n"
+        "kept = [np.ones(1 << 20, np.uint8) for _ in range(64)]\n"
+        "del kept[:-1]\n"
+        "before = pages()\n"
+        "give_back_free()\n"
+        "print((before - pages()) * os.sysconf('SC_PAGE_SIZE') >> 20)"
+    )
+    environ = {**os.environ, "GLIBC_TUNABLES": MALLOC_TUNABLES}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= 60
 
 
 def test_it_ends_when_it_is_told_to() -> None:
