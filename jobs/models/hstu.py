@@ -20,7 +20,16 @@ import jax.numpy as jnp
 
 from podembed import ModelBatch, ModelSpec, StepContext
 from podembed.jobs.models import next_items
-from podembed.jobs.models.layers import dropped, init_near_zero, linear, standardized, unit
+from podembed.jobs.models.layers import (
+    dropped,
+    in_heads,
+    init_near_zero,
+    linear,
+    linear_each,
+    of_heads,
+    standardized,
+    unit,
+)
 
 # Of times between two positions: one for each power of two of an int32.
 TIME_BUCKETS = 31
@@ -85,42 +94,65 @@ class HSTU:
         }
 
     def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> dict[str, jax.Array]:
-        """`scores` `[n]`, or `[n, c]` of candidates; in training also `states`, `[n, longest, width]`."""
-        states = self.states(params, batch, context)
-        user = next_items.last_of(states, batch.lengths[self.history])
+        """`scores` `[n]`, or `[n, c]` of candidates; where all positions are trained also `states`, `[n, longest,
+        width]`.
+        """
+        trains_all = context.training and self.positives is not None and self.negatives is not None
+        states = self.states(params, batch, context, is_last=not trains_all)
+        user = next_items.last_of(states, batch.lengths[self.history]) if trains_all else states[:, 0]
         scores = next_items.scores_of(user, unit(batch.activations[self.item])) / self.temperature
-        return {"scores": scores, "states": states} if context.training else {"scores": scores}
+        return {"scores": scores, "states": states} if trains_all else {"scores": scores}
 
-    def states(self, params: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
-        """`[n, longest, width]`: what each position foretells, of length 1; zeros behind a history."""
+    def states(self, params: Any, batch: ModelBatch, context: StepContext, *, is_last: bool = False) -> jax.Array:
+        """`[n, longest, width]`: what each position foretells, of length 1; zeros behind a history.
+
+        Args:
+          is_last: only the last position of each history, `[n, 1, width]`. The last block then works on it alone.
+        """
         history = batch.sequences[self.history]
-        x, mask = history.padded(), history.mask_padded()
+        x, mask = history.padded(), history.mask_padded()[:, :, None]
         places = jnp.arange(x.shape[1])
-        sees = (places[:, None] >= places) & mask[:, None, :]
+        sees = (places[:, None] >= places) & mask[:, None, :, 0]
         if self.segments:
             segments = batch.columns[self.segments][:, : len(places)]
             sees &= segments[:, :, None] == segments[:, None, :]
+        between = jnp.maximum(places[:, None] - places, 0)
         buckets = None
         if self.times:
             times = batch.columns[self.times][:, : len(places)]
             buckets = _time_buckets(times[:, :, None] - times[:, None, :])
         drop = self.dropout if context.training else 0.0
         first, *keys = jax.random.split(context.key, 1 + self.blocks)
-        x = dropped(first, x * x.shape[2] ** 0.5 + params["places"][places], drop)
-        for block, key in zip(params["blocks"], keys, strict=True):
-            bias = block["place_bias"][jnp.maximum(places[:, None] - places, 0)]
-            bias = bias if buckets is None else bias + _chosen(block["time_bias"], buckets)[:, None]
-            u, v, q, k = jnp.split(jax.nn.silu(linear(block["uvqk"][0], standardized(x))), 4, axis=2)
-            seen = self._attention(q, k, v, bias, sees, most=len(block["place_bias"]))
-            x = x + linear(block["out"][0], dropped(key, u * standardized(seen), drop))
-        return unit(x) * mask[:, :, None]
+        x = here = dropped(first, x * x.shape[2] ** 0.5 + params["places"][places], drop)
+        for number, (block, key) in enumerate(zip(params["blocks"], keys, strict=True)):
+            if is_last and number == self.blocks - 1:
+                between = jnp.broadcast_to(between, sees.shape)
+                here, sees, mask, between = (
+                    next_items.last_of(one, history.lengths)[:, None] for one in (x, sees, mask, between)
+                )
+                buckets = None if buckets is None else next_items.last_of(buckets, history.lengths)[:, None]
+            bias = block["place_bias"][between]
+            bias = bias if buckets is None else bias + _chosen(block["time_bias"], buckets)
+            u, v, q, k = self._projected(block["uvqk"][0], x, here)
+            by_head = (bias, sees) if self.heads == 1 else (bias[..., None, :, :], sees[:, None])
+            logits = jnp.einsum("...qd,...kd->...qk", q, k) + by_head[0]
+            weights = jnp.where(by_head[1], jax.nn.silu(logits) / len(block["place_bias"]), 0.0)
+            seen = of_heads(jnp.einsum("...qk,...kd->...qd", weights, v))
+            x = here = here + linear(block["out"][0], dropped(key, u * standardized(seen), drop))
+        return unit(x) * mask
 
-    def _attention(self, q: Any, k: Any, v: Any, bias: jax.Array, sees: jax.Array, *, most: int) -> jax.Array:
-        """`[n, longest, width]`. The bias is that of all heads."""
-        q, k, v = (one.reshape(*one.shape[:2], self.heads, -1) for one in (q, k, v))
-        weights = jax.nn.silu(jnp.einsum("nqhd,nkhd->nhqk", q, k) + bias) / most
-        found = jnp.einsum("nhqk,nkhd->nqhd", jnp.where(sees[:, None], weights, 0.0), v)
-        return found.reshape(*found.shape[:2], -1)
+    def _projected(self, layer: dict[str, jax.Array], x: jax.Array, here: jax.Array) -> tuple[jax.Array, ...]:
+        """U and Q of the positions `here`, V and K of all; all but U by head."""
+        if here is x:
+            u, v, q, k = jnp.split(jax.nn.silu(linear(layer, standardized(x))), 4, axis=2)
+        else:
+            each = {name: jnp.split(values, 4, axis=-1) for name, values in layer.items()}
+            u, v, q, k = ({name: values[at] for name, values in each.items()} for at in range(4))
+            (u, q), (v, k) = (
+                [jax.nn.silu(found) for found in linear_each(layers, standardized(given))]
+                for layers, given in (((u, q), here), ((v, k), x))
+            )
+        return u, *(in_heads(one, self.heads) for one in (v, q, k))
 
     def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
         """`[n]`: of positions, their mean by sample. A position counts that has a next item."""

@@ -1,4 +1,8 @@
-"""Dense layers: weights drawn, and applied with a rectifier between them. Dropout, and vectors brought to one size."""
+"""Dense layers: weights drawn, and applied with a rectifier between them. Dropout, and vectors brought to one size.
+
+A product of matrices is `product`: the same numbers everywhere up to rounding, and on CPUs in forms that XLA is fast at
+(`benchmarks/products.py`). Layers that read the same inputs are one product, see `linear_each`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,65 @@ def rectified(layers: Layers, inputs: jax.Array) -> jax.Array:
 
 def linear(layer: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
     """`[n, width]`: one layer alone."""
-    return inputs @ layer["weight"] + layer["bias"]
+    return product(inputs, layer["weight"]) + layer["bias"]
+
+
+def linear_each(layers: Sequence[dict[str, jax.Array]], inputs: jax.Array) -> list[jax.Array]:
+    """Per layer `[n, width]`. All of them read the inputs, so they are one product, and so is each of its gradients."""
+    joined = {name: jnp.concatenate([layer[name] for layer in layers], axis=-1) for name in ("weight", "bias")}
+    ends = np.cumsum([layer["bias"].shape[0] for layer in layers])[:-1]
+    return jnp.split(linear(joined, inputs), ends.tolist(), axis=-1)
+
+
+@jax.custom_vjp
+def product(inputs: jax.Array, weight: jax.Array) -> jax.Array:
+    """`inputs @ weight`: `[n, ..., width_in]` times `[width_in, width]`."""
+    return inputs @ weight
+
+
+def _product_forward(inputs: jax.Array, weight: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return inputs @ weight, (inputs, weight)
+
+
+def _product_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    inputs, weight = kept
+    width_in, width = weight.shape
+    positions = inputs[0].size // width_in
+    # Products of single samples that need no more room than what they are made of.
+    is_cut = inputs.ndim > 2 and width_in * width <= positions * (width_in + width)
+    on_cpu = _by_sample if is_cut else _at_once
+    of_weight = jax.lax.platform_dependent(inputs, gradient, cpu=on_cpu, default=_at_once)
+    return gradient @ weight.T, of_weight
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+def _at_once(x: jax.Array, g: jax.Array) -> jax.Array:
+    """`[n, ..., width_in]` and `[n, ..., width]` → `[width_in, width]`: the gradient of a weight."""
+    return x.reshape(-1, x.shape[-1]).T @ g.reshape(-1, g.shape[-1])
+
+
+def _by_sample(x: jax.Array, g: jax.Array) -> jax.Array:
+    """As `_at_once`, where XLA's CPU reads the columns of one long matrix at half the speed of many short ones. Samples
+    may lie on several devices, so they are what the rows are cut by.
+    """
+    x, g = (one.reshape(one.shape[0], -1, one.shape[-1]) for one in (x, g))
+    parts = jnp.einsum("nlk,nlw->nkw", x, g, preferred_element_type=jnp.float32)
+    return parts.sum(axis=0).astype(x.dtype)
+
+
+def in_heads(x: jax.Array, heads: int) -> jax.Array:
+    """`[n, positions, width]` → `[n, heads, positions, width / heads]`, or as it is for one head.
+
+    With heads first the products over positions need no transposed copy. XLA's CPU is slow at an axis of one head.
+    """
+    return x if heads == 1 else x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def of_heads(x: jax.Array) -> jax.Array:
+    """What `in_heads` returned, as `[n, positions, width]`."""
+    return x if x.ndim == 3 else x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
 def dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
@@ -50,10 +112,10 @@ def dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
     return x if not share else jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0.0)
 
 
-def standardized(x: jax.Array) -> jax.Array:
+def standardized(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
     """Vectors along the last axis with mean 0 and variance 1: a layer normalization without parameters."""
     centred = x - x.mean(axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
+    return centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon)
 
 
 def unit(x: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ The source is Ma et al. 2018, "Modeling task relationships in multi-task learnin
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from podembed import ModelBatch, ModelSpec, StepContext
-from podembed.jobs.models.layers import Layers, init_layers, linear, rectified
+from podembed.jobs.models.layers import Layers, init_layers, linear, linear_each, rectified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,12 @@ class MMoE:
     def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> dict[str, jax.Array]:
         """`[n]` for each task."""
         inputs = inputs_of(batch)
-        experts = jnp.stack([rectified(layers, inputs) for layers in params["experts"]], axis=1)
+        gates = [params["gates"][name] for name in self.tasks]
+        found = linear_each([*(layers[0] for layers in params["experts"]), *gates], inputs)
+        experts = stacked(params["experts"], found[: len(params["experts"])])
         return {
-            name: score(params["towers"][name], mixed(params["gates"][name], inputs, experts)) for name in self.tasks
+            name: score(params["towers"][name], mixed(gate, experts))
+            for name, gate in zip(self.tasks, found[len(params["experts"]) :], strict=True)
         }
 
 
@@ -69,9 +73,15 @@ def inputs_of(batch: ModelBatch) -> jax.Array:
     return jnp.concatenate([batch.dense, *vectors], axis=1)
 
 
-def mixed(gate: dict[str, jax.Array], inputs: jax.Array, experts: jax.Array) -> jax.Array:
-    """`[n, width]`: experts `[n, experts, width]`, weighted by the softmax of a gate."""
-    return jnp.einsum("ne,new->nw", jax.nn.softmax(linear(gate, inputs)), experts)
+def stacked(experts: Sequence[Layers], firsts: Sequence[jax.Array]) -> jax.Array:
+    """`[n, experts, width]`, from what the first layer of each gave."""
+    outputs = [rectified(layers[1:], jax.nn.relu(first)) for layers, first in zip(experts, firsts, strict=True)]
+    return jnp.stack(outputs, axis=1)
+
+
+def mixed(gate: jax.Array, experts: jax.Array) -> jax.Array:
+    """`[n, width]`: experts `[n, experts, width]`, weighted by the softmax of a gate's outputs `[n, experts]`."""
+    return jnp.einsum("ne,new->nw", jax.nn.softmax(gate), experts)
 
 
 def score(tower: Layers, inputs: jax.Array) -> jax.Array:

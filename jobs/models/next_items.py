@@ -25,7 +25,7 @@ def check_negatives(spec: ModelSpec, *, positives: str | None, negatives: str | 
 
 
 def last_of(states: jax.Array, lengths: jax.Array) -> jax.Array:
-    """`[n, longest, width]` → `[n, width]`: the state of each sample's last position."""
+    """`[n, longest, width]` → `[n, width]`: what each sample's last position has; the first one of empty samples."""
     last = jnp.maximum(lengths - 1, 0)
     return jnp.take_along_axis(states, last[:, None, None], axis=1)[:, 0]
 

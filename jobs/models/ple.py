@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from podembed import ModelBatch, ModelSpec, StepContext
-from podembed.jobs.models.layers import init_layers, rectified
-from podembed.jobs.models.mmoe import input_width, inputs_of, mixed, score
+from podembed.jobs.models.layers import init_layers, linear_each
+from podembed.jobs.models.mmoe import input_width, inputs_of, mixed, score, stacked
 
 SHARED = "shared"
 
@@ -66,16 +66,21 @@ class PLE:
 
     def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> dict[str, jax.Array]:
         """`[n]` for each task."""
-        states = dict.fromkeys((*self.tasks, SHARED), inputs_of(batch))
+        names = (*self.tasks, SHARED)
+        # All names in one group, and later each in its own, so that layers of the same inputs are one product.
+        groups: dict[tuple[str, ...], jax.Array] = {names: inputs_of(batch)}
         for level in params["levels"]:
-            experts = {
-                name: [rectified(layers, states[name]) for layers in of_name]
-                for name, of_name in level["experts"].items()
-            }
+            experts, gates = {}, {}
+            for own, inputs in groups.items():
+                layers = [one[0] for name in own for one in level["experts"][name]]
+                gated = [name for name in own if name in level["gates"]]
+                found = iter(linear_each([*layers, *(level["gates"][name] for name in gated)], inputs))
+                for name in own:
+                    of_name = level["experts"][name]
+                    experts[name] = stacked(of_name, [next(found) for _ in of_name])
+                gates |= dict(zip(gated, found, strict=True))
             # A task sees its own experts and the shared ones, and the shared state sees all.
-            seen = {name: experts[name] + experts[SHARED] for name in self.tasks}
-            seen[SHARED] = [one for name in (*self.tasks, SHARED) for one in experts[name]]
-            states = {
-                name: mixed(gate, states[name], jnp.stack(seen[name], axis=1)) for name, gate in level["gates"].items()
-            }
-        return {name: score(params["towers"][name], states[name]) for name in self.tasks}
+            seen = {name: (experts[name], experts[SHARED]) for name in self.tasks}
+            seen[SHARED] = tuple(experts[name] for name in names)
+            groups = {(name,): mixed(gate, jnp.concatenate(seen[name], axis=1)) for name, gate in gates.items()}
+        return {name: score(params["towers"][name], groups[(name,)]) for name in self.tasks}

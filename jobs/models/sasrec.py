@@ -16,7 +16,15 @@ import jax.numpy as jnp
 
 from podembed import ModelBatch, ModelSpec, StepContext
 from podembed.jobs.models import next_items
-from podembed.jobs.models.layers import dropped, init_layers, linear
+from podembed.jobs.models.layers import (
+    dropped,
+    in_heads,
+    init_layers,
+    linear,
+    linear_each,
+    of_heads,
+    standardized,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +66,21 @@ class SASRec:
         }
 
     def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> dict[str, jax.Array]:
-        """`scores` `[n]`, or `[n, c]` of candidates; in training also `states`, `[n, longest, width]`."""
-        states = self.states(params, batch, context)
-        user = next_items.last_of(states, batch.lengths[self.history])
+        """`scores` `[n]`, or `[n, c]` of candidates; where all positions are trained also `states`, `[n, longest,
+        width]`.
+        """
+        trains_all = context.training and self.positives is not None and self.negatives is not None
+        states = self.states(params, batch, context, is_last=not trains_all)
+        user = next_items.last_of(states, batch.lengths[self.history]) if trains_all else states[:, 0]
         scores = next_items.scores_of(user, batch.activations[self.item])
-        return {"scores": scores, "states": states} if context.training else {"scores": scores}
+        return {"scores": scores, "states": states} if trains_all else {"scores": scores}
 
-    def states(self, params: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
-        """`[n, longest, width]`: what each position foretells; zeros behind a history."""
+    def states(self, params: Any, batch: ModelBatch, context: StepContext, *, is_last: bool = False) -> jax.Array:
+        """`[n, longest, width]`: what each position foretells; zeros behind a history.
+
+        Args:
+          is_last: only the last position of each history, `[n, 1, width]`. The last block then works on it alone.
+        """
         history = batch.sequences[self.history]
         x, mask = history.padded(), history.mask_padded()[:, :, None]
         places = jnp.arange(x.shape[1])
@@ -73,26 +88,28 @@ class SASRec:
         keys = jax.random.split(context.key, 1 + 3 * self.blocks)
         drop = self.dropout if context.training else 0.0
         x = dropped(keys[0], x * x.shape[2] ** 0.5 + params["positions"][ages], drop) * mask
-        sees = (places[:, None] >= places) & mask[:, None, :, 0]
-        for block, (attends, first, second) in zip(params["blocks"], keys[1:].reshape(self.blocks, 3), strict=True):
-            query = _normed(block["norm_1"], x)
-            x = query + self._attention(block, query, x, sees[:, None], attends, drop)
-            x = _normed(block["norm_2"], x)
-            inner = dropped(first, jax.nn.relu(linear(block["inner"][0], x)), drop)
-            x = (x + dropped(second, linear(block["outer"][0], inner), drop)) * mask
+        sees, here = (places[:, None] >= places) & mask[:, None, :, 0], x
+        for number, block in enumerate(params["blocks"]):
+            attends, first, second = keys[1 + 3 * number : 4 + 3 * number]
+            if is_last and number == self.blocks - 1:
+                here, sees, mask = (next_items.last_of(one, history.lengths)[:, None] for one in (x, sees, mask))
+            query = _normed(block["norm_1"], here)
+            here = query + self._attention(block, query, x, sees, attends, drop)
+            here = _normed(block["norm_2"], here)
+            inner = dropped(first, jax.nn.relu(linear(block["inner"][0], here)), drop)
+            x = here = (here + dropped(second, linear(block["outer"][0], inner), drop)) * mask
         return _normed(params["norm"], x) * mask
 
     def _attention(self, block: Any, query: jax.Array, x: jax.Array, sees: jax.Array, key: Any, drop: float) -> Any:
-        """`[n, longest, width]`. `sees` is bool `[n, 1, longest, longest]`."""
-
-        def heads(vectors: jax.Array, name: str) -> jax.Array:
-            return linear(block[name][0], vectors).reshape(*vectors.shape[:2], self.heads, -1)
-
-        q, k, v = heads(query, "query"), heads(x, "key"), heads(x, "value")
-        logits = jnp.einsum("nqhd,nkhd->nhqk", q, k) / q.shape[3] ** 0.5
+        """As `query`, `[n, positions, width]`. `sees` is bool `[n, positions, longest]`."""
+        vectors = linear(block["query"][0], query), *linear_each([block["key"][0], block["value"][0]], x)
+        q, k, v = (in_heads(one, self.heads) for one in vectors)
+        logits = jnp.einsum("...qd,...kd->...qk", q, k) / q.shape[-1] ** 0.5
         # Rows behind a history see nothing; a large number keeps their softmax finite.
-        weights = dropped(key, jax.nn.softmax(jnp.where(sees, logits, -1e9)), drop)
-        return jnp.einsum("nhqk,nkhd->nqhd", weights, v).reshape(x.shape)
+        weights = dropped(
+            key, jax.nn.softmax(jnp.where(sees if self.heads == 1 else sees[:, None], logits, -1e9)), drop
+        )
+        return of_heads(jnp.einsum("...qk,...kd->...qd", weights, v))
 
     def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
         """`[n]`: of positions, their mean by sample. A position counts that has a next item."""
@@ -120,5 +137,4 @@ def _init_norm(width: int) -> dict[str, jax.Array]:
 
 
 def _normed(norm: Any, x: jax.Array) -> jax.Array:
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return norm["scale"] * centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-8) + norm["shift"]
+    return norm["scale"] * standardized(x, 1e-8) + norm["shift"]
