@@ -154,7 +154,7 @@ def _read(files: list[Path]) -> _Ratings:
 
 def _from_parquet(files: list[Path]) -> _Ratings:
     columns = ["user_id", "movie_id", "rating", "timestamp", "genres"]
-    table = pa.concat_tables(pq.ParquetFile(path).read(columns) for path in files)
+    table = pa.concat_tables((pq.ParquetFile(path).read(columns) for path in files), promote_options="permissive")
     movies, first = np.unique(table["movie_id"].to_numpy(), return_index=True)
     tags = [[str(tag) for tag in found] for found in table["genres"].take(first).to_pylist()]
     return _ordered(table.drop_columns(["genres"]).rename_columns(list(_RATING_COLUMNS)), movies, tags)

@@ -33,6 +33,7 @@ from podembed.jobs.prepare import command as prepare_command
 from podembed.version import describe, pages
 
 EXIT_USAGE = 2  # as of flags that are not known
+MOST_EXPECTED = 16  # hosts of one machine, in a run that goes on
 EXIT_NO_READER = 141  # what a shell reports of a program that SIGPIPE ended
 
 
@@ -287,7 +288,8 @@ def _early_ray(command: Any) -> contextlib.AbstractContextManager[None]:
     """Where a command will need a Ray cluster of its own, that one starts while the program is loaded."""
     if not isinstance(command, Train | Resume) or command.in_process or command.topology is not None:
         return contextlib.nullcontext()
-    hosts = (command.hosts or "1").partition("-")[0]
+    # As many as the last commit had, where none are given; there is room for that number.
+    hosts = (command.hosts or str(MOST_EXPECTED)).partition("-")[0]
     if not hosts.isdecimal():
         return contextlib.nullcontext()
     from podembed.orchestrator.cluster.own_cluster import begun_early

@@ -98,8 +98,9 @@ class HSTU:
         width]`.
         """
         trains_all = context.training and self.positives is not None and self.negatives is not None
-        states = self.states(params, batch, context, is_last=not trains_all)
-        user = next_items.last_of(states, batch.lengths[self.history]) if trains_all else states[:, 0]
+        is_last = not trains_all and self.blocks > 0
+        states = self.states(params, batch, context, is_last=is_last)
+        user = states[:, 0] if is_last else next_items.last_of(states, batch.lengths[self.history])
         scores = next_items.scores_of(user, unit(batch.activations[self.item])) / self.temperature
         return {"scores": scores, "states": states} if trains_all else {"scores": scores}
 

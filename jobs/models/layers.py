@@ -6,6 +6,7 @@ A product of matrices is `product`: the same numbers everywhere up to rounding, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -58,9 +59,18 @@ def linear_each(layers: Sequence[dict[str, jax.Array]], inputs: jax.Array) -> li
     return jnp.split(linear(joined, inputs), ends.tolist(), axis=-1)
 
 
-@jax.custom_vjp
 def product(inputs: jax.Array, weight: jax.Array) -> jax.Array:
-    """`inputs @ weight`: `[n, ..., width_in]` times `[width_in, width]`."""
+    """`inputs @ weight`: `[n, ..., width_in]` times `[width_in, width]`. Has gradients in reverse mode alone."""
+    return _product(*_of_one_type(inputs, weight))
+
+
+def _of_one_type(*arrays: jax.Array) -> list[jax.Array]:
+    dtype = jnp.result_type(*arrays)
+    return [one.astype(dtype) for one in arrays]
+
+
+@jax.custom_vjp
+def _product(inputs: jax.Array, weight: jax.Array) -> jax.Array:
     return inputs @ weight
 
 
@@ -71,7 +81,7 @@ def _product_forward(inputs: jax.Array, weight: jax.Array) -> tuple[jax.Array, t
 def _product_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     inputs, weight = kept
     width_in, width = weight.shape
-    positions = inputs[0].size // width_in
+    positions = math.prod(inputs.shape[1:-1])
     # Products of single samples that need no more room than what they are made of.
     is_cut = inputs.ndim > 2 and width_in * width <= positions * (width_in + width)
     is_narrow = weight.dtype == jnp.bfloat16 and not is_portable()
@@ -82,7 +92,7 @@ def _product_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) ->
     return of_inputs, of_weight
 
 
-product.defvjp(_product_forward, _product_backward)
+_product.defvjp(_product_forward, _product_backward)
 
 
 def _at_once(x: jax.Array, g: jax.Array) -> jax.Array:
@@ -104,14 +114,19 @@ def _by_sample(x: jax.Array, g: jax.Array) -> jax.Array:
     """As `_at_once`, where XLA's CPU reads the columns of one long matrix at half the speed of many short ones. Samples
     may lie on several devices, so they are what the rows are cut by.
     """
-    x, g = (one.reshape(one.shape[0], -1, one.shape[-1]) for one in (x, g))
-    parts = jnp.einsum("nlk,nlw->nkw", x, g, preferred_element_type=jnp.float32)
+    positions = math.prod(x.shape[1:-1])
+    x, g = (one.reshape(one.shape[0], positions, one.shape[-1]) for one in (x, g))
+    parts = jnp.einsum("nlk,nlw->nkw", x, g, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
     return parts.sum(axis=0).astype(x.dtype)
 
 
-@jax.custom_vjp
 def shifted(x: jax.Array, bias: jax.Array) -> jax.Array:
     """`x + bias`. The gradient adds up bfloat16 as float32: closer, and faster on XLA's CPU."""
+    return _shifted(*_of_one_type(x, bias))
+
+
+@jax.custom_vjp
+def _shifted(x: jax.Array, bias: jax.Array) -> jax.Array:
     return x + bias
 
 
@@ -120,7 +135,7 @@ def _shifted_backward(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, 
     return gradient, rows.sum(axis=0, dtype=jnp.promote_types(rows.dtype, jnp.float32)).astype(bias.dtype)
 
 
-shifted.defvjp(lambda x, bias: (x + bias, bias), _shifted_backward)
+_shifted.defvjp(lambda x, bias: (x + bias, bias), _shifted_backward)
 
 
 def in_heads(x: jax.Array, heads: int) -> jax.Array:

@@ -22,7 +22,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.run_errors import ClusterNotStarted
 from podembed.orchestrator.api.signals import StoppedAtStart
 from podembed.orchestrator.cluster.head_watch import HeadWatch
-from podembed.orchestrator.cluster.own_cluster import UNWANTED_LINES, OwnCluster, begun, has_chosen, settle
+from podembed.orchestrator.cluster.own_cluster import UNWANTED_LINES, OwnCluster, begun, end_early, has_chosen, settle
 from podembed.orchestrator.cluster.places import taking_connections
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.machines import RayLeftBehind
@@ -285,6 +285,8 @@ def connected(
     """
     address = os.environ.get("RAY_ADDRESS")
     settle()
+    if address is not None or is_connected():
+        end_early()
     if is_connected():
         _skip_unwanted_lines()
         yield _ForeignConnection(emit)
@@ -448,4 +450,5 @@ def cluster_address() -> str:
 
 def compile_cache() -> str:
     """A folder for compiled programs on each machine, for all runs of this user."""
-    return f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}"
+    # XLA cuts work into parts for the processors that it finds, and JAX knows programs by other things.
+    return f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}-{len(os.sched_getaffinity(0))}"

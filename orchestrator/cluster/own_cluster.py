@@ -51,7 +51,15 @@ UNWANTED_LINES = r"A worker died or was killed|^\[Gloo\] Rank \d+ is connected t
 has_chosen = threading.Event()
 """Whether this process imports Ray with the settings of here."""
 # In each process that imports it.
-SET_BY_JAX = {"TPU_SKIP_MDS_QUERY", "TF_CPP_MIN_LOG_LEVEL"}
+SET_BY_JAX = {
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY",
+    "GRPC_VERBOSITY",
+    "LIBTPU_INIT_ARGS",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TPU_ML_PLATFORM",
+    "TPU_ML_PLATFORM_VERSION",
+    "TPU_SKIP_MDS_QUERY",
+}
 _LOOK_S = 0.1
 _SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -93,7 +101,7 @@ class OwnCluster:
 
     def _supervisor_with(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with open(f"{self._folder}/supervisor.log", "wb") as log:
-            return subprocess.Popen(
+            supervisor = subprocess.Popen(
                 [sys.executable, "-P", str(SUPERVISOR), json.dumps(settings), PROGRAM_FOLDER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -102,6 +110,10 @@ class OwnCluster:
                 pass_fds=(self._lock,),
                 start_new_session=True,
             )
+        # A child that the job forks would hold the pipe open, whose end is the end of the cluster.
+        if supervisor.stdin is not None:
+            os.register_at_fork(after_in_child=supervisor.stdin.close)
+        return supervisor
 
     def started(self, on_wait: Callable[[], None] = lambda: None) -> str:
         """Waits until the cluster is up. Returns where to join it.
@@ -220,14 +232,19 @@ def begun_early(num_hosts: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for early in _early:
-            if early.cluster is not None:
-                early.cluster.close()
-        _early.clear()
+        end_early()
+
+
+def end_early() -> None:
+    """Ends a cluster that `begun_early` began and nobody took."""
+    for early in _early:
+        if early.cluster is not None:
+            early.cluster.close()
+    _early.clear()
 
 
 def begun(num_hosts: int) -> OwnCluster:
-    """A cluster that starts now, or started before in `begun_early` with as many CPUs and the same environment: its
+    """A cluster that starts now, or started before in `begun_early` with enough CPUs and the same environment: its
     processes have it from there.
 
     Raises:
@@ -239,7 +256,7 @@ def begun(num_hosts: int) -> OwnCluster:
         cluster, early.cluster = early.cluster, None
         if cluster is not None:
             changed = {name for name, _ in early.environment.items() ^ os.environ.items()}
-            if early.num_cpus == num_cpus and changed <= SET_BY_JAX:
+            if early.num_cpus >= num_cpus and changed <= SET_BY_JAX:
                 return cluster
             cluster.close()
     _require_descriptors(num_hosts)

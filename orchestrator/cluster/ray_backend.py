@@ -288,7 +288,8 @@ class RayBackend:
                 # One that could not be made ready is of no use, either.
                 ray.get(ray.wait([standby.prepared], timeout=0)[0])
             except ray.exceptions.RayTaskError as error:
-                reason = str(error.cause).splitlines()[0]
+                said = str(error.cause).splitlines()
+                reason = f"{type(error.cause).__name__}: {said[0]}" if said else type(error.cause).__name__
                 self._emit(StandbyDiscarded(process=standby.kind, reason=reason))
                 silent.append(reference)
             except ray.exceptions.RayError:

@@ -104,7 +104,7 @@ class StandbyDiscarded(Event, level=Level.WARNING):
     """
 
     template = (
-        "a standby {process} process could not be made ready and is not used: {reason} A lost one is replaced by a "
+        "a standby {process} process could not be made ready and is not used ({reason}). A lost one is replaced by a "
         "new process, which takes some seconds more"
     )
     process: str

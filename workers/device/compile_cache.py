@@ -98,9 +98,9 @@ def _write_whole_files() -> None:
 def _remove_old(folder: str) -> None:
     """JAX has a limit of bytes, but then it locks the folder for each program."""
     now_s = time.time()
-    for entry in os.scandir(folder):
-        # Other processes do the same.
-        with contextlib.suppress(OSError):
+    # Other processes do the same.
+    with contextlib.suppress(OSError):
+        for entry in [*os.scandir(folder)]:
             found = entry.stat(follow_symlinks=False)
             if now_s - max(found.st_atime, found.st_mtime) > KEPT_S and stat.S_ISREG(found.st_mode):
                 os.unlink(entry.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podembed.jobs.models.layers import linear_each, product
+from podembed.jobs.models.layers import linear, linear_each, product
 
 PROCESS = Path(__file__).with_name("layers_process.py")
 
@@ -63,3 +64,22 @@ def test_layers_of_one_input_give_what_each_gives() -> None:
     layers = [{"weight": jnp.asarray(one), "bias": jnp.full(one.shape[1], 0.5)} for one in weights]
     for found, one in zip(linear_each(layers, jnp.asarray(x)), weights, strict=True):
         np.testing.assert_allclose(found, x @ one + 0.5, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("of_inputs", "of_weight"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_arrays_of_two_types_have_gradients_of_their_own(of_inputs: str, of_weight: str) -> None:
+    inputs = jnp.asarray(np.random.default_rng(0).standard_normal((6, 5, 4)), of_inputs)
+    layer = {"weight": jnp.full((4, 3), 0.3, of_weight), "bias": jnp.ones(3, of_weight)}
+
+    def loss(inputs: jax.Array, layer: dict[str, jax.Array], apply: Any) -> jax.Array:
+        return (apply(layer, inputs).astype("float32") ** 2).sum()
+
+    found = jax.jit(jax.grad(partial(loss, apply=linear), (0, 1)))(inputs, layer)
+    plain = partial(loss, apply=lambda layer, inputs: inputs @ layer["weight"] + layer["bias"])
+    for one, expected in zip(
+        jax.tree.leaves(found), jax.tree.leaves(jax.grad(plain, (0, 1))(inputs, layer)), strict=True
+    ):
+        assert one.dtype == expected.dtype
+        np.testing.assert_allclose(one.astype("float32"), expected.astype("float32"), rtol=0.02, atol=0.1)
+    empty = jax.grad(partial(loss, apply=linear), 1)(inputs[:0], layer)
+    assert not np.any(empty["weight"])
