@@ -285,7 +285,7 @@ def _literal_width(typing_context, columns):
 
 @intrinsic
 def _helper(typing_context, dim, is_backward):
-    """The address of what `_handlers` makes for another thread. A name that is looked up when code is loaded: numba
+    """The address of what `_handler` makes for another thread. A name that is looked up when code is loaded: numba
     keeps no code that has an address in it.
     """
     if not (isinstance(dim, types.IntegerLiteral) and isinstance(is_backward, types.IntegerLiteral)):

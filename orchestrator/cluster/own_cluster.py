@@ -205,15 +205,16 @@ def settle() -> None:
         has_chosen.set()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Early:
-    """A cluster that `begun_early` began. Mutated: None when `begun` has taken it."""
+    """A cluster that `begun_early` began, and what it began with."""
 
-    cluster: OwnCluster | None
+    cluster: OwnCluster
     num_cpus: int
     environment: Mapping[str, str]
 
 
+# None, or the one that nobody has taken yet.
 _early: list[_Early] = []
 
 
@@ -227,8 +228,7 @@ def begun_early(num_hosts: int) -> Iterator[None]:
         return
     settle()
     with contextlib.suppress(OSError, ClusterNotStarted, ConfigurationError):
-        early = _Early(begun(num_hosts), _num_cpus(num_hosts), dict(os.environ))
-        _early.append(early)
+        _early.append(_Early(begun(num_hosts), _num_cpus(num_hosts), dict(os.environ)))
     try:
         yield
     finally:
@@ -237,10 +237,8 @@ def begun_early(num_hosts: int) -> Iterator[None]:
 
 def end_early() -> None:
     """Ends a cluster that `begun_early` began and nobody took."""
-    for early in _early:
-        if early.cluster is not None:
-            early.cluster.close()
-    _early.clear()
+    while _early:
+        _early.pop().cluster.close()
 
 
 def begun(num_hosts: int) -> OwnCluster:
@@ -252,13 +250,12 @@ def begun(num_hosts: int) -> OwnCluster:
       ConfigurationError: the processes of this machine may not open as much as Ray needs.
     """
     num_cpus = _num_cpus(num_hosts)
-    for early in _early:
-        cluster, early.cluster = early.cluster, None
-        if cluster is not None:
-            changed = {name for name, _ in early.environment.items() ^ os.environ.items()}
-            if early.num_cpus >= num_cpus and changed <= SET_BY_JAX:
-                return cluster
-            cluster.close()
+    if _early:
+        early = _early.pop()
+        changed = {name for name, _ in early.environment.items() ^ os.environ.items()}
+        if early.num_cpus >= num_cpus and changed <= SET_BY_JAX:
+            return early.cluster
+        early.cluster.close()
     _require_descriptors(num_hosts)
     # What was left by programs and supervisors that were killed together.
     sweep([tempfile.gettempdir(), *_SHORT_FOLDERS])

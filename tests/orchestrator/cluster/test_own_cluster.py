@@ -143,6 +143,20 @@ def test_a_supervisor_that_cannot_begin_leaves_no_folder_and_no_lock(monkeypatch
         assert len(os.listdir("/proc/self/fd")) == num_open
 
 
+def test_a_child_that_the_job_forks_does_not_keep_the_cluster() -> None:
+    """It has the pipe whose end tells the supervisor to go. One that does not hear of it is killed."""
+    program = (
+        "import os, signal; from podembed.orchestrator.cluster.own_cluster import OwnCluster; "
+        "cluster = OwnCluster(1, environment=os.environ); child = os.fork(); child or signal.pause(); "
+        "cluster.close(); os.kill(child, 9); print(cluster._supervisor.returncode)"
+    )
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=dict(os.environ) | {"TMPDIR": base}, capture_output=True, text=True)
+        assert done.stdout == "0\n", done.stderr
+        assert left_in(Path(base)) == []
+
+
 def test_a_program_that_is_killed_before_its_supervisor_runs_leaves_nothing() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         # It ends before a supervisor can have imported anything.
