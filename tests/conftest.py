@@ -37,6 +37,10 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
+# libtpu is there for tests that compile with it. Where nobody says so, it looks for a TPU, and complains.
+if "JAX_PLATFORMS" not in os.environ:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")
 # Before JAX makes its devices: several processes share the machine.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 # Of clusters that tests start, as of those of the program: no idle workers, which cost a second each.

@@ -1,4 +1,4 @@
-"""The command line: `podembed train | resume | plan | inspect | prepare` and those of `jobs.cli.tools`.
+"""The command line: `podembed train | resume | plan | compile | inspect | prepare` and those of `jobs.cli.tools`.
 Also as `python -m podembed`.
 
 It turns flags into a job and its settings, calls the trainer, and turns outcomes into exit codes and words. It decides
@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import tyro
 
 from podembed.jobs.chaos import command as chaos
-from podembed.jobs.cli import repeated, supervise, tools
+from podembed.jobs.cli import preflight, repeated, supervise, tools
 from podembed.jobs.cli.unknown import unknown_in
 from podembed.jobs.prepare import command as prepare_command
 from podembed.version import describe, pages
@@ -218,6 +218,7 @@ Command = (
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[supervise.Supervise, tyro.conf.subcommand("supervise")]
     | Annotated[Plan, tyro.conf.subcommand("plan")]
+    | Annotated[preflight.Compile, tyro.conf.subcommand("compile")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[prepare_command.Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[chaos.Chaos, tyro.conf.subcommand("chaos")]
@@ -334,6 +335,8 @@ def _dispatch(command: Any) -> int:
         return tools.run(command)
     if isinstance(command, supervise.Supervise):
         return supervise.run(command)
+    if isinstance(command, preflight.Compile):
+        return preflight.compile_job(command, os.environ)
     if isinstance(command, prepare_command.Prepare):
         return prepare_command.run(command)
     if isinstance(command, Inspect):

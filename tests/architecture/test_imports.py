@@ -86,6 +86,7 @@ READS_CLOCK = {
     "orchestrator/run/input_record.py",
     "orchestrator/run/job_settings.py",
     "jobs/supervise/ray_jobs.py",
+    "tools/preflight/child.py",
     "workers/tracing/recorder.py",
     "workers/checkpoint/background_save.py",
     "workers/checkpoint/frozen_rows.py",

@@ -40,20 +40,34 @@ class GangMesh:
             or hosts have unlike numbers of them.
         """
         with looking_for(""):
-            mine = set(jax.local_devices())
+            mine = jax.local_devices()
+        return GangMesh.over(jax.devices(), mine, options, num_hosts=jax.process_count())
+
+    @staticmethod
+    def over(devices: Sequence[Any], mine: Sequence[Any], options: DeviceOptions, *, num_hosts: int) -> GangMesh:
+        """The mesh of these devices, which need not be there: a compiler's topology will do.
+
+        Args:
+          devices: devices of all processes, those of this one among them.
+          mine: devices of this process.
+          num_hosts: number of processes.
+
+        Raises:
+          GangError: the devices are not as many as the settings say, or hosts have unlike numbers of them.
+        """
         # JAX promises no order of its own, while the rows of a host are those of its devices. Within a host rows come
         # back in the order of the mesh.
-        devices = sorted(jax.devices(), key=lambda device: device.process_index)
-        own = [device for device in devices if device in mine]
-        if len(devices) != len(own) * jax.process_count():
+        devices = sorted(devices, key=lambda device: device.process_index)
+        own = [device for device in devices if device in set(mine)]
+        if len(devices) != len(own) * num_hosts:
             raise GangError(
-                f"Found {len(own)} devices here and {len(devices)} in all {jax.process_count()} JAX processes. "
+                f"Found {len(own)} devices here and {len(devices)} in all {num_hosts} JAX processes. "
                 "Expected as many in each, since every host has an equal share of a batch. Reserve the same for every "
                 "host (--resources, resources_per_host)."
             )
         _require_number(options, own)
         axes = dict(options.mesh) or {AXIS: len(own)}
-        sizes = (jax.process_count() * axes.pop(AXIS), *axes.values())
+        sizes = (num_hosts * axes.pop(AXIS), *axes.values())
         mesh = Mesh(np.asarray(devices).reshape(sizes), (AXIS, *axes))
         return GangMesh(mesh, tuple(map(tuple, np.asarray(own).reshape(-1, options.num_replicas))))
 
@@ -66,6 +80,11 @@ class GangMesh:
     def num_local(self) -> int:
         """Devices of this process."""
         return sum(map(len, self.local))
+
+    @property
+    def num_hosts(self) -> int:
+        """Processes of the gang."""
+        return self.mesh.size // self.num_local
 
     @property
     def num_all_parts(self) -> int:

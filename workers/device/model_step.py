@@ -87,7 +87,9 @@ class DeviceWorker:
       num_samples: rows of this host's share of a batch, with padding; the same on every host.
       shares: rows of every host that are samples; left out, all of them.
       options: which devices, and how arrays get there.
+      gang: mesh of devices that need not be there; None for those of this process's JAX.
       tables: tables that live on the devices.
+      programs: its steps, from `build` on.
       faults: injected ones.
       thread_pool: copies results to the host.
       compiling: entered while a step is compiled that was not at the start.
@@ -102,9 +104,10 @@ class DeviceWorker:
     state: Any = None
     shares: tuple[int, ...] = ()
     options: DeviceOptions = DeviceOptions()  # noqa: RUF009  # frozen
+    gang: GangMesh | None = None
     mesh: GangMesh = field(init=False)
     tables: HeldTables = field(init=False)
-    _programs: StepPrograms = field(init=False)
+    programs: StepPrograms = field(init=False)
     _way: TransferWay = field(init=False)
     _optimizer: optax.GradientTransformation = field(init=False)
     faults: FaultPoints | None = None
@@ -128,7 +131,7 @@ class DeviceWorker:
           sample, or two parameters share a key.
         """
         stopwatch = Stopwatch()
-        self.mesh = GangMesh.of(self.options)
+        self.mesh = self.gang or GangMesh.of(self.options)
         if self.num_samples % self.mesh.num_parts:
             raise DenseStateError(
                 f"Found {self.num_samples} samples a host for {self.mesh.num_parts} local devices. Expected a "
@@ -153,18 +156,18 @@ class DeviceWorker:
             first = jax.jit(first_values, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, shapes))()
         self._take(first)
         stopwatch.end("first values")
-        self._programs = StepPrograms(
+        self.programs = StepPrograms(
             self.job,
             self._optimizer,
             mesh=self.mesh,
             way=self._way,
-            shares=Shares(num_samples=self.num_samples, real=self.shares or (self.num_samples,) * jax.process_count()),
+            shares=Shares(num_samples=self.num_samples, real=self.shares or (self.num_samples,) * self.mesh.num_hosts),
             values=(self.params, self.optimizer_state, self.state),
             tables=self.tables.arrays,
             compiling=self._counted,
         )
         self._measures = WindowMeasures(self.job, self.mesh)
-        self._batches = HostBatches(self.job, self._programs.padding, num_parts=self.mesh.num_parts)
+        self._batches = HostBatches(self.job, self.programs.padding, num_parts=self.mesh.num_parts)
         compile_s = self._compile(stopwatch, is_rehearsal=is_rehearsal)
         self.build_s = stopwatch.seconds
         return compile_s
@@ -199,14 +202,14 @@ class DeviceWorker:
         """Traces both steps, which checks what model and loss return, and compiles them if all steps use the same."""
         started = time.perf_counter()
         try:
-            lowered = self._programs.lower(LARGEST_LEVELS)
+            lowered = self.programs.lower(LARGEST_LEVELS)
         except Exception as error:
             num_samples = self.num_samples // self.mesh.num_parts
             error.add_note(f"model.apply got {_shapes_text(self.job, num_samples=num_samples)}.")
             raise
         stopwatch.end("trace")
-        if self._programs.is_single and not is_rehearsal:
-            self._programs.compile(LARGEST_LEVELS, lowered)
+        if self.programs.is_single and not is_rehearsal:
+            self.programs.compile(LARGEST_LEVELS, lowered)
             stopwatch.end("compile")
         return time.perf_counter() - started
 
@@ -245,7 +248,7 @@ class DeviceWorker:
             losses=tuple(float(loss) for loss in jax.device_get(losses)),
             num_steps=num_steps,
             seconds=seconds,
-            num_compiled=self._programs.num_late,
+            num_compiled=self.programs.num_late,
             compiled_s=self._compiled_s,
         )
 
@@ -308,13 +311,13 @@ class DeviceWorker:
         held, sent = self.tables, self._way.send(arrays, Numbers(step, scale))
         states = self.params, self.optimizer_state, self.state, held.arrays
         on_devices = held.rates(rates) if held.arrays and rates is not None else None
-        *states, gradients, loss, measured = self._programs.train(arrays.levels)(*states, on_devices, *sent)
+        *states, gradients, loss, measured = self.programs.train(arrays.levels)(*states, on_devices, *sent)
         self.params, self.optimizer_state, self.state, held.arrays = states
         return Begun(arrays, self._way.fetch(gradients, arrays, scale), self.thread_pool, loss, measured)
 
     def begin_evaluation(self, arrays: HostArrays, *, step: int = 0) -> Begun:
         """Forward pass on this host's share; `finish` writes its scores."""
-        program, sent = self._programs.forward(arrays.levels), self._way.send(arrays, Numbers(step))
+        program, sent = self.programs.forward(arrays.levels), self._way.send(arrays, Numbers(step))
         scores = program(self.params, self.state, self.tables.arrays, *sent)
         return Begun(arrays, [partial(to_host, own_parts(self.mesh, scores), arrays.scores)], self.thread_pool, scores)
 

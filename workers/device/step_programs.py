@@ -72,7 +72,7 @@ class StepPrograms:
         self._table_step = TableStep(job, platform=mesh.platform)
         self._cut = tuple(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(self._values[0]))
         self._compiling = compiling
-        self._rows = shares.num_samples * jax.process_count()
+        self._rows = shares.num_samples * mesh.num_hosts
         self.padding = SequencePadding(job.sequences, self._rows // mesh.num_all_parts)
         self._forward: dict[PaddingLevels, Any] = {}
         self._train: dict[PaddingLevels, Any] = {}
@@ -83,13 +83,17 @@ class StepPrograms:
         """Whether every step runs the same programs."""
         return not any(self.padding.most_levels) and not self._tables
 
+    def sent(self, levels: PaddingLevels) -> tuple[Any, ...]:
+        """Shapes of what goes to the devices in a step, over all hosts, and how it lies there."""
+        return self._way.shapes(self._inputs(levels))
+
     def forward(self, levels: PaddingLevels) -> Any:
         """The compiled forward pass for a room."""
-        return self._at(levels, self._forward, self._lower_forward)
+        return self._at(levels, self._forward, self.lower_forward)
 
     def train(self, levels: PaddingLevels) -> Any:
         """The compiled training step for a room."""
-        return self._at(levels, self._train, self._lower_train)
+        return self._at(levels, self._train, self.lower_train)
 
     def _at(
         self, levels: PaddingLevels, compiled: dict[PaddingLevels, Any], lower: Callable[[PaddingLevels], Any]
@@ -115,10 +119,12 @@ class StepPrograms:
         forward = self._traced_forward(levels).lower(lowering_platforms=platforms)
         return Pair(forward, self._traced_train(levels).lower(lowering_platforms=platforms))
 
-    def _lower_forward(self, levels: PaddingLevels) -> Any:
+    def lower_forward(self, levels: PaddingLevels) -> Any:
+        """The forward pass for a room, lowered."""
         return self._traced_forward(levels).lower()
 
-    def _lower_train(self, levels: PaddingLevels) -> Any:
+    def lower_train(self, levels: PaddingLevels) -> Any:
+        """The training step for a room, lowered."""
         return self._traced_train(levels).lower()
 
     def _traced_forward(self, levels: PaddingLevels) -> Any:
@@ -132,7 +138,7 @@ class StepPrograms:
 
         look_up = self._table_step.looked_up
         params, _, state = self._values
-        arguments = way.shapes(inputs)
+        arguments = self.sent(levels)
         on_devices = self._on_devices(forward, num_states=3, arguments=arguments, out_specs=P(AXIS))
         return jax.jit(on_devices, out_shardings=self._mesh.by_sample).trace(params, state, self._tables, *arguments)
 
@@ -175,7 +181,7 @@ class StepPrograms:
 
     def _train_of(self, levels: PaddingLevels, train: Callable[..., Any]) -> Any:
         """A step, traced over all devices."""
-        arguments = self._way.shapes(self._inputs(levels))
+        arguments = self.sent(levels)
         out_specs = (P(), P(), P(), P(), P(AXIS), P(), Measured.lying(P(AXIS), P()))
         on_devices = self._on_devices(train, num_states=5, arguments=arguments, out_specs=out_specs)
         # Each state stays where it is, so that it is given away for the next.

@@ -129,7 +129,7 @@ def unfinished(job: JobConfig, mesh: str) -> int:
 def exchanges(job: JobConfig, mesh: str, way: Transfers) -> dict[str, Any]:
     """What the compiled step asks of other devices and of the host."""
     pair = pair_on(job, mesh, way)
-    text = pair.worker._programs.train(LARGEST_LEVELS).as_text()
+    text = pair.worker.programs.train(LARGEST_LEVELS).as_text()
     pair.close()
     asked = re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", text)
     return {"asked": asked, "host": re.findall(r"\w*callback\w*|outfeed|infeed", text)}

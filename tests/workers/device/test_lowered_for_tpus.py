@@ -41,7 +41,7 @@ def lowered(job: JobConfig) -> tuple[str, str]:
     """Forward pass and training step, for TPUs."""
     worker = DeviceWorker(job=job, num_samples=BATCH_SIZE)
     worker.build(is_rehearsal=True)
-    forward, train = worker._programs.lower(LARGEST_LEVELS, platform="tpu")
+    forward, train = worker.programs.lower(LARGEST_LEVELS, platform="tpu")
     return forward.as_text(), train.as_text()
 
 

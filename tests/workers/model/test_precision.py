@@ -128,7 +128,7 @@ def test_all_products_of_a_step_and_of_an_evaluation_are_of_bfloat16(small_data:
     worker = DeviceWorker(job=job, num_samples=NUM_SAMPLES)
     worker.build(is_rehearsal=True)
     assert all(values.dtype == np.float32 for key, values in worker.dense_arrays().items() if key.startswith("params"))
-    for lowered in worker._programs.lower(LARGEST_LEVELS):
+    for lowered in worker.programs.lower(LARGEST_LEVELS):
         products = _PRODUCT.findall(lowered.as_text())
         assert products
         assert {types[:2] for types in products} == {("bf16", "bf16")}

@@ -118,7 +118,7 @@ class HeldTables:
         self.arrays = jax.tree.map(self._joined, {spec.name: coming[spec.name] for spec in self._specs.values()})
 
     def _joined(self, values: np.ndarray) -> jax.Array:
-        if jax.process_count() == 1:
+        if self._mesh.num_hosts == 1:
             return self._mesh.place(values)
         # Zeros of the others change nothing, and each bucket comes from one host.
         none = np.zeros((1, *values.shape), np.uint32)

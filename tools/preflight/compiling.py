@@ -1,0 +1,183 @@
+"""`compile_for`: has a process compile a job's programs for slices, and gathers what it found."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.tools.preflight.account import ProgramAccount, account_of
+from podembed.tools.preflight.slices import SliceShape
+from podembed.workers.device.options import DeviceOptions
+from podembed.workers.job.reference import JobReference
+
+# Without a TPU, libtpu looks for one at addresses that do not answer, complains, and locks itself against a second
+# process.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "false",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v6e-4",
+}
+_LAST_WORDS = 2000  # characters
+
+
+@dataclass(slots=True, kw_only=True)
+class SliceAccount:
+    """What was found for one slice. Mutated while it is compiled for.
+
+    Attributes:
+      wanted: the slice.
+      num_slices: slices that train together.
+      kind: what JAX calls its devices.
+      num_devices, num_hosts: those of all slices.
+      share: samples of a host.
+      padded_share: the same with padding, so that each device has as many.
+      table_bytes: bytes of the tables on each device.
+      dense_bytes: bytes of parameters, their optimizer and state on each device.
+      programs: programs that compiled.
+      failures: why others did not, by their names.
+    """
+
+    wanted: SliceShape
+    num_slices: int
+    kind: str = ""
+    num_devices: int = 0
+    num_hosts: int = 0
+    share: int = 0
+    padded_share: int = 0
+    table_bytes: int = 0
+    dense_bytes: int = 0
+    programs: list[ProgramAccount] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        rates = self.wanted.rates
+        return {
+            "topology": self.wanted.name,
+            "compiler_name": self.wanted.compiler_name,
+            "num_slices": self.num_slices,
+            "kind": self.kind,
+            "num_devices": self.num_devices,
+            "num_hosts": self.num_hosts,
+            "samples_per_device": self.padded_share * self.num_hosts // max(1, self.num_devices),
+            "device_memory_bytes": rates.memory_bytes // rates.devices,
+            "table_bytes": self.table_bytes,
+            "dense_bytes": self.dense_bytes,
+            "programs": [program.as_json(rates) for program in self.programs],
+            "failures": self.failures,
+        }
+
+
+def require_libtpu() -> None:
+    """Raises `ConfigurationError` where the TPU's compiler is not installed."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigurationError(
+            "Found no libtpu, which is the TPU's compiler. Expected it beside JAX; it needs no TPU. Install it: "
+            "pip install 'podembed[tpu]', which is jax[tpu]."
+        )
+
+
+def compile_for(
+    job: JobReference,
+    slices: Sequence[SliceShape],
+    *,
+    num_slices: int = 1,
+    options: DeviceOptions = DeviceOptions(),  # noqa: B008  # frozen
+    is_all: bool = False,
+    dump: str | None = None,
+    environ: Mapping[str, str],
+    notice: Callable[[str], None] = lambda text: None,
+) -> list[SliceAccount]:
+    """Compiles both steps of a job for each slice, in one process of its own.
+
+    Args:
+      num_slices: slices that train together.
+      options: devices of a host, as for training.
+      is_all: whether to compile for each room that sequences may have, and not only for the largest and the smallest.
+      dump: folder for the texts of the programs; None for none.
+      environ: environment of the process.
+      notice: told the name of each program before it is compiled.
+
+    Raises:
+      ConfigurationError: libtpu is missing, or the job is refused.
+    """
+    require_libtpu()
+    request = {
+        "job": {"function": job.function, "arguments": dict(job.arguments), "folder": job.folder},
+        "slices": [
+            {"name": one.compiler_name, "host_bounds": one.host_bounds, "num_slices": num_slices} for one in slices
+        ],
+        "devices_per_host": options.per_host,
+        "mesh": options.mesh,
+        "all": is_all,
+        "dump": dump,
+    }
+    found = [SliceAccount(wanted=one, num_slices=num_slices) for one in slices]
+    current = 0, ""
+    is_done = False
+    for line in _lines_of(request, environ):
+        if isinstance(line, str):
+            # The process is gone. What it says is mostly a check of the compiler that failed.
+            if not current[1] or is_done:
+                raise ConfigurationError(f"Found that the compiling process ended before its time.\n{line}")
+            found[current[0]].failures[current[1]] = f"the compiler ended its process: {line}"
+            break
+        is_done = is_done or "done" in line
+        if "refused" in line:
+            raise ConfigurationError(line["refused"])
+        if "slice" not in line:
+            continue
+        account = found[line["slice"]]
+        if "begins" in line:
+            current = line["slice"], line["begins"]
+            notice(f"{account.wanted.name}: {line['begins']}")
+        elif "fails" in line:
+            account.failures[line["fails"]] = line["why"]
+        elif "program" in line:
+            account.programs.append(account_of(line["program"]))
+        else:
+            for name in ("kind", "num_devices", "num_hosts", "share", "padded_share", "table_bytes", "dense_bytes"):
+                setattr(account, name, line[name])
+    return found
+
+
+def _lines_of(request: dict[str, Any], environ: Mapping[str, str]) -> Iterator[dict[str, Any] | str]:
+    """The answers of the compiling process. At last a text, if it failed."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as asked,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as words,
+    ):
+        json.dump(request, asked)
+        asked.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "podembed.tools.preflight.child"],
+            stdin=asked,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+            env={**environ, **ENVIRONMENT},
+        )
+        try:
+            for line in process.stdout or ():
+                yield json.loads(line)
+            code = process.wait()
+        finally:
+            # Where the reader stopped, nobody waits for the rest.
+            process.kill()
+            process.wait()
+        if code:
+            words.seek(0)
+            yield f"exit code {code}\n{words.read()[-_LAST_WORDS:].strip()}"

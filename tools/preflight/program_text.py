@@ -1,0 +1,105 @@
+"""What the text of a compiled program says: its collectives, and what does not belong there."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+_SIZES = {"pred": 1, "bf16": 2, "c64": 8, "c128": 16, "token": 0}
+_ARRAY = re.compile(r"\b(pred|bf16|c64|c128|[suf]\d+(?:e\d\w+)?)\[([\d,]*)\]")
+_COLLECTIVE = re.compile(
+    r" = (?P<result>.+?) (?P<kind>all-reduce|all-gather|all-to-all|ragged-all-to-all|reduce-scatter|collective-permute|"
+    r"collective-broadcast)(?P<begins>-start)?\((?P<rest>.*)"
+)
+_GROUPS = re.compile(r"replica_groups=(?:\{\{(?P<first>[\d,]*)\}|\[(?P<num>\d+),(?P<size>\d+)\])")
+_COPY = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = .*?\b(?:copy|copy-start|transpose)\(")
+# `infeed` and the like move arrays while a program runs; a callback to Python becomes one of them.
+_HOST_CALL = re.compile(r" (?:infeed|outfeed)\(|is_host_transfer=true|custom_call_target=\"[^\"]*callback[^\"]*\"")
+_DOUBLE = re.compile(r"\b(?:f64|c128)\[")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """The collectives of one kind among groups of one size.
+
+    Attributes:
+      kind: as XLA calls it, such as `all-reduce`.
+      group: devices that take part together.
+      count: how many there are in the text. Those of a loop are counted once.
+      size_bytes: bytes of their results on a device.
+    """
+
+    kind: str
+    group: int
+    count: int
+    size_bytes: int
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a device sends, at least: each part of a sum travels twice, other parts once."""
+        others = (self.group - 1) / self.group
+        if self.kind == "all-reduce":
+            return 2 * others * self.size_bytes
+        if self.kind == "reduce-scatter":
+            return (self.group - 1) * self.size_bytes
+        return self.size_bytes if self.kind.startswith("collective-") else others * self.size_bytes
+
+
+def collectives_in(text: str, *, num_devices: int) -> list[Collective]:
+    """The collectives of a program, by kind and size of their groups."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for line in text.splitlines():
+        match = _COLLECTIVE.search(line)
+        if match is None:
+            continue
+        groups = _GROUPS.search(match["rest"])
+        group = num_devices
+        if groups is not None:
+            group = int(groups["size"]) if groups["size"] else groups["first"].count(",") + 1
+        sizes = [size for _, _, size in _arrays(match["result"])]
+        # What begins one gives operand and result, and sometimes numbers of its own.
+        size = max(sizes, default=0) if match["begins"] and match["kind"] != "all-reduce" else sum(sizes)
+        if group > 1:
+            count, total = found.get((match["kind"], group), (0, 0))
+            found[match["kind"], group] = count + 1, total + size
+    return [
+        Collective(kind=kind, group=group, count=count, size_bytes=size)
+        for (kind, group), (count, size) in sorted(found.items())
+    ]
+
+
+def flaws_in(text: str, *, tables: Collection[tuple[int, int]]) -> list[str]:
+    """What a program of a training step should not contain, a sentence each.
+
+    Args:
+      tables: shapes of the tables on a device.
+    """
+    found = []
+    if _DOUBLE.search(text):
+        found.append("float64: a TPU computes it in many steps of float32. Use float32, and leave jax_enable_x64 off.")
+    if _HOST_CALL.search(text):
+        found.append("a call to the host: the devices wait for it in each step. Leave callbacks out of the model.")
+    copied = {
+        shape
+        for line in text.splitlines()
+        if _COPY.match(line)
+        for _, shape, _ in _arrays(line.split(" = ", 1)[1].split("(", 1)[0] or line)
+        if shape in tables
+    }
+    found += [
+        f"a copy of a table of {shape[0]} x {shape[1]}: it takes memory for a second one. Is a table part of the "
+        "model's own parameters, or computed with as a whole?"
+        for shape in sorted(copied)
+    ]
+    return found
+
+
+def _arrays(text: str) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Type, shape and bytes of each array that a piece of text names."""
+    for kind, dims in _ARRAY.findall(text):
+        shape = tuple(int(side) for side in dims.split(",") if side)
+        digits = re.match(r"[suf](\d+)", kind)
+        bits = 8 * _SIZES[kind] if kind in _SIZES else int(digits[1]) if digits else 0
+        yield kind, shape, -(-math.prod(shape) * bits // 8)
