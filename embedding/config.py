@@ -24,7 +24,8 @@ from podembed.embedding.row_index import DenseKeys, KeySpace
 
 COMBINERS = ("mean", "sum", "sqrtn")
 INVALID_IDS = ("error", "drop", "clip", "hash")
-PLACES = ("host", "device")
+PLACES = ("host", "replicated", "sharded", "device")
+"""`device` is the old name of `replicated`."""
 
 __all__ = ["COMBINERS", "INVALID_IDS", "FeatureConfig", "QuantizationConfig", "RowIdInitializer", "TableConfig"]
 
@@ -115,9 +116,10 @@ class TableConfig:
       initial_rows: the first values, in the place of an initializer: an array `[vocabulary_size, dim]` of floating
         point, or its path or URL. A file is `.npy`, or safetensors with one tensor, and is for a `Trainer`.
       trainable: whether rows are updated. A table that is not has no slots, and gets no gradients. For a `Trainer`.
-      place: where rows live while a `Trainer` runs. With "host" each host has a part. With "device" each device has it,
-        and the compiled step looks up and updates them. That is for tables of up to a few million rows.
-        Commits are the same, so a run may change it when it resumes.
+      place: where rows live while a `Trainer` runs. With "host" each host has a part. Otherwise the compiled step looks
+        them up and updates them on the devices. With "replicated" each device has all, for tables of up to a few
+        million rows. With "sharded" each device of each host has a part. Commits are the same, so a run may change it
+        when it resumes. "device" is another name of "replicated".
 
     Raises:
       ValueError: an argument outside its range, see the message.
@@ -138,7 +140,7 @@ class TableConfig:
         invalid_ids: Literal["error", "drop", "clip", "hash"] = "error",
         initial_rows: Any = None,
         trainable: bool = True,
-        place: Literal["host", "device"] = "host",
+        place: Literal["host", "replicated", "sharded", "device"] = "host",
     ) -> None:
         self.vocabulary_size = _positive_int("vocabulary_size", vocabulary_size)
         self.dim = _positive_int("dim", dim)
@@ -159,7 +161,7 @@ class TableConfig:
         if not isinstance(trainable, bool):
             raise ValueError(f"Found trainable={trainable!r}. Expected True or False. Pass a bool.")
         self.trainable = trainable
-        self.place: str = _one_of("place", place, PLACES)
+        self.place: str = "replicated" if _one_of("place", place, PLACES) == "device" else place
         self.optimizer = optimizer
         # Set by a TPUEmbedding that has written its own optimizer in, so that another one is not taken to have declared
         # it.
@@ -180,7 +182,12 @@ class TableConfig:
     @property
     def is_on_devices(self) -> bool:
         """Whether its rows live on devices."""
-        return self.place == "device"
+        return self.place != "host"
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each device has a part of it."""
+        return self.place == "sharded"
 
     @property
     def key_space(self) -> KeySpace:

@@ -33,6 +33,7 @@ class TableSpec:
       seed: of the run.
       keys: what its keys are.
       stores: where rows lie, a `table.stores.store.StoreKind`; None for the host's memory.
+      is_sharded: each device has a part of it, and its host owns the buckets of its devices.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TableSpec:
     seed: int
     keys: KeySpace = field(default_factory=DenseKeys)
     stores: Any = None
+    is_sharded: bool = False
 
     def __post_init__(self) -> None:
         num_buckets = self.layout.num_buckets
@@ -111,6 +113,7 @@ class TableSpec:
             seed=seed,
             keys=config.key_space,
             stores=config.stores,
+            is_sharded=config.is_sharded,
         )
 
     @property

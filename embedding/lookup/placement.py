@@ -29,6 +29,7 @@ import numpy as np
 
 from podembed.embedding.buckets import MAX_BUCKETS, buckets_together, place
 from podembed.embedding.lookup.pooling_choice import why_not_pooled
+from podembed.embedding.shards import owners_of_shards
 from podembed.embedding.table_spec import TableSpec
 
 MOST_WORK = 1.5
@@ -108,6 +109,8 @@ def _way(
     most_features: float,
     chosen: Chosen | None,
 ) -> PlacementWay:
+    if spec.is_sharded:
+        return PlacementWay(is_whole=False, size_bytes=size_bytes, reason="cut over the devices")
     share = f"a host's fair share, {fair_bytes / 2**20:,.1f} MiB"
     if spec.layout.num_buckets == 1:
         return PlacementWay(is_whole=True, size_bytes=size_bytes, reason="one bucket")
@@ -162,6 +165,8 @@ def place_tables(
     Returns:
       Per table, int32 `[num_buckets]`, the owner; all the same for a table that is placed whole.
     """
+    if any(spec.is_sharded for spec in specs):
+        return _beside_shards(specs, num_features=num_features, num_hosts=num_hosts, previous=previous, chosen=chosen)
     found = ways(specs, num_features=num_features, num_hosts=num_hosts, chosen=chosen)
     table_bytes = [way.size_bytes for way in found]
     is_whole = [way.is_whole for way in found]
@@ -197,6 +202,30 @@ def place_tables(
         previous=before,
     )
     return [np.repeat(owners, block) for owners, block in zip(placed, blocks, strict=True)]
+
+
+def _beside_shards(
+    specs: Sequence[TableSpec],
+    *,
+    num_features: Sequence[int],
+    num_hosts: int,
+    previous: Sequence[np.ndarray] | None,
+    chosen: Sequence[Chosen] | None,
+) -> list[np.ndarray]:
+    """As `place_tables`. Sharded tables lie with their devices, evenly, and the others as if they were alone."""
+    others = [at for at, spec in enumerate(specs) if not spec.is_sharded]
+    placed = [owners_of_shards(spec.layout.num_buckets, num_hosts) for spec in specs]
+    if others:
+        alone = place_tables(
+            [specs[at] for at in others],
+            num_features=[num_features[at] for at in others],
+            num_hosts=num_hosts,
+            previous=None if previous is None else [previous[at] for at in others],
+            chosen=None if chosen is None else [chosen[at] for at in others],
+        )
+        for at, owners in zip(others, alone, strict=True):
+            placed[at] = owners
+    return placed
 
 
 def block_buckets(num_buckets: int, num_hosts: int, previous: np.ndarray | None, *, may_have: int = 0) -> int:

@@ -133,6 +133,7 @@ def plan_generation(
             platform=platform,
             threads=threads,
             devices=devices,
+            table_buckets=run.table_buckets,
         )
 
     return GenerationPlan(hosts=hosts, device=device, placement=_owners(specs, placement))

@@ -92,6 +92,13 @@ class GangMesh:
         return self.mesh.shape[AXIS]
 
     @property
+    def first_part(self) -> int:
+        """The first part of this host among those of all hosts."""
+        mine = self.local[0][0].process_index
+        firsts = self.mesh.devices.reshape(self.num_all_parts, -1)[:, 0]
+        return next(at for at, device in enumerate(firsts) if device.process_index == mine)
+
+    @property
     def has_replicas(self) -> bool:
         """Whether several devices work on the same samples."""
         return self.mesh.size > self.num_all_parts

@@ -42,6 +42,7 @@ from podembed.workers.device.transfers.ways import (
 from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 from podembed.workers.job.padding import LARGEST_LEVELS
+from podembed.workers.job.tables import device_tables
 from podembed.workers.liveness.progress import WORK, Recorder, Stopwatch
 from podembed.workers.model.context import Shares
 
@@ -87,6 +88,7 @@ class DeviceWorker:
       num_samples: rows of this host's share of a batch, with padding; the same on every host.
       shares: rows of every host that are samples; left out, all of them.
       options: which devices, and how arrays get there.
+      table_buckets: table buckets as recorded with the run; empty for those of a new one.
       gang: mesh of devices that need not be there; None for those of this process's JAX.
       tables: tables that live on the devices.
       programs: its steps, from `build` on.
@@ -104,6 +106,7 @@ class DeviceWorker:
     state: Any = None
     shares: tuple[int, ...] = ()
     options: DeviceOptions = DeviceOptions()  # noqa: RUF009  # frozen
+    table_buckets: tuple[int, ...] = ()
     gang: GangMesh | None = None
     mesh: GangMesh = field(init=False)
     tables: HeldTables = field(init=False)
@@ -138,7 +141,7 @@ class DeviceWorker:
                 f"multiple. Say how many devices there are (--devices-per-host {self.mesh.num_local}), so that shares "
                 "are padded up to that."
             )
-        self.tables = HeldTables(self.job, self.mesh)
+        self.tables = HeldTables(device_tables(self.job, self.table_buckets), self.mesh)
         self._way = transfer_way(
             self.options, self.mesh, asks_for_step=self.job.asks_for_step, thread_pool=self.thread_pool
         )
@@ -164,6 +167,7 @@ class DeviceWorker:
             shares=Shares(num_samples=self.num_samples, real=self.shares or (self.num_samples,) * self.mesh.num_hosts),
             values=(self.params, self.optimizer_state, self.state),
             tables=self.tables.arrays,
+            on_devices=self.tables.tables,
             compiling=self._counted,
         )
         self._measures = WindowMeasures(self.job, self.mesh)

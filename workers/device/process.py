@@ -61,6 +61,7 @@ class DeviceSpec:
       platform: platform of the devices, as JAX calls it; empty for any.
       threads: threads that copy results to the host. Those of a CPU device are the environment's business.
       devices: which ones, and how arrays get there.
+      table_buckets: per table, the number of buckets.
     """
 
     job: AnyJob
@@ -80,6 +81,7 @@ class DeviceSpec:
     platform: str = ""
     threads: int = 1
     devices: DeviceOptions = DeviceOptions()  # noqa: RUF009  # frozen
+    table_buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +171,7 @@ class DeviceProcess:
             num_samples=spec.num_samples,
             shares=spec.shares,
             options=spec.devices,
+            table_buckets=spec.table_buckets,
             faults=faults,
             thread_pool=self._thread_pool,
             compiling=self._compiling,

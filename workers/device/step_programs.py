@@ -7,7 +7,7 @@ evaluation first needs it. All devices of a gang need it in the same step. The l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from podembed.workers.device.transfers.side_by_side import side_by_side
 from podembed.workers.device.transfers.ways import TransferWay
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.padding import PaddingLevels, SequencePadding, padded_ids, smallest_levels
+from podembed.workers.job.tables import DeviceTable
 from podembed.workers.model.context import Shares
 
 
@@ -46,7 +47,8 @@ class StepPrograms:
       way: way of what goes to the devices and comes back.
       shares: rows of every host that are samples.
       values: parameters, optimizer state and state, or their shapes; each says how it lies on the devices.
-      tables: tables on the devices, or their shapes.
+      tables: arrays of the tables on the devices, or their shapes.
+      on_devices: these tables, in the job's order.
       compiling: entered while a step is compiled that was not at the start.
 
     Attributes:
@@ -64,12 +66,13 @@ class StepPrograms:
         shares: Shares,
         values: tuple[Any, Any, Any],
         tables: Tables,
+        on_devices: Sequence[DeviceTable] = (),
         compiling: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._job, self._optimizer, self._mesh, self._way, self._shares = job, optimizer, mesh, way, shares
         self._values = jax.tree.map(_shape_of, values)
         self._tables = jax.tree.map(_shape_of, tables)
-        self._table_step = TableStep(job, platform=mesh.platform)
+        self._table_step = TableStep(job, on_devices, num_parts=mesh.num_all_parts, platform=mesh.platform)
         self._cut = tuple(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(self._values[0]))
         self._compiling = compiling
         self._rows = shares.num_samples * mesh.num_hosts
@@ -133,13 +136,16 @@ class StepPrograms:
 
         def forward(params: Any, state: Any, tables: Tables, *arguments: Any) -> jax.Array:
             own, step, _ = way.unpacked(inputs, arguments)
-            full = replace(own, activations=look_up(tables, self._bags(own), own.activations))
+            found, _ = on_tables.looked_up(tables, on_tables.asked(self._bags(own)), own.activations)
+            full = replace(own, activations=found)
             return scores_of_batch(job, shares, longest, params, state, full, step)
 
-        look_up = self._table_step.looked_up
+        on_tables = self._table_step
         params, _, state = self._values
         arguments = self.sent(levels)
-        on_devices = self._on_devices(forward, num_states=3, arguments=arguments, out_specs=P(AXIS))
+        on_devices = self._on_devices(
+            forward, states=(P(), P(), self._table_specs), arguments=arguments, out_specs=P(AXIS)
+        )
         return jax.jit(on_devices, out_shardings=self._mesh.by_sample).trace(params, state, self._tables, *arguments)
 
     def _traced_train(self, levels: PaddingLevels) -> Any:
@@ -169,21 +175,23 @@ class StepPrograms:
 
         def train(params: Any, optimizer_state: Any, state: Any, tables: Tables, rates: Any, *arguments: Any) -> Any:
             own, step, scale = way.unpacked(inputs, arguments)
-            bags = self._bags(own)
-            full = replace(own, activations=on_tables.looked_up(tables, bags, own.activations))
+            asked = on_tables.asked(self._bags(own))
+            found, rounds = on_tables.looked_up(tables, asked, own.activations)
+            full = replace(own, activations=found)
             *states, gradients, loss, measured = training_step(
                 job, self._optimizer, shares, longest, params, optimizer_state, state, full, step, scale, cut=cut
             )
-            gradients, after = on_tables.updated(tables, bags, gradients, scale=scale, rates=rates)
-            return *states, after, way.packed(gradients), loss, measured
+            gradients, after = on_tables.updated(tables, asked, gradients, scale=scale, rates=rates)
+            return *states, after, way.packed(gradients), loss, measured._replace(rounds=rounds)
 
         return train
 
     def _train_of(self, levels: PaddingLevels, train: Callable[..., Any]) -> Any:
         """A step, traced over all devices."""
         arguments = self.sent(levels)
-        out_specs = (P(), P(), P(), P(), P(AXIS), P(), Measured.lying(P(AXIS), P()))
-        on_devices = self._on_devices(train, num_states=5, arguments=arguments, out_specs=out_specs)
+        specs = (P(), P(), P(), self._table_specs)
+        out_specs = (*specs, P(AXIS), P(), Measured.lying(P(AXIS), P()))
+        on_devices = self._on_devices(train, states=(*specs, P()), arguments=arguments, out_specs=out_specs)
         # Each state stays where it is, so that it is given away for the next.
         given = (*self._values, self._tables)
         states = (jax.tree.map(lambda leaf: leaf.sharding, value) for value in given)
@@ -191,6 +199,11 @@ class StepPrograms:
         out_shardings = (*states, by_sample, replicated, Measured.lying(by_sample, replicated))
         step = jax.jit(on_devices, donate_argnums=(0, 1, 2, 3), out_shardings=out_shardings)
         return step.trace(*given, self._rates, *arguments)
+
+    @property
+    def _table_specs(self) -> Any:
+        """How the arrays of the tables lie: each sharded one is cut over the parts of the samples."""
+        return jax.tree.map(lambda leaf: leaf.sharding.spec, self._tables)
 
     @property
     def _rates(self) -> Any:
@@ -206,12 +219,12 @@ class StepPrograms:
             for name, rows in inputs.rows.items()
         }
 
-    def _on_devices(self, step: Callable[..., Any], *, num_states: int, arguments: Any, out_specs: Any) -> Any:
+    def _on_devices(self, step: Callable[..., Any], *, states: tuple[Any, ...], arguments: Any, out_specs: Any) -> Any:
         """A step as each part of the samples has it. Over the axes within a part, the compiler spreads the work as the
         parameters lie.
         """
         by_argument = jax.tree.map(lambda leaf: leaf.sharding.spec, tuple(arguments))
-        in_specs = (*(P() for _ in range(num_states)), *by_argument)
+        in_specs = (*states, *by_argument)
         if self._mesh.has_replicas and self._mesh.num_all_parts == 1:
             return _of_one_part(step, in_specs)
         return jax.shard_map(

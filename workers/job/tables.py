@@ -19,6 +19,7 @@ from podembed.embedding.lookup.pooling_choice import CutWay, cut_way, why_not_po
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import learning_rate_at
 from podembed.embedding.ragged import Ragged, by_position
+from podembed.embedding.shards import FEWEST_BUCKETS
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.formats.rows_file import RowsOfFile
 from podembed.workers.job.feature_shapes import keeps_positions
@@ -40,6 +41,8 @@ def choose_buckets(job: JobConfig) -> tuple[int, ...]:
                 all_features=sum(features),
                 most_hosts=job.num_lanes,
             ),
+            # No more than one row a bucket needs.
+            min(FEWEST_BUCKETS, 1 << (spec.num_rows - 1).bit_length()) if spec.is_sharded else 1,
         )
         for spec, count in zip(table_specs(job, (None,) * len(job.tables)), features, strict=True)
     )
@@ -250,7 +253,7 @@ class DeviceTable:
 
     Attributes:
       at: its position among all tables of the job.
-      spec: description of the table; how it is cut into buckets is the business of hosts.
+      spec: description of the table.
       config: as it was declared.
       features: features that look up in it, in the job's order.
     """
@@ -261,8 +264,12 @@ class DeviceTable:
     features: Mapping[str, FeatureConfig]
 
 
-def device_tables(job: JobConfig) -> tuple[DeviceTable, ...]:
-    """The tables that live on devices, in the job's order."""
+def device_tables(job: JobConfig, table_buckets: Sequence[int | None] = ()) -> tuple[DeviceTable, ...]:
+    """The tables that live on devices, in the job's order.
+
+    Args:
+      table_buckets: table buckets as recorded with the run; empty for those of a new run.
+    """
     return tuple(
         DeviceTable(
             at=at,
@@ -270,7 +277,9 @@ def device_tables(job: JobConfig) -> tuple[DeviceTable, ...]:
             config=config,
             features={name: feature for name, feature in job.features.items() if feature.table is config},
         )
-        for at, (spec, config) in enumerate(zip(table_specs(job, (None,) * len(job.tables)), job.tables, strict=True))
+        for at, (spec, config) in enumerate(
+            zip(table_specs(job, table_buckets or choose_buckets(job)), job.tables, strict=True)
+        )
         if config.is_on_devices
     )
 

@@ -66,11 +66,12 @@ def write_rows(folder: Path) -> None:
     pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=16)
 
 
-def placed_job(folder: str, on_devices: Sequence[str] = ()) -> JobConfig:
+def placed_job(folder: str, on_devices: Sequence[str] = (), sharded: Sequence[str] = ()) -> JobConfig:
     """Two features look up in each table: one of single ids, and one of bags.
 
     Args:
-      on_devices: tables that live there.
+      on_devices: tables that live there whole.
+      sharded: tables of which each device has a part.
     """
     features, columns = {}, {}
     for name, size in SIZES.items():
@@ -80,7 +81,7 @@ def placed_job(folder: str, on_devices: Sequence[str] = ()) -> JobConfig:
             name=name,
             combiner="sum",
             optimizer=PLAIN[name],
-            place="device" if name in on_devices else "host",
+            place="sharded" if name in sharded else "replicated" if name in on_devices else "host",
         )
         for kind in ("id", "bag"):
             features[f"{name}_{kind}"] = FeatureConfig(table)
@@ -99,11 +100,10 @@ def placed_job(folder: str, on_devices: Sequence[str] = ()) -> JobConfig:
     )
 
 
-def wide_job(folder: str, on_devices: bool = False) -> JobConfig:
+def wide_job(folder: str, place: Any = "host") -> JobConfig:
     """All that a table may be: combiners, weights, each rule, limits and decay, rates that change, rounded lookups, a
     sequence that shares a table with its item, lists of bags, and a table that is only read.
     """
-    place = "device" if on_devices else "host"
     few, many = (
         partial(TableConfig, SIZES["few"], DIM, place=place),
         partial(TableConfig, SIZES["many"], DIM, place=place),

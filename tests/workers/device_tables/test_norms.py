@@ -95,7 +95,7 @@ def test_norms_are_those_of_all_rows(
 def test_norms_are_those_of_tables_on_hosts(folder: Path, tmp_path: Path) -> None:
     """All rules, tables of which each step updates all rows, sequences, and one that is not trained."""
     expected = looks(train(folder, tmp_path, "hosts", job="wide_job").path)
-    found = looks(train(folder, tmp_path, "devices", job="wide_job", on_devices=True).path)
+    found = looks(train(folder, tmp_path, "devices", job="wide_job", place="device").path)
     steps = sorted(expected.keys() & found.keys())
     assert {5, 10, 15, 20} <= {*steps}
     for step in steps:

@@ -85,7 +85,7 @@ def test_two_hosts_hold_the_same_tables_on_their_devices(
 def test_all_that_a_table_may_be_is_the_same_on_devices(folder: Path, tmp_path: Path) -> None:
     """Combiners, weights, each rule, limits, rates that change, rounded lookups, sequences, and rows that are read."""
     expected = train(folder, tmp_path, "hosts", job="wide_job")
-    assert_close(train(folder, tmp_path, "devices", job="wide_job", on_devices=True), expected)
+    assert_close(train(folder, tmp_path, "devices", job="wide_job", place="device"), expected)
 
 
 class Killer(SilentReporter):
@@ -146,7 +146,7 @@ def test_after_a_loss_devices_have_the_rows_of_the_last_commit(
 ) -> None:
     """On two hosts with two or four devices each, of which two may share samples and cut the model."""
     expected, killer = train(folder, tmp_path, "hosts", job="wide_job"), Killer(kind)
-    placed = {"job": "wide_job", "on_devices": True, "num_hosts": 2, **devices}
+    placed = {"job": "wide_job", "place": "device", "num_hosts": 2, **devices}
     found = train(folder, tmp_path, "devices", reporter=killer, **placed)
     assert len(killer.killed) == len(killer.recoveries) == 1
     assert_close(found, expected)

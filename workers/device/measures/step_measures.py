@@ -40,16 +40,18 @@ class Measured(NamedTuple):
       scored: by label, of all samples.
       norms: float32 `[3]`, Euclidean: of the dense gradients, of their update, and of the parameters before it. The
         last two are `NOT_MEASURED` but in each step whose number `NORMS_EVERY` divides.
+      rounds: int32: how often devices asked for rows of sharded tables; None without such tables.
     """
 
     scored: DeviceScores
     norms: jax.Array
+    rounds: jax.Array | None = None
 
     @staticmethod
     def lying(by_sample: Any, replicated: Any) -> Any:
         """The shardings of its arrays, in the same structure."""
         where: Any = Measured
-        return where(by_sample, replicated)
+        return where(by_sample, replicated, replicated)
 
 
 def measured_labels(job: JobConfig) -> tuple[str, ...]:

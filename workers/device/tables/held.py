@@ -3,46 +3,65 @@
 Before the first step each host sends its buckets to its device process, and all processes join them on the devices.
 Integers are joined, so that no bit of a number changes. For a commit each process gives its host the buckets that it
 owns. All copies are the same, so together these are the table. Between two steps it gives single rows, to be looked at.
+
+A host owns the buckets of a sharded table that its own devices have. So these go to its devices and back, and no other
+process has a part in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podembed.embedding.shards import ShardLayout
 from podembed.workers.device.device_mesh import GangMesh, whole
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
-from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import device_tables
+from podembed.workers.device.transfers.ways import own_parts
+from podembed.workers.job.tables import DeviceTable
 
 ABOUT_ROWS = (RecordKind.GIVE_BUCKET, RecordKind.TAKE_BUCKET, RecordKind.JOIN_BUCKETS, RecordKind.TAKE_ROWS)
+
+
+_Here = list[np.ndarray]
+"""An array of a table in this process: the parts of a sharded one, or one that is whole."""
 
 
 class HeldTables:
     """The tables of one gang. Mutated: `arrays`, which programs take and give back.
 
     Attributes:
-      arrays: by table its rows and slots, `[num_rows, width]` each, whole on every device. Before `serve` has joined
-        what hosts sent, only their shapes.
+      tables: tables in the job's order.
+      arrays: by table its rows and slots, whole on every device, `[num_rows, width]` each. Those of a sharded table are
+        cut over the parts of the samples, `[num_slots, width]`. Before `serve` has joined what hosts sent, only their
+        shapes.
     """
 
-    def __init__(self, job: JobConfig, mesh: GangMesh) -> None:
-        self._mesh = mesh
-        self._specs = {table.at: table.spec for table in device_tables(job)}
-        # Until rows come, programs are traced by their shapes.
-        self.arrays: Any = {
-            spec.name: {
-                name: jax.ShapeDtypeStruct((spec.num_rows, width), jnp.float32, sharding=mesh.replicated)
-                for name, width in spec.widths.items()
-            }
-            for spec in self._specs.values()
+    def __init__(self, tables: Sequence[DeviceTable], mesh: GangMesh) -> None:
+        self._mesh, self.tables = mesh, tuple(tables)
+        self._specs = {table.at: table.spec for table in tables}
+        self._layouts = {
+            at: ShardLayout(table=spec.layout, num_parts=mesh.num_all_parts)
+            for at, spec in self._specs.items()
+            if spec.is_sharded
         }
-        self._coming: dict[str, dict[str, np.ndarray]] = {}
+        # Until rows come, programs are traced by their shapes.
+        self.arrays: Any = {spec.name: self._shapes(at) for at, spec in self._specs.items()}
+        self._coming: dict[str, dict[str, _Here]] = {}
         self._rates: tuple[bytes, jax.Array] | None = None
+
+    def _shapes(self, at: int) -> dict[str, Any]:
+        spec, layout = self._specs[at], self._layouts.get(at)
+        num_rows, sharding = spec.num_rows, self._mesh.replicated
+        if layout is not None:
+            num_rows, sharding = layout.num_slots, self._mesh.by_sample
+        return {
+            name: jax.ShapeDtypeStruct((num_rows, width), jnp.float32, sharding=sharding)
+            for name, width in spec.widths.items()
+        }
 
     def rates(self, rates: np.ndarray) -> jax.Array:
         """Learning rates on all devices. Those of the step before are there already."""
@@ -53,77 +72,111 @@ class HeldTables:
     @property
     def size_bytes(self) -> int:
         """Bytes of tables on each device."""
-        return sum(spec.num_rows * spec.row_bytes for spec in self._specs.values())
+        return sum(
+            (self._layouts[at].rows_per_part if at in self._layouts else spec.num_rows) * spec.row_bytes
+            for at, spec in self._specs.items()
+        )
 
     def serve(self, end: ChannelEnd, record: Record, *, receive: Callable[[], Record]) -> Record:
         """Answers the records about rows, from `record` on. Returns the first one that is about something else."""
-        taken: dict[int, Mapping[str, np.ndarray]] = {}
+        taken: dict[int, Mapping[str, _Here]] = {}
         while record.kind in ABOUT_ROWS:
             if record.kind is RecordKind.JOIN_BUCKETS:
                 self._join()
             elif record.kind is RecordKind.TAKE_ROWS:
                 self._write_rows(end, record)
             elif record.kind is RecordKind.GIVE_BUCKET:
-                values = self._coming_of(record.step)
-                for name, part in self._parts(end, record, values):
-                    values[name][record.buffer :: record.levels[0]] = part
+                for own, memory in self._bucket(end, record, self._coming_of(record.step)):
+                    own[...] = memory
             else:
                 if record.step not in taken:
                     # Hosts ask for one table after another, and the memory has room for the copy of one.
                     taken.clear()
-                    arrays = self.arrays[self._specs[record.step].name]
-                    taken[record.step] = {name: whole(array) for name, array in arrays.items()}
-                values = taken[record.step]
-                for name, part in self._parts(end, record, values):
-                    part[...] = values[name][record.buffer :: record.levels[0]]
+                    taken[record.step] = self._here(record.step)
+                for own, memory in self._bucket(end, record, taken[record.step]):
+                    memory[...] = own
             end.send(Record(kind=RecordKind.DONE, step=record.step))
             record = receive()
         return record
 
-    def _coming_of(self, at: int) -> dict[str, np.ndarray]:
-        spec = self._specs[at]
+    def _coming_of(self, at: int) -> dict[str, _Here]:
+        """What hosts have sent of a table."""
+        spec, layout = self._specs[at], self._layouts.get(at)
         if spec.name not in self._coming:
+            count, length = (1, spec.num_rows) if layout is None else (self._mesh.num_parts, layout.rows_per_part)
             self._coming[spec.name] = {
-                name: np.zeros((spec.num_rows, width), np.float32) for name, width in spec.widths.items()
+                name: [np.zeros((length, width), np.float32) for _ in range(count)]
+                for name, width in spec.widths.items()
             }
         return self._coming[spec.name]
 
-    def _parts(self, end: ChannelEnd, record: Record, values: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        """The rows of a bucket, by name, in the memory that is shared with the host."""
+    def _here(self, at: int) -> dict[str, _Here]:
+        """The same of what the devices have now."""
+        arrays = self.arrays[self._specs[at].name]
+        if at not in self._layouts:
+            return {name: [whole(array)] for name, array in arrays.items()}
+        return {name: [np.asarray(part) for part in own_parts(self._mesh, array)] for name, array in arrays.items()}
+
+    def _bucket(
+        self, end: ChannelEnd, record: Record, values: Mapping[str, _Here]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The rows of a bucket and its slots: among `values`, and in the memory that is shared with the host."""
+        spec, layout, bucket = self._specs[record.step], self._layouts.get(record.step), record.buffer
+        part, rows = 0, slice(bucket, None, record.levels[0])
+        if layout is not None:
+            part, first = layout.part_of(bucket) - self._mesh.first_part, layout.local_slot(bucket)
+            rows = slice(first, first + layout.table.num_rows_of(bucket))
         found, at = [], 0
         # As the host has them: compiled programs give a table's arrays back in alphabetical order.
-        for name in self._specs[record.step].widths:
-            array = values[name]
-            count = len(range(record.buffer, len(array), record.levels[0]))
-            found.append((name, end.bucket[at : at + count * array.shape[1]].reshape(count, array.shape[1])))
-            at += count * array.shape[1]
+        for name in spec.widths:
+            own = values[name][part][rows]
+            found.append((own, end.bucket[at : at + own.size].reshape(own.shape)))
+            at += own.size
         return found
 
     def _write_rows(self, end: ChannelEnd, record: Record) -> None:
         """The rows that the memory names, and their slots, into that memory."""
         rows = end.bucket[: record.buffer].view(np.int32).copy()
         spec, at = self._specs[record.step], 0
-        # All devices have the same.
-        own = {name: array.addressable_data(0) for name, array in self.arrays[spec.name].items()}
-        values = rows_here(own, rows) if self._mesh.platform == "cpu" else rows_there(own, rows)
+        # All devices have the same of a replicated table.
+        parts = np.zeros(len(rows), np.int64)
+        if (layout := self._layouts.get(record.step)) is not None:
+            parts, rows = np.divmod(layout.slots_of(rows), layout.rows_per_part)
+            parts -= self._mesh.first_part
+        memory = {}
         for name, width in spec.widths.items():
-            end.bucket[at : at + len(rows) * width].reshape(len(rows), width)[...] = values[name]
+            memory[name] = end.bucket[at : at + len(rows) * width].reshape(len(rows), width)
             at += len(rows) * width
+        shards = {
+            name: own_parts(self._mesh, array) if layout is not None else [array.addressable_data(0)]
+            for name, array in self.arrays[spec.name].items()
+        }
+        for part in np.unique(parts):
+            wanted, own = parts == part, {name: of_part[part] for name, of_part in shards.items()}
+            found = (rows_here if self._mesh.platform == "cpu" else rows_there)(own, rows[wanted])
+            for name, values in found.items():
+                memory[name][wanted] = values
 
     def _join(self) -> None:
         """Brings what came onto all devices. Every process of the gang has the same part in it."""
         for at in self._specs:
             self._coming_of(at)
         coming, self._coming = self._coming, {}
-        self.arrays = jax.tree.map(self._joined, {spec.name: coming[spec.name] for spec in self._specs.values()})
+        self.arrays = {
+            spec.name: {name: self._joined(parts, at) for name, parts in coming[spec.name].items()}
+            for at, spec in self._specs.items()
+        }
 
-    def _joined(self, values: np.ndarray) -> jax.Array:
+    def _joined(self, parts: _Here, at: int) -> jax.Array:
+        if at in self._layouts:
+            return self._mesh.split(parts)
+        values = parts[0]
         if self._mesh.num_hosts == 1:
             return self._mesh.place(values)
         # Zeros of the others change nothing, and each bucket comes from one host.
         none = np.zeros((1, *values.shape), np.uint32)
-        parts = [values.view(np.uint32)[None], *([none] * (self._mesh.num_parts - 1))]
-        return _sum_of_words(self._mesh, self._mesh.split(parts))
+        words = [values.view(np.uint32)[None], *([none] * (self._mesh.num_parts - 1))]
+        return _sum_of_words(self._mesh, self._mesh.split(words))
 
 
 def rows_here(arrays: Mapping[str, jax.Array], rows: np.ndarray) -> Mapping[str, np.ndarray]:

@@ -1,7 +1,8 @@
 """`TableStep`: what the compiled programs of a job do with tables on devices. Pure functions of arrays.
 
 A step looks up with the rows that the step before left, and differentiates the model by these vectors as by those of
-hosts. Then it updates the rows. Its tables are whole on every device, and stay the same on all of them.
+hosts. Then it updates the rows. Replicated tables are whole on every device, and stay the same on all of them. Of
+sharded ones each device has a part, and `exchange.py` brings ids, vectors and gradients to where they belong.
 """
 
 from __future__ import annotations
@@ -15,11 +16,21 @@ import jax
 import jax.numpy as jnp
 
 from podembed.embedding.row_optimizers.base import Optimizer
+from podembed.embedding.shards import ShardLayout
 from podembed.workers.device.options import AXIS
+from podembed.workers.device.tables.exchange import Shard, fetched, given
 from podembed.workers.device.tables.pooling import BagIds, gradients_of_bags, gradients_of_ids, pooled
-from podembed.workers.device.tables.updates import ROWS, Arrays, Entries, sums_by_row, update_all, update_named
+from podembed.workers.device.tables.updates import (
+    ROWS,
+    Arrays,
+    Entries,
+    sums_by_row,
+    sums_of_runs,
+    update_all,
+    update_named,
+)
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import DeviceTable, device_tables, weighted_features
+from podembed.workers.job.tables import DeviceTable, weighted_features
 
 Tables = Mapping[str, Arrays]
 """By name of the table."""
@@ -29,39 +40,65 @@ class TableStep:
     """The tables on devices within the programs of a job.
 
     Args:
+      tables: tables in the job's order.
+      num_parts: parts of the samples, over all hosts.
       platform: platform of the devices, as JAX calls it.
 
     Attributes:
-      tables: in the job's order.
       weighted: features whose ids have weights.
     """
 
-    def __init__(self, job: JobConfig, *, platform: str) -> None:
+    def __init__(self, job: JobConfig, tables: Sequence[DeviceTable], *, num_parts: int, platform: str) -> None:
         self._job = job
-        self.tables: tuple[DeviceTable, ...] = device_tables(job)
+        self.tables = tuple(tables)
+        self._layouts = {
+            table.spec.name: ShardLayout(table=table.spec.layout, num_parts=num_parts)
+            for table in tables
+            if table.spec.is_sharded
+        }
         self.weighted = weighted_features(job)
         # Additions to one place have no order on GPUs, and each device would get other sums.
         self._in_a_tree = platform not in ("cpu", "tpu")
 
-    def looked_up(self, tables: Tables, ids: Mapping[str, BagIds], activations: Sequence[jax.Array]) -> tuple[Any, ...]:
-        """The activations of all features in the job's order.
+    def asked(self, ids: Mapping[str, BagIds]) -> Asked:
+        """What a step asks of the tables."""
+        named, shards = dict(ids), {}
+        for table in self.tables:
+            if not table.spec.is_sharded:
+                continue
+            rows = [ids[name].rows for name in table.features]
+            shard = Shard.of(jnp.concatenate([one.reshape(-1) for one in rows]), self._layouts[table.spec.name])
+            ends = itertools.accumulate((one.size for one in rows), initial=0)
+            for name, one, (a, b) in zip(table.features, rows, itertools.pairwise(ends), strict=True):
+                named[name] = ids[name]._replace(rows=shard.wanted.places[a:b].reshape(one.shape))
+            shards[table.spec.name] = shard
+        return Asked(named, shards)
+
+    def looked_up(
+        self, tables: Tables, asked: Asked, activations: Sequence[jax.Array]
+    ) -> tuple[tuple[Any, ...], jax.Array | None]:
+        """The activations of all features in the job's order, and the rounds of sharded tables; None without any.
 
         Args:
           activations: activations of the features that hosts look up.
         """
         found = dict(zip(self._job.host_features, activations, strict=True))
+        by_table, rounds = {name: arrays[ROWS] for name, arrays in tables.items()}, None
+        if asked.shards:
+            fetching, rounds = fetched([*asked.shards.values()], [by_table[name] for name in asked.shards])
+            by_table |= dict(zip(asked.shards, fetching, strict=True))
         for table in self.tables:
-            rows = tables[table.spec.name][ROWS]
+            rows = by_table[table.spec.name]
             for name in table.features:
-                vectors = pooled(rows, ids[name], table.config.quantization_config)
+                vectors = pooled(rows, asked.ids[name], table.config.quantization_config)
                 inner = () if name in self._job.sequences else self._job.activation_shapes[name][:-1]
                 found[name] = vectors.reshape(vectors.shape[0] // math.prod(inner), *inner, vectors.shape[1])
-        return tuple(found[name] for name in self._job.features)
+        return tuple(found[name] for name in self._job.features), rounds
 
     def updated(
         self,
         tables: Tables,
-        ids: Mapping[str, BagIds],
+        asked: Asked,
         gradients: Sequence[jax.Array],
         *,
         scale: jax.Array,
@@ -82,12 +119,14 @@ class TableStep:
                 number,
                 table,
                 table.spec.optimizer,
-                [_Part.of(ids[name], found[name] * scale) for name in table.features],
+                [_Part.of(asked.ids[name], found[name] * scale) for name in table.features],
             )
             for number, table in enumerate(self.tables)
             if table.spec.optimizer is not None
         ]
         after: dict[str, Any] = dict(tables)
+        after |= self._shards_updated(tables, asked, [one for one in trained if one.table.spec.is_sharded], rates)
+        trained = [one for one in trained if not one.table.spec.is_sharded]
         summed = [one for one in trained if one.is_summed]
         for one, sums in zip(summed, _over_devices([one.sums() for one in summed]), strict=True):
             after[one.name] = update_all(tables[one.name], sums, one.optimizer, rates[one.number])
@@ -97,6 +136,52 @@ class TableStep:
                 tables[one.name], _entries(parts), one.optimizer, rates[one.number], in_a_tree=self._in_a_tree
             )
         return tuple(found[name] for name in named if name in job.host_features), after
+
+    def _shards_updated(
+        self, tables: Tables, asked: Asked, trained: Sequence[_Trained], rates: jax.Array
+    ) -> dict[str, Any]:
+        """The sharded tables after the step. Each owner updates its rows."""
+        if not trained:
+            return {}
+        shards, sums = [asked.shards[one.name] for one in trained], []
+        for one, shard in zip(trained, shards, strict=True):
+            wanted, gradients = shard.wanted, _entries(one.parts).gradients[shard.wanted.order]
+            number = jnp.cumsum(wanted.is_first) - 1
+            sums.append(sums_of_runs(gradients, wanted.is_first, number, in_a_tree=self._in_a_tree))
+
+        def take(entries: Sequence[Entries], state: Sequence[Any]) -> list[Any]:
+            return [
+                before + sums_by_row(own, before.shape[0])
+                if one.optimizer.touches_all_rows
+                else update_named(before, own, one.optimizer, rates[one.number], in_a_tree=self._in_a_tree)
+                for one, own, before in zip(trained, entries, state, strict=True)
+            ]
+
+        # A rule that changes all rows waits for the sums of all rounds.
+        start = [
+            jnp.zeros((tables[one.name][ROWS].shape[0], one.table.spec.dim + 1))
+            if one.optimizer.touches_all_rows
+            else dict(tables[one.name])
+            for one in trained
+        ]
+        return {
+            one.name: update_all(tables[one.name], found, one.optimizer, rates[one.number])
+            if one.optimizer.touches_all_rows
+            else found
+            for one, found in zip(trained, given(shards, sums, take, start), strict=True)
+        }
+
+
+class Asked(NamedTuple):
+    """The ids of a step on one device.
+
+    Attributes:
+      ids: ids by feature. Those of a sharded table are places among the rows that the device fetches.
+      shards: sharded tables by name.
+    """
+
+    ids: Mapping[str, BagIds]
+    shards: Mapping[str, Shard]
 
 
 class _Part(NamedTuple):

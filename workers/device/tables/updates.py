@@ -68,7 +68,7 @@ def update_named(
     rows = jnp.where(entries.rows < 0, num_rows, entries.rows)[order]
     is_first = jnp.concatenate([jnp.ones(1, bool), rows[1:] != rows[:-1]])
     number = jnp.cumsum(is_first) - 1
-    sums = _sums_of_runs(entries.gradients[order], is_first, number, in_a_tree=in_a_tree)
+    sums = sums_of_runs(entries.gradients[order], is_first, number, in_a_tree=in_a_tree)
     # Places that no row takes lie behind the table, each at a place of its own, and are dropped.
     places = (num_rows + 1 + jnp.arange(num, dtype=rows.dtype)).at[number].set(rows)
     old = {name: values.at[places].get(mode="fill", fill_value=1) for name, values in table.items()}
@@ -76,8 +76,12 @@ def update_named(
     return {name: table[name].at[places].set(values, mode="drop", unique_indices=True) for name, values in new.items()}
 
 
-def _sums_of_runs(values: jax.Array, is_first: jax.Array, number: jax.Array, *, in_a_tree: bool) -> jax.Array:
-    """The sum of each run of `values` `[m, dim]`, run after run, with zeros behind them."""
+def sums_of_runs(values: jax.Array, is_first: jax.Array, number: jax.Array, *, in_a_tree: bool) -> jax.Array:
+    """The sum of each run of `values` `[m, dim]`, run after run, with zeros behind them.
+
+    Args:
+      is_first, number: `[m]`: which value begins a run, and the number of its run.
+    """
     if not in_a_tree:
         return jax.ops.segment_sum(values, number, num_segments=len(number), indices_are_sorted=True)
 

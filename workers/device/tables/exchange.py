@@ -1,0 +1,239 @@
+"""Ids to the devices that have their rows, vectors back, and gradients there: what a step does for sharded tables.
+
+Pure functions of the arrays of one device, within a map over all devices. A device makes the slots of its ids distinct
+and sorts them, so those of each owner lie in a row. A message has a fixed *room* of ids for each pair of devices. An
+owner of more than that is asked in several *rounds*. All devices agree where a round ends at each owner: at the first
+slot for which some device has no more room. So a row is wholly in one round, and numbers do not hang on the room. All
+tables share a round's messages. Nearly all steps have one round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podembed.embedding.shards import ShardLayout
+from podembed.workers.device.options import AXIS
+from podembed.workers.device.tables.updates import Entries
+
+MARGIN = 2
+"""The room is at least this many times what the busiest owner has of ids that are spread evenly."""
+LEAST_ROOM = 8
+
+
+class Wanted(NamedTuple):
+    """The rows that one device wants of a table.
+
+    Attributes:
+      slots: int32 `[n]`: distinct ones, rising; behind them `num_slots` of the layout.
+      places: int32 `[n]`: by id, where its slot is among these; -1 for none.
+      order, is_first: int32 and bool `[n]`: the ids by their slots, and which of them begins another slot.
+      ends: int32 `[num_parts + 1]`: where the slots of each owner begin among `slots`, and where the last one's end.
+    """
+
+    slots: jax.Array
+    places: jax.Array
+    order: jax.Array
+    is_first: jax.Array
+    ends: jax.Array
+
+    @staticmethod
+    def of(rows: jax.Array, layout: ShardLayout) -> Wanted:
+        """The rows of ids: int32 `[n]`, -1 for none."""
+        size = rows.shape[0]
+        slots = jnp.where(rows < 0, layout.num_slots, layout.slots_of(jnp.maximum(rows, 0)))
+        slots, order = jax.lax.sort((slots, jnp.arange(size, dtype=jnp.int32)), num_keys=1, is_stable=True)
+        is_first = jnp.concatenate([jnp.ones(1, bool), slots[1:] != slots[:-1]])
+        number = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+        distinct = jnp.full(size, layout.num_slots, jnp.int32).at[number].set(slots)
+        places = jnp.zeros(size, jnp.int32).at[order].set(number, unique_indices=True)
+        return Wanted(
+            slots=distinct,
+            places=jnp.where(rows < 0, -1, places),
+            order=order,
+            is_first=is_first,
+            ends=jnp.searchsorted(distinct, _bounds(layout)).astype(jnp.int32),
+        )
+
+
+class Shard(NamedTuple):
+    """A table in the messages of a step.
+
+    Attributes:
+      layout: layout over the parts.
+      wanted: slots that this device wants.
+      room: ids of a message between two devices.
+    """
+
+    layout: ShardLayout
+    wanted: Wanted
+    room: int
+
+    @staticmethod
+    def of(rows: jax.Array, layout: ShardLayout) -> Shard:
+        return Shard(layout, Wanted.of(rows, layout), room_of(rows.shape[0], layout))
+
+
+class Turn(NamedTuple):
+    """A table in one round.
+
+    Attributes:
+      begin: int32 `[num_parts]`: the first place of each owner's slots.
+      is_there: bool `[num_parts, room]`: whether a place of the message has an id.
+      sent: int32 `[num_parts, room]`: local slots at the owner; `rows_per_part` where there is none.
+      is_now: bool `[n]`: which of the wanted slots it has.
+    """
+
+    begin: jax.Array
+    is_there: jax.Array
+    sent: jax.Array
+    is_now: jax.Array
+
+    @property
+    def index(self) -> jax.Array:
+        """int32 `[num_parts, room]`: the places of what is sent among the wanted slots."""
+        return self.begin[:, None] + jnp.arange(self.is_there.shape[1], dtype=jnp.int32)
+
+
+def room_of(num_ids: int, layout: ShardLayout) -> int:
+    """The ids of a message between two devices of which each has so many: a power of two, or all of them."""
+    wanted = max(LEAST_ROOM, int(MARGIN * num_ids * layout.largest_share))
+    return min(num_ids, 1 << (wanted - 1).bit_length())
+
+
+def fetched(shards: Sequence[Shard], tables: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+    """The rows of all wanted slots, `[n, dim]` by table, and the number of rounds that it took.
+
+    Args:
+      tables: the part of this device of each table, `[rows_per_part, dim]`.
+    """
+
+    def turn(turns: Sequence[Turn], found: list[jax.Array]) -> list[jax.Array]:
+        asked = _exchanged([turn.sent for turn in turns])
+        own = [table.at[rows].get(mode="fill", fill_value=0) for table, rows in zip(tables, asked, strict=True)]
+        return [
+            _taken(shard, turn, vectors, before)
+            for shard, turn, vectors, before in zip(shards, turns, _exchanged(own), found, strict=True)
+        ]
+
+    start = [
+        jnp.zeros((shard.wanted.slots.shape[0], table.shape[1])) for shard, table in zip(shards, tables, strict=True)
+    ]
+    return _in_rounds(shards, turn, start)
+
+
+def given(
+    shards: Sequence[Shard],
+    sums: Sequence[jax.Array],
+    take: Callable[[Sequence[Entries], Any], Any],
+    start: Any,
+) -> Any:
+    """Gives gradients to the owners of their rows, and lets `take` update these, round by round.
+
+    Args:
+      sums: gradients of the wanted slots, `[n, dim]` by table.
+      take: (entries of each table, by local slots and one device after another; state) → state.
+      start: first state.
+
+    Returns:
+      The last state.
+    """
+
+    def turn(turns: Sequence[Turn], state: Any) -> Any:
+        own = []
+        for turn, values in zip(turns, sums, strict=True):
+            picked = values[jnp.minimum(turn.index, values.shape[0] - 1)]
+            own.append(jnp.where(turn.is_there[:, :, None], picked, 0))
+        found = _exchanged([*(turn.sent for turn in turns), *own])
+        rows, gradients = found[: len(shards)], found[len(shards) :]
+        entries = [
+            Entries(
+                jnp.where(slots == shard.layout.rows_per_part, -1, slots).reshape(-1),
+                values.reshape(-1, values.shape[2]),
+            )
+            for shard, slots, values in zip(shards, rows, gradients, strict=True)
+        ]
+        return take(entries, state)
+
+    return _in_rounds(shards, turn, start)[0]
+
+
+def _in_rounds(
+    shards: Sequence[Shard], turn: Callable[[Sequence[Turn], Any], Any], start: Any
+) -> tuple[Any, jax.Array]:
+    """The last state, and the number of rounds."""
+    bounds = [_bounds(shard.layout) for shard in shards]
+    first, last = (jnp.stack([part[at] for part in bounds]) for at in (slice(None, -1), slice(1, None)))
+
+    def turned(covered: jax.Array, until: jax.Array, state: Any) -> Any:
+        return turn([_turn(*one) for one in zip(shards, covered, until, strict=True)], state)
+
+    if all(shard.room >= shard.wanted.slots.shape[0] for shard in shards):
+        return turned(first, last, start), jnp.int32(1)
+
+    def one_round(before: Any) -> Any:
+        covered, count, state = before
+        reach = jnp.stack([_reach(*one) for one in zip(shards, covered, last, strict=True)])
+        until = jax.lax.pmin(reach, AXIS)
+        return until, count + 1, turned(covered, until, state)
+
+    def is_more(state: Any) -> jax.Array:
+        return (state[0] < last).any()
+
+    _, count, state = jax.lax.while_loop(is_more, one_round, (first, jnp.int32(0), start))
+    return state, count
+
+
+def _bounds(layout: ShardLayout) -> jax.Array:
+    """int32 `[num_parts + 1]`: the first slot of each part, and the end of all."""
+    return jnp.arange(layout.num_parts + 1, dtype=jnp.int32) * layout.rows_per_part
+
+
+def _begin(shard: Shard, covered: jax.Array) -> jax.Array:
+    return jnp.searchsorted(shard.wanted.slots, covered).astype(jnp.int32)
+
+
+def _reach(shard: Shard, covered: jax.Array, last: jax.Array) -> jax.Array:
+    """The slot of each owner that this device has no room for."""
+    slots, ends = shard.wanted.slots, shard.wanted.ends
+    behind = _begin(shard, covered) + shard.room
+    return jnp.where(behind < ends[1:], slots[jnp.minimum(behind, slots.shape[0] - 1)], last)
+
+
+def _turn(shard: Shard, covered: jax.Array, until: jax.Array) -> Turn:
+    slots, ends, layout = shard.wanted.slots, shard.wanted.ends, shard.layout
+    begin = _begin(shard, covered)
+    index = begin[:, None] + jnp.arange(shard.room, dtype=jnp.int32)
+    wanted = slots[jnp.minimum(index, slots.shape[0] - 1)]
+    is_there = (index < ends[1:, None]) & (wanted < until[:, None])
+    sent = jnp.where(is_there, wanted - _bounds(layout)[:-1, None], layout.rows_per_part)
+    owner = _owners(shard)
+    return Turn(begin, is_there, sent, (slots >= covered[owner]) & (slots < until[owner]))
+
+
+def _owners(shard: Shard) -> jax.Array:
+    """int32 `[n]`: the owner of each wanted slot; the last one where there is none."""
+    return jnp.minimum(shard.wanted.slots // shard.layout.rows_per_part, shard.layout.num_parts - 1)
+
+
+def _taken(shard: Shard, turn: Turn, vectors: jax.Array, before: jax.Array) -> jax.Array:
+    """The rows that came in a round, `[num_parts, room, dim]`, each at its place; others stay."""
+    owner = _owners(shard)
+    within = jnp.arange(shard.wanted.slots.shape[0], dtype=jnp.int32) - turn.begin[owner]
+    found = vectors[owner, jnp.clip(within, 0, shard.room - 1)]
+    return jnp.where(turn.is_now[:, None], found, before)
+
+
+def _exchanged(parts: Sequence[jax.Array]) -> list[jax.Array]:
+    """What all devices sent this one, `[num_parts, ...]` each, by the device; in one message a pair."""
+    words = [jax.lax.bitcast_convert_type(part, jnp.uint32).reshape(part.shape[0], -1) for part in parts]
+    came = jax.lax.all_to_all(jnp.concatenate(words, axis=1), AXIS, split_axis=0, concat_axis=0, tiled=True)
+    found, at = [], 0
+    for part, own in zip(parts, words, strict=True):
+        values = came[:, at : at + own.shape[1]]
+        found.append(jax.lax.bitcast_convert_type(values, part.dtype).reshape(part.shape))
+        at += own.shape[1]
+    return found
