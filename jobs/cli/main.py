@@ -203,6 +203,8 @@ class Plan:
     """Generation of the slices' chips, such as TPU-V6E."""
     slices: int = 1
     """Slices to plan for."""
+    devices_per_host: int | None = None
+    """Devices of each host, which matters to tables that are cut over devices. With slices it is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

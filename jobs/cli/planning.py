@@ -39,15 +39,16 @@ def plan(command: Plan) -> int:
             topology=command.topology,
             accelerator_type=command.accelerator_type,
             num_slices=command.slices,
+            devices_per_host=command.devices_per_host,
         )
     # With slices, as many hosts as these have machines.
-    num_hosts, problem = scaling.least_hosts, None
+    num_hosts, problem, parts = scaling.least_hosts, None, scaling.devices.sample_multiple
     if command.run is None:
         job_name = command.job or ("criteo" if command.data else "synthetic")
         job = job_reference(job_name, command.set, plan_arguments(job_name, command.data)).resolve()
         check_hosts(job, scaling)
         index, problem = index_at_hand(job)
-        found = plan_tables(job, num_hosts=num_hosts, index=index)
+        found = plan_tables(job, num_hosts=num_hosts, index=index, parts_per_host=parts)
     else:
         if command.job or command.data or command.set:
             raise ConfigurationError(
@@ -59,7 +60,7 @@ def plan(command: Plan) -> int:
         base = run.newest_commit()
         hosts = plural(base.hosts, "host") if base else ""
         print(f"{hosts} at commit {base.name}, {num_hosts} planned\n" if base else "no commit yet\n")
-        found = planned(run, base, num_hosts=num_hosts)
+        found = planned(run, base, num_hosts=num_hosts, parts_per_host=parts)
     print(render_tables(found), flush=True)
     _show_step(job, found, index, problem=problem)
     return 0

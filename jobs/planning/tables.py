@@ -63,7 +63,8 @@ def _line(tables: Sequence[PlannedTable], num_hosts: int) -> tuple[str, ...]:
 def _where(tables: Sequence[PlannedTable], num_hosts: int) -> str:
     hosts = sorted({host for table in tables for host in table.hosts})
     if tables[0].is_on_devices:
-        return "all devices"
+        num_parts, most = tables[0].num_parts, tables[0].spec.layout.num_buckets
+        return f"{most} of {num_parts} devices" if tables[0].spec.is_sharded and most < num_parts else "all devices"
     if not tables[0].is_whole:
         return "all hosts" if len(hosts) == num_hosts else f"{len(hosts)} of {num_hosts} hosts"
     if len(tables) == 1:

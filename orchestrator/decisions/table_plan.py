@@ -13,8 +13,9 @@ import numpy as np
 
 from podembed.embedding.lookup.placement import Chosen, PlacementWay, place_tables, ways
 from podembed.embedding.lookup.pooling_choice import CutWay, why_not_pooled
+from podembed.embedding.shards import ShardLayout
 from podembed.embedding.table_spec import TableSpec
-from podembed.orchestrator.api.text import format_bytes
+from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.job import JobConfig
@@ -36,7 +37,8 @@ class PlannedTable:
       hosts: who owns buckets of it, rising.
       why: it lies so, and whether bags are pooled at its owners or rows travel.
       is_pooled: its owners pool the bags of its features; otherwise rows travel.
-      is_on_devices: each device holds all of it and looks up there. Its owners keep what was committed.
+      is_on_devices: devices look up in it, and each holds all of it or a part. Its owners keep what was committed.
+      num_parts: parts over all hosts, if each device holds one.
     """
 
     spec: TableSpec
@@ -46,10 +48,13 @@ class PlannedTable:
     why: str
     is_pooled: bool
     is_on_devices: bool = False
+    num_parts: int = 1
 
     @property
     def device_bytes(self) -> int:
         """Rows and slots of it that each device holds."""
+        if self.spec.is_sharded:
+            return ShardLayout(table=self.spec.layout, num_parts=self.num_parts).rows_per_part * self.spec.row_bytes
         return self.spec.num_rows * self.spec.row_bytes if self.is_on_devices else 0
 
     @property
@@ -88,6 +93,7 @@ def plan(
     previous: Mapping[str, Sequence[int]] | None = None,
     index: InputIndex | None = None,
     chosen: Sequence[Chosen] | None = None,
+    parts_per_host: int = 1,
 ) -> PlacementPlan:
     """Places a job's tables as the driver would.
 
@@ -96,6 +102,7 @@ def plan(
       previous: per table the owner of each bucket before, as in a manifest; None for a new run.
       index: index of the files for training, which may say how long lists are; None where they were not looked at.
       chosen: one a table, as it would lie if costs decided; None is what the driver does.
+      parts_per_host: devices of a host that work on samples of their own.
     """
     specs = table_specs(job, table_buckets or choose_buckets(job))
     before = None if previous is None else [np.asarray(previous[spec.name], np.int32) for spec in specs]
@@ -104,7 +111,7 @@ def plan(
     found = ways(specs, num_features=counts, num_hosts=num_hosts, chosen=chosen)
     cut = cut_ways(job, specs, bag_lengths(job, index), num_hosts=num_hosts, chosen=chosen)
     tables = tuple(
-        _table(spec, way, count, placed, why=why, cut=if_cut, is_on_devices=config.is_on_devices)
+        _table(spec, way, count, placed, why=why, cut=if_cut, place=config.place, num_parts=num_hosts * parts_per_host)
         for config, spec, way, count, placed, why, if_cut in zip(
             job.tables, specs, found, features_per_table(job), owners, why_rows(job), cut, strict=True
         )
@@ -120,19 +127,22 @@ def _table(
     *,
     why: str | None,
     cut: CutWay,
-    is_on_devices: bool,
+    place: str,
+    num_parts: int,
 ) -> PlannedTable:
     """`why`: rows must travel for the features' sake. `cut`: how it is looked up if it is cut."""
     hosts = tuple(int(host) for host in np.unique(owners))
-    if is_on_devices:
+    if place != "host":
+        holds = "all of it" if place == "replicated" else f"at most {_share(spec, num_parts)} of it"
         return PlannedTable(
             spec=spec,
             way=way,
             num_features=num_features,
             hosts=hosts,
-            why="place='device'; each holds all of it, hosts keep what was committed",
+            why=f"place='{place}'; each holds {holds}, hosts keep what was committed",
             is_pooled=False,
             is_on_devices=True,
+            num_parts=num_parts,
         )
     why = why or why_not_pooled(spec)
     is_whole = len(hosts) == 1
@@ -151,6 +161,11 @@ def _table(
         why=f"{reason}; {why}, so rows travel" if why else reason,
         is_pooled=not why,
     )
+
+
+def _share(spec: TableSpec, num_parts: int) -> str:
+    layout = ShardLayout(table=spec.layout, num_parts=num_parts)
+    return f"{round(layout.largest_share * spec.layout.num_buckets)} of {plural(spec.layout.num_buckets, 'bucket')}"
 
 
 def _hosts(

@@ -25,6 +25,7 @@ class RecordedPlans:
     def __init__(self, run: OpenRun, scaling: ScalingConfig, *, emit: Emit) -> None:
         self._run, self._emit = run, emit
         self._follows = scaling.plan == "auto"
+        self._parts_per_host = scaling.devices.sample_multiple
         self._current: PlanRecord | None = None
         self._steps: list[int] = []
 
@@ -49,6 +50,7 @@ class RecordedPlans:
             previous=previous,
             index=run.train_index,
             chosen=chosen,
+            parts_per_host=self._parts_per_host,
         )
 
     def describe(self, num_hosts: int) -> str:
@@ -124,9 +126,14 @@ def _reasons(found: PlacementPlan) -> tuple[TableReason, ...]:
     )
 
 
-def planned(run: OpenRun, base: Manifest | None, *, num_hosts: int) -> PlacementPlan:
-    """The places of a run's tables when it goes on from a commit; None for its beginning."""
-    plans = RecordedPlans(run, ScalingConfig(num_hosts=num_hosts), emit=lambda event: None)
+def planned(run: OpenRun, base: Manifest | None, *, num_hosts: int, parts_per_host: int = 1) -> PlacementPlan:
+    """The places of a run's tables when it goes on from a commit; None for its beginning.
+
+    Args:
+      parts_per_host: devices of a host that work on samples of their own.
+    """
+    scaling = ScalingConfig(num_hosts=num_hosts, devices_per_host=parts_per_host)
+    plans = RecordedPlans(run, scaling, emit=lambda event: None)
     record = plans.at(num_hosts=num_hosts, step=base.step if base else 0)
     return plans.tables(
         num_hosts, record.chosen if record is not None else None, previous=base.placement if base else None

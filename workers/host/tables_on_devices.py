@@ -81,7 +81,7 @@ class DeviceIds:
         longest = int(np.diff(bags.row_splits).max(initial=0))
         if longest > MOST_IDS:
             raise InputError(
-                f"Found a bag of {longest} ids of feature '{name}', whose table has place='device'. Expected at most "
+                f"Found a bag of {longest} ids of feature '{name}', whose table lies on devices. Expected at most "
                 f"{MOST_IDS}. Leave place out, which keeps the table on the hosts."
             )
         return padding_level(longest)

@@ -26,7 +26,9 @@ from podembed.workers.job.tasks import Task
 
 MOST_ROWS = 1 << 23
 MOST_BYTES = 4 << 30
-"""Most bytes of one table with place='device' on each device, with its slots."""
+"""Most bytes of one table with place='replicated' on each device, with its slots."""
+MOST_SHARDED_ROWS = 1 << 30
+"""Of one table with place='sharded'. Places on all devices, with padding, are counted in 32 bits."""
 
 _DEVICE_RULES = tuple(rule for rule in ROW_OPTIMIZERS if rule is not CustomRowOptimizer)
 _ON_HOSTS = "Leave place out, which keeps the table on the hosts"
@@ -317,8 +319,9 @@ def placement_problem(features: Mapping[str, FeatureConfig], optimizer: Optimize
     """
     tables = {id(feature.table): feature.table for feature in features.values() if feature.table.is_on_devices}
     if tables and staleness:
+        place = next(iter(tables.values())).place
         return (
-            f"Found staleness={staleness} beside TableConfig(place='device'). Expected staleness=0, since devices look "
+            f"Found staleness={staleness} beside TableConfig(place={place!r}). Expected staleness=0, since devices look "
             f"up with every update in the table. {_ON_HOSTS}, or set staleness=0."
         )
     return next((problem for table in tables.values() if (problem := _device_table_problem(table, optimizer))), None)
@@ -327,28 +330,34 @@ def placement_problem(features: Mapping[str, FeatureConfig], optimizer: Optimize
 def _device_table_problem(table: TableConfig, default: Optimizer) -> str | None:
     optimizer = default if table.optimizer is None else table.optimizer
     name = f"table {table.name!r}"
-    if table.vocabulary_size > MOST_ROWS:
+    placed = f"place={table.place!r}"
+    if table.is_sharded and table.vocabulary_size > MOST_SHARDED_ROWS:
         return (
-            f"Found {name} of {table.vocabulary_size:,} rows with place='device'. Expected at most {MOST_ROWS:,}, "
-            f"since every device holds all of it. {_ON_HOSTS}."
+            f"Found {name} of {table.vocabulary_size:,} rows with {placed}. Expected at most {MOST_SHARDED_ROWS:,}, "
+            f"since devices count rows in 32 bits. {_ON_HOSTS}."
+        )
+    if not table.is_sharded and table.vocabulary_size > MOST_ROWS:
+        return (
+            f"Found {name} of {table.vocabulary_size:,} rows with {placed}. Expected at most {MOST_ROWS:,}, since every "
+            f"device holds all of it. {_ON_HOSTS}, or say place='sharded'."
         )
     row_bytes = optimizer.row_bytes(table.dim) if table.trainable else 4 * table.dim
     size = table.vocabulary_size * row_bytes
-    if size > MOST_BYTES:
+    if not table.is_sharded and size > MOST_BYTES:
         return (
-            f"Found {name} of {size:,} bytes with its slots, and place='device'. Expected at most {MOST_BYTES:,}, "
-            f"since every device holds all of it. {_ON_HOSTS}, or choose an optimizer with fewer slots."
+            f"Found {name} of {size:,} bytes with its slots, and {placed}. Expected at most {MOST_BYTES:,}, since every "
+            f"device holds all of it. {_ON_HOSTS}, say place='sharded', or choose an optimizer with fewer slots."
         )
     if not table.trainable:
         return None
     if type(optimizer) not in _DEVICE_RULES:
         return (
-            f"Found {name} with place='device' and a {type(optimizer).__name__}, whose rule is compiled for hosts. "
+            f"Found {name} with {placed} and a {type(optimizer).__name__}, whose rule is compiled for hosts. "
             f"Expected {', '.join(rule.__name__ for rule in _DEVICE_RULES)}. {_ON_HOSTS}."
         )
     if not optimizer.use_gradient_accumulation:
         return (
-            f"Found {name} with place='device' and use_gradient_accumulation=False. Expected accumulated gradients, "
+            f"Found {name} with {placed} and use_gradient_accumulation=False. Expected accumulated gradients, "
             f"since devices update each row once a step. {_ON_HOSTS}, or accumulate."
         )
     return None

@@ -136,7 +136,7 @@ def _refuse_what_trainers_take(table: TableConfig, at: int) -> None:
         )
     if table.is_on_devices:
         raise ValueError(
-            f"Found table '{name}' with place='device'. Expected tables on hosts, since `apply_gradients` takes "
+            f"Found table '{name}' with place={table.place!r}. Expected tables on hosts, since `apply_gradients` takes "
             "gradients there. Leave place out, or train with a Trainer."
         )
     if table.initial_rows_path is not None:

@@ -89,7 +89,7 @@ def test_the_plan_says_what_lies_on_the_devices() -> None:
     found = plan(job, num_hosts=2)
     (line,) = [line for line in render_tables(found).splitlines() if line.split()[:1] == ["small"]]
     assert "all devices" in line
-    assert line.endswith("place='device'; each holds all of it, hosts keep what was committed")
+    assert line.endswith("place='replicated'; each holds all of it, hosts keep what was committed")
     # 100 rows of 8 floats, and as many accumulators.
     assert "6.2 KiB" in line
     assert "1 on the devices, 6.2 KiB on each" in summary(found)

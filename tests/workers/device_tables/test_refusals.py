@@ -45,11 +45,16 @@ def job_of(
 @pytest.mark.parametrize(
     ("num_rows", "optimizer", "options", "message"),
     [
-        (9_000_000, SGD(), {}, r"9,000,000 rows with place='device'. Expected at most 8,388,608"),
-        (8_000_000, Adam(), {"dim": 128}, r"bytes with its slots, and place='device'. Expected at most 4,294,967,296"),
+        (9_000_000, SGD(), {}, r"9,000,000 rows with place='replicated'. Expected at most 8,388,608"),
+        (
+            8_000_000,
+            Adam(),
+            {"dim": 128},
+            r"bytes with its slots, and place='replicated'. Expected at most 4,294,967,296",
+        ),
         (9_000_000, SGD(), {"trainable": False}, r"9,000,000 rows"),
         (8_000_000, SGD(), {"trainable": False, "dim": 256}, r"8,192,000,000 bytes"),
-        (10, SGD(), {"staleness": 1}, r"staleness=1 beside TableConfig\(place='device'\). Expected staleness=0"),
+        (10, SGD(), {"staleness": 1}, r"staleness=1 beside TableConfig\(place='replicated'\). Expected staleness=0"),
         (10, CustomRowOptimizer(halved), {}, r"a CustomRowOptimizer, whose rule is compiled for hosts"),
         (10, Halving(), {}, r"a Halving, whose rule is compiled for hosts"),
         (10, replace(SGD(), use_gradient_accumulation=False), {}, r"use_gradient_accumulation=False"),
@@ -68,7 +73,7 @@ def test_only_two_places_exist() -> None:
 
 def test_the_steps_of_a_user_take_tables_on_hosts() -> None:
     features = {"t": FeatureConfig(TableConfig(10, 8, name="t", place="device"))}
-    with pytest.raises(ValueError, match="place='device'. Expected tables on hosts"):
+    with pytest.raises(ValueError, match="place='replicated'. Expected tables on hosts"):
         TPUEmbedding(feature_config=features, optimizer=SGD(), batch_size=4)
 
 
