@@ -321,8 +321,8 @@ def placement_problem(features: Mapping[str, FeatureConfig], optimizer: Optimize
     if tables and staleness:
         place = next(iter(tables.values())).place
         return (
-            f"Found staleness={staleness} beside TableConfig(place={place!r}). Expected staleness=0, since devices look "
-            f"up with every update in the table. {_ON_HOSTS}, or set staleness=0."
+            f"Found staleness={staleness} beside TableConfig(place={place!r}). Expected staleness=0, since devices "
+            f"look up with every update in the table. {_ON_HOSTS}, or set staleness=0."
         )
     return next((problem for table in tables.values() if (problem := _device_table_problem(table, optimizer))), None)
 
@@ -338,15 +338,15 @@ def _device_table_problem(table: TableConfig, default: Optimizer) -> str | None:
         )
     if not table.is_sharded and table.vocabulary_size > MOST_ROWS:
         return (
-            f"Found {name} of {table.vocabulary_size:,} rows with {placed}. Expected at most {MOST_ROWS:,}, since every "
-            f"device holds all of it. {_ON_HOSTS}, or say place='sharded'."
+            f"Found {name} of {table.vocabulary_size:,} rows with {placed}. Expected at most {MOST_ROWS:,}, since "
+            f"every device holds all of it. {_ON_HOSTS}, or say place='sharded'."
         )
     row_bytes = optimizer.row_bytes(table.dim) if table.trainable else 4 * table.dim
     size = table.vocabulary_size * row_bytes
     if not table.is_sharded and size > MOST_BYTES:
         return (
-            f"Found {name} of {size:,} bytes with its slots, and {placed}. Expected at most {MOST_BYTES:,}, since every "
-            f"device holds all of it. {_ON_HOSTS}, say place='sharded', or choose an optimizer with fewer slots."
+            f"Found {name} of {size:,} bytes with its slots, and {placed}. Expected at most {MOST_BYTES:,}, since "
+            f"every device holds all of it. {_ON_HOSTS}, say place='sharded', or choose an optimizer with fewer slots."
         )
     if not table.trainable:
         return None

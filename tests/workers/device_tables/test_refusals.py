@@ -50,7 +50,7 @@ def job_of(
             8_000_000,
             Adam(),
             {"dim": 128},
-            r"bytes with its slots, and place='replicated'. Expected at most 4,294,967,296",
+            r"with its slots, and place='replicated'. Expected at most 4,294,967,296",
         ),
         (9_000_000, SGD(), {"trainable": False}, r"9,000,000 rows"),
         (8_000_000, SGD(), {"trainable": False, "dim": 256}, r"8,192,000,000 bytes"),

@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
         )
 
 
-class Shard(NamedTuple):
+class AskedTable(NamedTuple):
     """A table in the messages of a step.
 
     Attributes:
@@ -73,11 +73,11 @@ class Shard(NamedTuple):
     room: int
 
     @staticmethod
-    def of(rows: jax.Array, layout: ShardLayout) -> Shard:
-        return Shard(layout, Wanted.of(rows, layout), room_of(rows.shape[0], layout))
+    def of(rows: jax.Array, layout: ShardLayout) -> AskedTable:
+        return AskedTable(layout, Wanted.of(rows, layout), room_of(rows.shape[0], layout))
 
 
-class Turn(NamedTuple):
+class AskedRound(NamedTuple):
     """A table in one round.
 
     Attributes:
@@ -104,14 +104,14 @@ def room_of(num_ids: int, layout: ShardLayout) -> int:
     return min(num_ids, 1 << (wanted - 1).bit_length())
 
 
-def fetched(shards: Sequence[Shard], tables: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+def fetched(shards: Sequence[AskedTable], tables: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
     """The rows of all wanted slots, `[n, dim]` by table, and the number of rounds that it took.
 
     Args:
       tables: the part of this device of each table, `[rows_per_part, dim]`.
     """
 
-    def turn(turns: Sequence[Turn], found: list[jax.Array]) -> list[jax.Array]:
+    def turn(turns: Sequence[AskedRound], found: list[jax.Array]) -> list[jax.Array]:
         asked = _exchanged([turn.sent for turn in turns])
         own = [table.at[rows].get(mode="fill", fill_value=0) for table, rows in zip(tables, asked, strict=True)]
         return [
@@ -126,7 +126,7 @@ def fetched(shards: Sequence[Shard], tables: Sequence[jax.Array]) -> tuple[list[
 
 
 def given(
-    shards: Sequence[Shard],
+    shards: Sequence[AskedTable],
     sums: Sequence[jax.Array],
     take: Callable[[Sequence[Entries], Any], Any],
     start: Any,
@@ -142,7 +142,7 @@ def given(
       The last state.
     """
 
-    def turn(turns: Sequence[Turn], state: Any) -> Any:
+    def turn(turns: Sequence[AskedRound], state: Any) -> Any:
         own = []
         for turn, values in zip(turns, sums, strict=True):
             picked = values[jnp.minimum(turn.index, values.shape[0] - 1)]
@@ -162,7 +162,7 @@ def given(
 
 
 def _in_rounds(
-    shards: Sequence[Shard], turn: Callable[[Sequence[Turn], Any], Any], start: Any
+    shards: Sequence[AskedTable], turn: Callable[[Sequence[AskedRound], Any], Any], start: Any
 ) -> tuple[Any, jax.Array]:
     """The last state, and the number of rounds."""
     bounds = [_bounds(shard.layout) for shard in shards]
@@ -192,18 +192,18 @@ def _bounds(layout: ShardLayout) -> jax.Array:
     return jnp.arange(layout.num_parts + 1, dtype=jnp.int32) * layout.rows_per_part
 
 
-def _begin(shard: Shard, covered: jax.Array) -> jax.Array:
+def _begin(shard: AskedTable, covered: jax.Array) -> jax.Array:
     return jnp.searchsorted(shard.wanted.slots, covered).astype(jnp.int32)
 
 
-def _reach(shard: Shard, covered: jax.Array, last: jax.Array) -> jax.Array:
+def _reach(shard: AskedTable, covered: jax.Array, last: jax.Array) -> jax.Array:
     """The slot of each owner that this device has no room for."""
     slots, ends = shard.wanted.slots, shard.wanted.ends
     behind = _begin(shard, covered) + shard.room
     return jnp.where(behind < ends[1:], slots[jnp.minimum(behind, slots.shape[0] - 1)], last)
 
 
-def _turn(shard: Shard, covered: jax.Array, until: jax.Array) -> Turn:
+def _turn(shard: AskedTable, covered: jax.Array, until: jax.Array) -> AskedRound:
     slots, ends, layout = shard.wanted.slots, shard.wanted.ends, shard.layout
     begin = _begin(shard, covered)
     index = begin[:, None] + jnp.arange(shard.room, dtype=jnp.int32)
@@ -211,15 +211,15 @@ def _turn(shard: Shard, covered: jax.Array, until: jax.Array) -> Turn:
     is_there = (index < ends[1:, None]) & (wanted < until[:, None])
     sent = jnp.where(is_there, wanted - _bounds(layout)[:-1, None], layout.rows_per_part)
     owner = _owners(shard)
-    return Turn(begin, is_there, sent, (slots >= covered[owner]) & (slots < until[owner]))
+    return AskedRound(begin, is_there, sent, (slots >= covered[owner]) & (slots < until[owner]))
 
 
-def _owners(shard: Shard) -> jax.Array:
+def _owners(shard: AskedTable) -> jax.Array:
     """int32 `[n]`: the owner of each wanted slot; the last one where there is none."""
     return jnp.minimum(shard.wanted.slots // shard.layout.rows_per_part, shard.layout.num_parts - 1)
 
 
-def _taken(shard: Shard, turn: Turn, vectors: jax.Array, before: jax.Array) -> jax.Array:
+def _taken(shard: AskedTable, turn: AskedRound, vectors: jax.Array, before: jax.Array) -> jax.Array:
     """The rows that came in a round, `[num_parts, room, dim]`, each at its place; others stay."""
     owner = _owners(shard)
     within = jnp.arange(shard.wanted.slots.shape[0], dtype=jnp.int32) - turn.begin[owner]

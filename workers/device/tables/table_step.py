@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.shards import ShardLayout
 from podembed.workers.device.options import AXIS
-from podembed.workers.device.tables.exchange import Shard, fetched, given
+from podembed.workers.device.tables.exchange import AskedTable, fetched, given
 from podembed.workers.device.tables.pooling import BagIds, gradients_of_bags, gradients_of_ids, pooled
 from podembed.workers.device.tables.updates import (
     ROWS,
@@ -67,7 +67,7 @@ class TableStep:
             if not table.spec.is_sharded:
                 continue
             rows = [ids[name].rows for name in table.features]
-            shard = Shard.of(jnp.concatenate([one.reshape(-1) for one in rows]), self._layouts[table.spec.name])
+            shard = AskedTable.of(jnp.concatenate([one.reshape(-1) for one in rows]), self._layouts[table.spec.name])
             ends = itertools.accumulate((one.size for one in rows), initial=0)
             for name, one, (a, b) in zip(table.features, rows, itertools.pairwise(ends), strict=True):
                 named[name] = ids[name]._replace(rows=shard.wanted.places[a:b].reshape(one.shape))
@@ -181,7 +181,7 @@ class Asked(NamedTuple):
     """
 
     ids: Mapping[str, BagIds]
-    shards: Mapping[str, Shard]
+    shards: Mapping[str, AskedTable]
 
 
 class _Part(NamedTuple):
