@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import pyarrow as pa
@@ -28,9 +29,15 @@ def halved(rows: jax.Array, gradients: jax.Array, learning_rate: float) -> jax.A
 
 
 def job_of(
-    num_rows: int, optimizer: Optimizer, *, staleness: int = 0, trainable: bool = True, dim: int = 8
+    num_rows: int,
+    optimizer: Optimizer,
+    *,
+    staleness: int = 0,
+    trainable: bool = True,
+    dim: int = 8,
+    place: Any = "device",
 ) -> JobConfig:
-    table = TableConfig(num_rows, dim, name="t", optimizer=optimizer, place="device", trainable=trainable)
+    table = TableConfig(num_rows, dim, name="t", optimizer=optimizer, place=place, trainable=trainable)
     return JobConfig(
         name="refused",
         features={"t": FeatureConfig(table)},
@@ -53,6 +60,9 @@ def job_of(
             r"with its slots, and place='replicated'. Expected at most 4,294,967,296",
         ),
         (9_000_000, SGD(), {"trainable": False}, r"9,000,000 rows"),
+        (1_100_000_000, SGD(), {"place": "sharded"}, r"place='sharded'. Expected at most 1,073,741,824"),
+        (10, SGD(), {"staleness": 1, "place": "sharded"}, r"TableConfig\(place='sharded'\). Expected staleness=0"),
+        (10, Halving(), {"place": "sharded"}, r"place='sharded' and a Halving, whose rule is compiled for hosts"),
         (8_000_000, SGD(), {"trainable": False, "dim": 256}, r"8,192,000,000 bytes"),
         (10, SGD(), {"staleness": 1}, r"staleness=1 beside TableConfig\(place='replicated'\). Expected staleness=0"),
         (10, CustomRowOptimizer(halved), {}, r"a CustomRowOptimizer, whose rule is compiled for hosts"),
@@ -66,7 +76,8 @@ def test_a_job_is_refused_with_the_remedy(num_rows: int, optimizer: Optimizer, o
     assert "Leave place out, which keeps the table on the hosts" in str(refused.value)
 
 
-def test_only_two_places_exist() -> None:
+def test_other_places_do_not_exist() -> None:
+    assert TableConfig(10, 8, place="device").place == "replicated"
     with pytest.raises(ValueError, match="place"):
         TableConfig(10, 8, place="chip")  # pyright: ignore[reportArgumentType]
 

@@ -62,9 +62,11 @@ def assert_served(found: Result, folder: Path, scratch: Path) -> None:
 
 
 def test_a_run_moves_a_table_when_it_resumes(folder: Path, tmp_path: Path, on_hosts: Result) -> None:
-    """From hosts to devices and back. Losses and rows are those of a run that never moved one."""
+    """From hosts to devices, from whole copies to parts, and back. Losses and rows are those of a run that never moved
+    one.
+    """
     first = train(folder, tmp_path, "run", max_steps=10, on_devices=["few"])
-    second = train(folder, tmp_path, "run", max_steps=15, on_devices=["many", "cut"])
+    second = train(folder, tmp_path, "run", max_steps=15, on_devices=["many"], sharded=["few", "cut"])
     third = train(folder, tmp_path, "run", on_devices=[])
     assert [first.step, second.step, third.step] == [10, 15, 20]
     assert_close(third, on_hosts)
@@ -76,16 +78,20 @@ def test_a_run_moves_a_table_when_it_resumes(folder: Path, tmp_path: Path, on_ho
 def test_two_hosts_hold_the_same_tables_on_their_devices(
     folder: Path, tmp_path: Path, on_hosts: Result, ray_cluster: None
 ) -> None:
-    """Each owns a part of the buckets. A later attempt with one host has all, and moves a table to that host."""
-    first = train(folder, tmp_path, "run", num_hosts=2, max_steps=10, on_devices=list(SIZES))
+    """Each owns a part of the buckets, and each of their four devices has a part of two tables. A later attempt with
+    one host has all, and moves tables to that host and to whole copies.
+    """
+    placed = {"on_devices": ["few"], "sharded": ["many", "cut"]}
+    first = train(folder, tmp_path, "run", num_hosts=2, devices_per_host=2, max_steps=10, **placed)
     assert first.losses == pytest.approx({step: on_hosts.losses[step] for step in range(10)}, rel=2e-5)
-    assert_close(train(folder, tmp_path, "run", on_devices=["few", "cut"]), on_hosts)
+    assert_close(train(folder, tmp_path, "run", on_devices=["cut"], sharded=["few"]), on_hosts)
 
 
 def test_all_that_a_table_may_be_is_the_same_on_devices(folder: Path, tmp_path: Path) -> None:
     """Combiners, weights, each rule, limits, rates that change, rounded lookups, sequences, and rows that are read."""
     expected = train(folder, tmp_path, "hosts", job="wide_job")
     assert_close(train(folder, tmp_path, "devices", job="wide_job", place="device"), expected)
+    assert_close(train(folder, tmp_path, "parts", job="wide_job", place="sharded"), expected)
 
 
 class Killer(SilentReporter):
@@ -134,19 +140,22 @@ def chain(folder: Path, storage: Path, name: str, reporter: SilentReporter) -> R
 @pytest.mark.ray
 @is_long
 @pytest.mark.parametrize(
-    ("kind", "devices"),
+    ("kind", "place", "devices"),
     [
-        ("HostActor", {"devices_per_host": 2}),
-        ("DeviceActor", {"mesh": {"data": 1, "model": 2}}),
-        ("DeviceActor", {"mesh": {"data": 2, "model": 2}}),
+        ("HostActor", "replicated", {"devices_per_host": 2}),
+        ("DeviceActor", "replicated", {"mesh": {"data": 1, "model": 2}}),
+        ("DeviceActor", "replicated", {"mesh": {"data": 2, "model": 2}}),
+        ("HostActor", "sharded", {"devices_per_host": 4}),
+        ("DeviceActor", "sharded", {"mesh": {"data": 1, "model": 2}}),
+        ("DeviceActor", "sharded", {"mesh": {"data": 2, "model": 2}}),
     ],
 )
 def test_after_a_loss_devices_have_the_rows_of_the_last_commit(
-    folder: Path, tmp_path: Path, ray_cluster: None, kind: str, devices: dict[str, Any]
+    folder: Path, tmp_path: Path, ray_cluster: None, kind: str, place: str, devices: dict[str, Any]
 ) -> None:
     """On two hosts with two or four devices each, of which two may share samples and cut the model."""
     expected, killer = train(folder, tmp_path, "hosts", job="wide_job"), Killer(kind)
-    placed = {"job": "wide_job", "place": "device", "num_hosts": 2, **devices}
+    placed = {"job": "wide_job", "place": place, "num_hosts": 2, **devices}
     found = train(folder, tmp_path, "devices", reporter=killer, **placed)
     assert len(killer.killed) == len(killer.recoveries) == 1
     assert_close(found, expected)
