@@ -153,7 +153,10 @@ def of_heads(x: jax.Array) -> jax.Array:
 
 def dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
     """`x` with this share of its numbers replaced by zeros, and the others larger by as much."""
-    return x if not share else jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0.0)
+    if not share:
+        return x
+    kept = jax.lax.optimization_barrier(jax.random.bernoulli(key, 1 - share, x.shape))
+    return jnp.where(kept, x / (1 - share), 0.0)
 
 
 def standardized(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:

@@ -20,7 +20,9 @@ class ProgramAccount:
       argument_bytes, result_bytes, temporary_bytes, code_bytes: what it keeps in the device's memory.
       shared_bytes: bytes of results that take the place of arguments.
       flops: operations. Those of a loop are counted once, where the compiler does not know how often it runs.
-      accessed_bytes: bytes that its operations read and write, in memory or in what the chip has beside it.
+      memory_traffic_bytes: bytes that move to and from the chip's memory.
+      accessed_bytes: bytes that its operations read and write there and in the fast memory within the chip, as the
+        compiler counts them.
       collectives: by kind.
       to_device_bytes, to_host_bytes: bytes that travel between host and device.
       flaws: sentences on what does not belong there.
@@ -35,6 +37,7 @@ class ProgramAccount:
     code_bytes: int
     shared_bytes: int
     flops: float
+    memory_traffic_bytes: int
     accessed_bytes: float
     collectives: tuple[Collective, ...]
     to_device_bytes: int
@@ -61,7 +64,7 @@ class ProgramAccount:
         share = rates.devices
         found = {
             "arithmetic": self.flops / (rates.flops / share),
-            "memory": self.accessed_bytes / (rates.memory_bytes_s / share),
+            "memory": self.memory_traffic_bytes / (rates.memory_bytes_s / share),
             "links": self.sent_bytes / (rates.link_bytes_s / share),
         }
         if rates.host_bytes_s is not None:
@@ -87,6 +90,7 @@ class ProgramAccount:
             "code_bytes": self.code_bytes,
             "shared_bytes": self.shared_bytes,
             "flops": self.flops,
+            "memory_traffic_bytes": self.memory_traffic_bytes,
             "accessed_bytes": self.accessed_bytes,
             "collectives": [
                 {

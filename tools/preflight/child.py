@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
+from podembed.tools.preflight.memory_traffic import accessed_in_memory
 from podembed.tools.preflight.program_text import collectives_in, flaws_in
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.gang_errors import GangError
@@ -131,6 +132,7 @@ def _compile_for(
                 "code_bytes": memory.generated_code_size_in_bytes,
                 "shared_bytes": memory.alias_size_in_bytes,
                 "flops": cost.get("flops", 0.0),
+                "memory_traffic_bytes": accessed_in_memory(text),
                 "accessed_bytes": cost.get("bytes accessed", 0.0),
                 "collectives": [asdict(one) for one in collectives_in(text, num_devices=mesh.mesh.size)],
                 "to_device_bytes": sum(_device_bytes(leaf, leaf.sharding) for leaf in sent),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 _SIZES = {"pred": 1, "bf16": 2, "c64": 8, "c128": 16, "token": 0}
-_ARRAY = re.compile(r"\b(pred|bf16|c64|c128|[suf]\d+(?:e\d\w+)?)\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b(pred|bf16|c64|c128|[suf]\d+(?:e\d\w+)?)\[([\d,]*)\](?:\{[^{}]*?(?:S\((\d+)\))?\})?")
 _COLLECTIVE = re.compile(
     r" = (?P<result>.+?) (?P<kind>all-reduce|all-gather|all-to-all|ragged-all-to-all|reduce-scatter|collective-permute|"
     r"collective-broadcast)(?P<begins>-start)?\((?P<rest>.*)"
@@ -58,7 +58,7 @@ def collectives_in(text: str, *, num_devices: int) -> list[Collective]:
         group = num_devices
         if groups is not None:
             group = int(groups["size"]) if groups["size"] else groups["first"].count(",") + 1
-        sizes = [size for _, _, size in _arrays(match["result"])]
+        sizes = [size for _, size in _arrays(match["result"])]
         # What begins one gives operand and result, and sometimes numbers of its own.
         size = max(sizes, default=0) if match["begins"] and match["kind"] != "all-reduce" else sum(sizes)
         if group > 1:
@@ -85,7 +85,7 @@ def flaws_in(text: str, *, tables: Collection[tuple[int, int]]) -> list[str]:
         shape
         for line in text.splitlines()
         if _COPY.match(line)
-        for _, shape, _ in _arrays(line.split(" = ", 1)[1].split("(", 1)[0] or line)
+        for shape, _ in _arrays(line.split(" = ", 1)[1].split("(", 1)[0] or line)
         if shape in tables
     }
     found += [
@@ -96,10 +96,21 @@ def flaws_in(text: str, *, tables: Collection[tuple[int, int]]) -> list[str]:
     return found
 
 
-def _arrays(text: str) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Type, shape and bytes of each array that a piece of text names."""
-    for kind, dims in _ARRAY.findall(text):
+def array_bytes(text: str, *, is_main: bool = False) -> int:
+    """Bytes of all arrays that a piece of text names.
+
+    Args:
+      is_main: whether to count only those in the chip's large memory.
+    """
+    return sum(size for _, size in _arrays(text, is_main=is_main))
+
+
+def _arrays(text: str, *, is_main: bool = False) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Shape and bytes of each array that a piece of text names."""
+    for kind, dims, space in _ARRAY.findall(text):
+        if space and is_main:
+            continue
         shape = tuple(int(side) for side in dims.split(",") if side)
         digits = re.match(r"[suf](\d+)", kind)
         bits = 8 * _SIZES[kind] if kind in _SIZES else int(digits[1]) if digits else 0
-        yield kind, shape, -(-math.prod(shape) * bits // 8)
+        yield shape, -(-math.prod(shape) * bits // 8)

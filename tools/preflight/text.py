@@ -69,7 +69,9 @@ def _slice(account: SliceAccount) -> str:
         f"{slices}{wanted.name}: {account.num_devices} x {account.kind} on {plural(account.num_hosts, 'host')}, "
         f"{plural(per_device, 'sample')} a device, {format_bytes(rates.memory_bytes // rates.devices)} each"
     ]
-    rows = [("program", "compiled in", "memory", "temporaries", "flops", "accesses", "sends", "from and to host", "")]
+    rows = [
+        ("program", "compiled in", "memory", "temporaries", "flops", "memory traffic", "sends", "from and to host", "")
+    ]
     rows += [_row(program, account) for program in account.programs]
     if account.programs:
         lines.append(columns(rows))
@@ -99,7 +101,7 @@ def _row(program: ProgramAccount, account: SliceAccount) -> tuple[str, ...]:
         format_bytes(program.memory_bytes),
         format_bytes(program.temporary_bytes),
         f"{program.flops:.2e}",
-        format_bytes(program.accessed_bytes),
+        format_bytes(program.memory_traffic_bytes),
         format_bytes(program.sent_bytes),
         f"{format_bytes(program.to_device_bytes)}, {format_bytes(program.to_host_bytes)}",
         f"at least {format_seconds(seconds)} ({part})",

@@ -17,6 +17,8 @@ from jax.sharding import SingleDeviceSharding
 
 from podembed.workers.device.device_mesh import GangMesh
 
+LANES = 128
+"""Words side by side in a register of a TPU: arrays whose rows are as long lie there as in the host's memory."""
 KIND = "pinned_host"  # as JAX calls this memory
 SEEN_ON = ("cpu", "gpu")
 """Platforms whose pinned memory was seen to be written in place. Others list some, too."""
@@ -27,11 +29,13 @@ class Staging(Protocol):
 
     @property
     def rows(self) -> Sequence[np.ndarray]:
-        """uint32, an array for each device, part after part. What is written there goes along with the next `send`."""
+        """uint32 `[words]`, an array for each device, part after part. What is written there goes along with the next
+        `send`.
+        """
         ...
 
     def send(self) -> jax.Array:
-        """The global array `[parts, words]`. Copies may still be under way."""
+        """The global array `[parts, words / 128, 128]`. Copies may still be under way."""
         ...
 
 
@@ -49,16 +53,16 @@ class PinnedStaging:
 
     Args:
       devices: devices of this process, part after part.
-      num_words: for each device.
+      num_words: number of words for each device, a multiple of `LANES`.
     """
 
     def __init__(self, mesh: GangMesh, devices: Sequence[Any], num_words: int) -> None:
-        self._shape = (mesh.num_all_parts, num_words)
+        self._shape = (mesh.num_all_parts, num_words // LANES, LANES)
         self._by_sample = mesh.by_sample
         self._targets = [SingleDeviceSharding(device) for device in devices]
         # A CPU device may take the given memory itself, so each gets some of its own.
         self._arrays = [
-            jax.device_put(np.zeros((1, num_words), np.uint32), SingleDeviceSharding(device, memory_kind=KIND))
+            jax.device_put(np.zeros((1, *self._shape[1:]), np.uint32), SingleDeviceSharding(device, memory_kind=KIND))
             for device in devices
         ]
         self.rows = [_memory_of(array) for array in self._arrays]
@@ -73,11 +77,12 @@ class PageableStaging:
 
     def __init__(self, mesh: GangMesh, num_words: int) -> None:
         self._mesh = mesh
-        self._words = np.empty((mesh.num_parts, num_words), np.uint32)
+        # What stands between arrays is never read. Zeros keep it from being another program's memory.
+        self._words = np.zeros((mesh.num_parts, num_words), np.uint32)
         self.rows = list(self._words)
 
     def send(self) -> jax.Array:
-        return self._mesh.split(list(self._words[:, None]))
+        return self._mesh.split(list(self._words.reshape(len(self._words), 1, -1, LANES)))
 
 
 def in_pinned(part: jax.Array) -> jax.Array:

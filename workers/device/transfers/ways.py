@@ -25,12 +25,14 @@ from podembed.workers.device.measures.step_measures import NORMS_EVERY
 from podembed.workers.device.options import DeviceOptions, Transfers
 from podembed.workers.device.programs import Blocks, Inputs
 from podembed.workers.device.shared_memory import ChannelEnd
-from podembed.workers.device.transfers.pinned import Arriving, Staging, in_pinned, staging
+from podembed.workers.device.transfers.pinned import LANES, Arriving, Staging, in_pinned, staging
 from podembed.workers.device.transfers.side_by_side import Together
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.padding import LARGEST_LEVELS, PaddingLevels, SequencePadding
 
-_HEADER_WORDS = 2  # of a packed buffer: the step, and the scale of the gradients
+# Arrays in a packed buffer begin at multiples of this. So they are whole tiles of a TPU, which moves nothing to take
+# rows of `LANES` numbers apart. Its first words are the step and the scale of the gradients.
+_ALIGNMENT = 8 * LANES
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +297,8 @@ class PackedTransfers:
 
     def send(self, arrays: HostArrays, numbers: Numbers) -> tuple[Any, ...]:
         num_parts, leaves = self._mesh.num_parts, jax.tree.leaves(arrays.inputs)
-        num_words = _HEADER_WORDS + sum(leaf.size for leaf in leaves) // num_parts
+        sizes = [leaf.size // num_parts for leaf in leaves]
+        num_words = _ALIGNMENT + sum(map(_aligned, sizes))
         key = arrays.buffer, num_words
         if key not in self._staging:
             self._staging[key] = staging(self._mesh, num_words)
@@ -303,43 +306,52 @@ class PackedTransfers:
         # Devices that work on the same samples follow each other.
         for row, part in zip(rows, np.repeat(np.arange(num_parts), len(rows) // num_parts), strict=True):
             row[0], row[1] = numbers.step, numbers.scale.view(np.uint32)
-            at = _HEADER_WORDS
-            for leaf in leaves:
-                size = leaf.size // num_parts
+            at = _ALIGNMENT
+            for leaf, size in zip(leaves, sizes, strict=True):
                 words = leaf.view(np.uint32).reshape(num_parts, size)[part]
                 calls.append(partial(np.copyto, row[at : at + size], words))
-                at += size
+                at += _aligned(size)
         self._thread_pool.run(calls, size=sum(map(len, rows)))
         return (self._staging[key].send(),)
 
     def shapes(self, inputs: Inputs) -> tuple[Any, ...]:
         parts = self._mesh.num_all_parts
-        num_words = _HEADER_WORDS + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(inputs)) // parts
-        return (jax.ShapeDtypeStruct((parts, num_words), jnp.uint32, sharding=self._mesh.by_sample),)
+        sizes = [math.prod(leaf.shape) // parts for leaf in jax.tree.leaves(inputs)]
+        num_rows = (_ALIGNMENT + sum(map(_aligned, sizes))) // LANES
+        return (jax.ShapeDtypeStruct((parts, num_rows, LANES), jnp.uint32, sharding=self._mesh.by_sample),)
 
     def unpacked(self, shapes: Inputs, arguments: tuple[Any, ...]) -> tuple[Inputs, jax.Array, jax.Array]:
         words = arguments[0][0]
         leaves, structure = jax.tree.flatten(shapes)
-        found, at = [], _HEADER_WORDS
+        found, at = [], _ALIGNMENT
         for leaf in leaves:
             rows, *inner = leaf.shape
             shape = (rows // self._mesh.num_all_parts, *inner)
-            part = words[at : at + math.prod(shape)]
-            found.append(jax.lax.bitcast_convert_type(part, leaf.dtype).reshape(shape))
-            at += math.prod(shape)
-        scale = jax.lax.bitcast_convert_type(words[1], jnp.float32)
-        return jax.tree.unflatten(structure, found), words[0], scale
+            size = math.prod(shape)
+            part = words[at // LANES : (at + _aligned(size)) // LANES]
+            found.append(jax.lax.bitcast_convert_type(part, leaf.dtype).reshape(-1)[:size].reshape(shape))
+            at += _aligned(size)
+        scale = jax.lax.bitcast_convert_type(words[0, 1], jnp.float32)
+        return jax.tree.unflatten(structure, found), words[0, 0], scale
 
     def packed(self, gradients: Blocks) -> Any:
-        return jnp.concatenate([jnp.zeros((1, 0)), *(gradient.reshape(1, -1) for gradient in gradients)], axis=1)
+        parts = [jnp.zeros((0, LANES))]
+        for gradient in gradients:
+            room = _aligned(gradient.size) - gradient.size
+            parts.append(jnp.pad(gradient.reshape(-1), (0, room)).reshape(-1, LANES))
+        return jnp.concatenate(parts)[None]
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
         parts, calls, at = [Arriving(in_pinned(part)) for part in _own_shards(gradients)], [], 0
         for out in arrays.gradients:
             size = out.size // len(parts)
             calls.append(partial(_unpack, parts, slice(at, at + size), out, scale))
-            at += size
+            at += _aligned(size)
         return calls
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def own_parts(mesh: GangMesh, array: jax.Array) -> list[jax.Array]:
@@ -384,4 +396,4 @@ def _unpack(parts: Sequence[Arriving], where: slice, out: np.ndarray, scale: np.
     """Waits for packed gradients and copies those of one feature, times `scale`."""
     rows = np.split(out, len(parts))
     for part, own in zip(parts, rows, strict=True):
-        np.multiply(part.values()[0, where].reshape(own.shape), scale, out=own)
+        np.multiply(part.values().reshape(-1)[where].reshape(own.shape), scale, out=own)
