@@ -103,7 +103,7 @@ def _compile_for(
             for leaf in jax.tree.leaves((worker.params, worker.optimizer_state, worker.state))
         ),
     )
-    tables = {leaf.shape for leaf in jax.tree.leaves(worker.tables.arrays)}
+    tables = {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(worker.tables.arrays)}
     for program in _programs(worker, is_all=request["all"]):
         tell(begins=program.name)
         started = time.perf_counter()
@@ -138,7 +138,7 @@ def _compile_for(
                 "to_device_bytes": sum(_device_bytes(leaf, leaf.sharding) for leaf in sent),
                 "to_host_bytes": sum(_device_bytes(leaf, one) for leaf, one in zip(found, where, strict=True)),
                 "num_samples": job.batch_size,
-                "flaws": flaws_in(text, tables=tables),
+                "flaws": flaws_in(lowered.as_text(), text, tables=tables),
             }
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -180,4 +181,5 @@ def _lines_of(request: dict[str, Any], environ: Mapping[str, str]) -> Iterator[d
             process.wait()
         if code:
             words.seek(0)
-            yield f"exit code {code}\n{words.read()[-_LAST_WORDS:].strip()}"
+            ended = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            yield f"{ended}\n{words.read()[-_LAST_WORDS:].strip()}"

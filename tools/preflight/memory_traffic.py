@@ -19,6 +19,7 @@ _CALLED = re.compile(r"\b(?:calls|body|to_apply)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota", "partition-id"}
+_IN_PLACE = {"dynamic-update-slice", "scatter"}
 _PARTIAL = {"slice", "dynamic-slice", "gather"}
 
 
@@ -76,8 +77,10 @@ class _Program:
                 if _is_main(operands[:1])
                 else array_bytes(one.kind, is_main=True)
             )
-        if one.op == "dynamic-update-slice" and len(operands) > 1:
-            return 2 * array_bytes(operands[1].kind, is_main=True)
+        if one.op in _IN_PLACE and len(operands) > 1:
+            return array_bytes(operands[-1 if one.op == "scatter" else 1].kind, is_main=True) + (
+                _is_main(operands[:1]) * array_bytes(_written(one, operands).kind)
+            )
         return array_bytes(one.kind, is_main=True) + sum(array_bytes(of.kind, is_main=True) for of in operands)
 
     def _moved_by_fusion(
@@ -89,17 +92,21 @@ class _Program:
         total, parameters = 0, [of for of in inner.values() if of.op == "parameter"]
         by_number = {int(of.rest.partition(")")[0]): of.name for of in parameters}
         updated: set[str] = set()
-        root = next((of for of in inner.values() if of.is_root), None)
+        root = _behind_bitcasts(next((of for of in inner.values() if of.is_root), None), inner)
         written = array_bytes(one.kind, is_main=True)
-        if root is not None and root.op == "dynamic-update-slice" and written:
-            updated = {root.operands[0]}
-            written = array_bytes(inner[root.operands[1]].kind) if root.operands[1] in inner else written
+        if root is not None and root.op in _IN_PLACE and written:
+            target = _behind_bitcasts(inner.get(root.operands[0]), inner)
+            updated = {target.name} if target is not None else updated
+            written = array_bytes(_written(root, [inner[name] for name in root.operands if name in inner]).kind)
+            # A scatter reads what it adds to.
+            written *= 2 if root.op == "scatter" else 1
         for number, operand in enumerate(operands):
             size, name = array_bytes(operand.kind, is_main=True), by_number.get(number, "")
             if not size or name in updated:
                 continue
-            users = [of for of in inner.values() if name in of.operands]
-            if users and all(of.op in _PARTIAL and of.operands[0] == name for of in users):
+            names = {name} | {of.name for of in inner.values() if of.op == "bitcast" and name in of.operands}
+            users = [of for of in inner.values() if names & {*of.operands} and of.op != "bitcast"]
+            if users and all(of.op in _PARTIAL and of.operands[0] in names for of in users):
                 size = min(size, sum(array_bytes(of.kind) for of in users))
             total += size
         return total + written
@@ -109,6 +116,17 @@ def accessed_in_memory(text: str) -> int:
     """Bytes that a program reads and writes in the chip's memory in one run."""
     program = _Program(text)
     return program.moved(program.entry)
+
+
+def _written(one: _Instruction, operands: list[_Instruction]) -> _Instruction:
+    """The operand with what an operation writes into another one: a scatter has indices between them."""
+    return operands[2 if one.op == "scatter" and len(operands) > 2 else 1]
+
+
+def _behind_bitcasts(one: _Instruction | None, inner: Mapping[str, _Instruction]) -> _Instruction | None:
+    while one is not None and one.op == "bitcast":
+        one = inner.get(one.operands[0])
+    return one
 
 
 def _is_main(operands: list[_Instruction]) -> bool:

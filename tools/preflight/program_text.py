@@ -17,7 +17,7 @@ _GROUPS = re.compile(r"replica_groups=(?:\{\{(?P<first>[\d,]*)\}|\[(?P<num>\d+),
 _COPY = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = .*?\b(?:copy|copy-start|transpose)\(")
 # `infeed` and the like move arrays while a program runs; a callback to Python becomes one of them.
 _HOST_CALL = re.compile(r" (?:infeed|outfeed)\(|is_host_transfer=true|custom_call_target=\"[^\"]*callback[^\"]*\"")
-_DOUBLE = re.compile(r"\b(?:f64|c128)\[")
+_DOUBLE = re.compile(r"tensor<(?:[\dx]*x)?(?:f64|complex<f64>)>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,24 +70,24 @@ def collectives_in(text: str, *, num_devices: int) -> list[Collective]:
     ]
 
 
-def flaws_in(text: str, *, tables: Collection[tuple[int, int]]) -> list[str]:
+def flaws_in(lowered: str, text: str, *, tables: Collection[tuple[int, int]]) -> list[str]:
     """What a program of a training step should not contain, a sentence each.
 
     Args:
+      lowered: text of the program before it was compiled, since the compiler hides float64.
+      text: text of the compiled program.
       tables: shapes of the tables on a device.
     """
     found = []
-    if _DOUBLE.search(text):
+    if _DOUBLE.search(lowered):
         found.append("float64: a TPU computes it in many steps of float32. Use float32, and leave jax_enable_x64 off.")
     if _HOST_CALL.search(text):
         found.append("a call to the host: the devices wait for it in each step. Leave callbacks out of the model.")
-    copied = {
-        shape
-        for line in text.splitlines()
-        if _COPY.match(line)
-        for shape, _ in _arrays(line.split(" = ", 1)[1].split("(", 1)[0] or line)
-        if shape in tables
-    }
+    # A copy in the fast memory within the chip is meant. What begins one names its target first.
+    targets = [
+        line.split(" = ", 1)[1].lstrip("(").split("}", 1)[0] + "}" for line in text.splitlines() if _COPY.match(line)
+    ]
+    copied = {shape for target in targets for shape, _ in _arrays(target, is_main=True) if shape in tables}
     found += [
         f"a copy of a table of {shape[0]} x {shape[1]}: it takes memory for a second one. Is a table part of the "
         "model's own parameters, or computed with as a whole?"

@@ -27,16 +27,16 @@ def problems(account: SliceAccount) -> list[str]:
     for program in account.programs:
         if program.memory_bytes > room:
             found.append(f"{program.name} takes {format_bytes(program.memory_bytes)} of {format_bytes(room)}.")
-        found += [f"{program.name} contains {flaw}" for flaw in program.flaws]
     for name, why in account.failures.items():
         found.append(f"{name} does not compile: {_shortened(why)}")
-    if any("RESOURCE_EXHAUSTED" in why for why in account.failures.values()) or len(found) > _num_flaws(account):
+    if len(found) > len(account.failures) or any("RESOURCE_EXHAUSTED" in why for why in account.failures.values()):
         found.append(_remedy(account))
     return found
 
 
-def _num_flaws(account: SliceAccount) -> int:
-    return sum(len(program.flaws) for program in account.programs)
+def flaws(account: SliceAccount) -> list[str]:
+    """What programs contain that they should not, a sentence each. They run all the same."""
+    return [f"{program.name} contains {flaw}" for program in account.programs for flaw in program.flaws]
 
 
 def _remedy(account: SliceAccount) -> str:
@@ -89,7 +89,7 @@ def _slice(account: SliceAccount) -> str:
         )
     if account.programs and rates.host_bytes_s is None:
         lines.append("  the rate between these chips and their host is not published, so it bounds nothing here")
-    lines += [f"  ! {problem}" for problem in problems(account)]
+    lines += [f"  ! {sentence}" for sentence in (*problems(account), *flaws(account))]
     return "\n".join(lines)
 
 

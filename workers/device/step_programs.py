@@ -71,7 +71,7 @@ class StepPrograms:
     ) -> None:
         self._job, self._optimizer, self._mesh, self._way, self._shares = job, optimizer, mesh, way, shares
         self._values = jax.tree.map(_shape_of, values)
-        self._tables = jax.tree.map(_shape_of, tables)
+        self._tables = tables
         self._table_step = TableStep(job, on_devices, num_parts=mesh.num_all_parts, platform=mesh.platform)
         self._cut = tuple(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(self._values[0]))
         self._compiling = compiling
@@ -194,7 +194,8 @@ class StepPrograms:
         on_devices = self._on_devices(train, states=(*specs, P()), arguments=arguments, out_specs=out_specs)
         # Each state stays where it is, so that it is given away for the next.
         given = (*self._values, self._tables)
-        states = (jax.tree.map(lambda leaf: leaf.sharding, value) for value in given)
+        states = [jax.tree.map(lambda leaf: leaf.sharding, value) for value in self._values]
+        states.append(jax.tree.map(lambda leaf: leaf.format, self._tables))
         by_sample, replicated = self._mesh.by_sample, self._mesh.replicated
         out_shardings = (*states, by_sample, replicated, Measured.lying(by_sample, replicated))
         step = jax.jit(on_devices, donate_argnums=(0, 1, 2, 3), out_shardings=out_shardings)

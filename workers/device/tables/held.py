@@ -16,10 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format
 
 from podembed.embedding.shards import ShardLayout
 from podembed.workers.device.device_mesh import GangMesh, whole
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
+from podembed.workers.device.tables.updates import layout_of
 from podembed.workers.device.transfers.ways import own_parts
 from podembed.workers.job.tables import DeviceTable
 
@@ -59,7 +61,7 @@ class HeldTables:
         if layout is not None:
             num_rows, sharding = layout.num_slots, self._mesh.by_sample
         return {
-            name: jax.ShapeDtypeStruct((num_rows, width), jnp.float32, sharding=sharding)
+            name: jax.ShapeDtypeStruct((num_rows, width), jnp.float32, sharding=Format(layout_of(width), sharding))
             for name, width in spec.widths.items()
         }
 
@@ -163,7 +165,7 @@ class HeldTables:
             self._coming_of(at)
         coming, self._coming = self._coming, {}
         self.arrays = {
-            spec.name: {name: self._joined(parts, at) for name, parts in coming[spec.name].items()}
+            spec.name: {name: _laid_out(self._joined(parts, at)) for name, parts in coming[spec.name].items()}
             for at, spec in self._specs.items()
         }
 
@@ -177,6 +179,14 @@ class HeldTables:
         none = np.zeros((1, *values.shape), np.uint32)
         words = [values.view(np.uint32)[None], *([none] * (self._mesh.num_parts - 1))]
         return _sum_of_words(self._mesh, self._mesh.split(words))
+
+
+def _laid_out(array: Any) -> jax.Array:
+    """The same array as programs expect it. On CPUs and GPUs it lies so already."""
+    layout = layout_of(array.shape[1])
+    if layout is None or array.format.layout.major_to_minor == layout.major_to_minor:
+        return array
+    return jax.jit(lambda values: values, donate_argnums=0, out_shardings=Format(layout, array.sharding))(array)
 
 
 def rows_here(arrays: Mapping[str, jax.Array], rows: np.ndarray) -> Mapping[str, np.ndarray]:
