@@ -343,7 +343,7 @@ class TPUEmbeddingConformance:
         ids=["sgd", "adagrad", "adam", "adagrad momentum", "momentum", "lion", "ftrl"],
     )
     def test_none_stands_for_zeros_with_a_warning(self, make, caplog, optimizer, word):
-        table = TableConfig(5, 2, name="t")
+        table = TableConfig(5, 8, name="t")
         embedding = make({"x": FeatureConfig(table)}, 2, optimizer)
         first = embedding.read_tables()[table]["rows"]
         embedding.enqueue({"x": np.array([1, 2])})
@@ -356,7 +356,7 @@ class TPUEmbeddingConformance:
         untouched = [0, 3, 4]
         assert np.array_equal(rows[untouched], first[untouched])
         # A fresh FTRL row is lost; a fresh Adam or momentum row has nothing to move by.
-        expected = np.zeros((2, 2)) if isinstance(optimizer, FTRL) else first[1:3]
+        expected = np.zeros((2, 8)) if isinstance(optimizer, FTRL) else first[1:3]
         np.testing.assert_array_equal(rows[1:3], expected)
         embedding.enqueue({"x": np.array([1, 2])})
         embedding.dequeue()

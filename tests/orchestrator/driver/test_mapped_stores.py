@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from podembed.orchestrator.api.result import Result
+from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import Killer, train_small
 from tests.run_state import assert_same_bytes, committed_state
 
@@ -30,6 +31,17 @@ def test_a_host_alone_ends_with_the_same_bytes(hashed: bool, small_data: str, tm
     assert_equal(train_small(small_data, tmp_path, "mapped", job=MAPPED, **options), expected)
 
 
+@pytest.mark.ray
+def test_a_killed_run_ends_with_the_same_bytes(two_hosts: Result, small_data: str, tmp_path: Path) -> None:
+    killer = Killer("HostActor", after_step=12, seed=6)
+    found = train_small(small_data, tmp_path, "mapped", job=MAPPED, num_hosts=2, reporter=killer)
+    assert killer.killed
+    assert len(found.recoveries) == 1
+    assert_equal(found, two_hosts)
+
+
+# Stores of files know nothing of hosts: test_equality.py and test_hashed_tables.py go on with another host in make test.
+@is_long
 @pytest.mark.ray
 def test_a_killed_run_that_goes_on_with_another_host_ends_with_the_same_bytes(
     ray_cluster: None, small_data: str, tmp_path: Path

@@ -70,7 +70,9 @@ def assert_said_of_the_rows(point: Point, name: str, after: dict[str, np.ndarray
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("num_hosts", "devices"), [(1, {}), (2, {}), long_case(2, {"mesh": {"data": 1, "model": 2}}, id="cut model")]
+    ("num_hosts", "devices"),
+    # One host in this process is below.
+    [long_case(1, {}), (2, {}), long_case(2, {"mesh": {"data": 1, "model": 2}}, id="cut model")],
 )
 def test_norms_are_those_of_all_rows(
     folder: Path, tmp_path: Path, ray_cluster: None, num_hosts: int, devices: dict[str, object]
