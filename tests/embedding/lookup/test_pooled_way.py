@@ -22,7 +22,7 @@ from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from tests.long_tests import examples
 
-DIMS = (8, 5, 16)
+DIMS = (8, 16, 8)
 NUM_ROWS = (40, 7, 300)
 NUM_SAMPLES = 9
 RULES = (RowWiseAdagrad(0.1), Adagrad(0.1), SGD(0.5))

@@ -46,7 +46,7 @@ RULES: tuple[Optimizer, ...] = (
         with_momentum, slots=(SlotSpec(name="velocity", width="element"),), hyperparameters={"momentum": 0.9}
     ),
 )
-DIM, NUM_BAGS = 16, 37
+DIM, NUM_BAGS = 8, 37
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ seen.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -132,29 +133,7 @@ class PlainJax:
     def step(self, batch) -> float:
         seen = list(self.tables)
         self.drain()
-
-        def loss_of(params, tables):
-            activations = {}
-            for name, feature in self.job.features.items():
-                ragged = batch.features[name]
-                table = tables[self.job.tables.index(feature.table)]
-                bag = np.repeat(np.arange(ragged.num_samples), np.diff(ragged.row_splits))
-                length = jnp.asarray(np.maximum(np.diff(ragged.row_splits), 1), jnp.float32)[:, None]
-                # JAX compiles each operation anew for each shape: one bag more takes what is there up to a round number
-                # of ids.
-                spare = -len(bag) % 256
-                ids, bag = (
-                    np.pad(ragged.values, (0, spare)),
-                    np.pad(bag, (0, spare), constant_values=ragged.num_samples),
-                )
-                total = jax.ops.segment_sum(table[ids], bag, ragged.num_samples + 1)[:-1]
-                combiner = feature.combiner or feature.table.combiner
-                activations[name] = total / {"sum": 1.0, "mean": length, "sqrtn": jnp.sqrt(length)}[combiner]
-            logits = self.job.model.apply(params, jnp.asarray(batch.dense), activations)
-            loss = jnp.maximum(logits, 0) - logits * batch.labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
-            return (loss * batch.weights).sum() / batch.weights.sum()
-
-        loss, (dense, rows) = jax.value_and_grad(loss_of, argnums=(0, 1))(self.params, seen)
+        loss, (dense, rows) = self._gradients(self.params, seen, self._arrays(batch))
         assert self.job.dense_optimizer is not None
         updates, self.state = self.job.dense_optimizer.update(dense, self.state, self.params)
         self.params = optax.apply_updates(self.params, updates)
@@ -165,6 +144,37 @@ class PlainJax:
         if not self.job.staleness:
             self.drain()
         return float(loss)
+
+    def _arrays(self, batch) -> Any:
+        """A batch, whose ids are as many as a round number: JAX compiles for each shape."""
+        bags = {}
+        for name in self.job.features:
+            ragged = batch.features[name]
+            bag = np.repeat(np.arange(ragged.num_samples), np.diff(ragged.row_splits))
+            length = np.maximum(np.diff(ragged.row_splits), 1).astype(np.float32)[:, None]
+            # One bag more takes what is there up to that number.
+            spare = -len(bag) % 256
+            bag = np.pad(bag, (0, spare), constant_values=ragged.num_samples)
+            bags[name] = np.pad(ragged.values, (0, spare)), bag, length
+        return bags, batch.dense, batch.labels, batch.weights
+
+    @functools.cached_property
+    def _gradients(self) -> Any:
+        def loss_of(params, tables, arrays):
+            bags, features, labels, weights = arrays
+            activations = {}
+            for name, feature in self.job.features.items():
+                ids, bag, length = bags[name]
+                table = tables[self.job.tables.index(feature.table)]
+                total = jax.ops.segment_sum(table[ids], bag, len(length) + 1)[:-1]
+                combiner = feature.combiner or feature.table.combiner
+                activations[name] = total / {"sum": 1.0, "mean": length, "sqrtn": jnp.sqrt(length)}[combiner]
+            logits = self.job.model.apply(params, features, activations)
+            loss = jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+            return (loss * weights).sum() / weights.sum()
+
+        # As one program: operations one by one are compiled one by one.
+        return jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1)))
 
     def drain(self) -> None:
         """Applies the update that still waits."""

@@ -27,7 +27,7 @@ from tests.long_tests import is_long
 from tests.run_state import committed_state
 from tests.training import fit_job
 
-NUM_ROWS, DIM, RATE = 64, 2, 0.5
+NUM_ROWS, DIM, RATE = 64, 8, 0.5
 COMBINERS = ("sum", "mean", "sqrtn")
 # Large enough that two hosts share its rows.
 SIZES = {"sum": 30, "mean": 30, "sqrtn": 30, "cut": 40_000}

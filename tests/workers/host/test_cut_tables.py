@@ -36,7 +36,7 @@ NUM_SAMPLES, NUM_STEPS, RATE = 7, 4, 0.1
 # be looked up by rows.
 FEATURES = ((1, "mean"), (0, "sum"), (2, "sqrtn"), (1, "sum"), (3, "sum"))
 RULES = (SGD(RATE), Adagrad(RATE), RowWiseAdagrad(RATE), Adagrad(RATE, use_gradient_accumulation=False))
-SHAPES = ((9, 3, 1), (120, 5, 8), (60, 16, 4), (50, 4, 4))
+SHAPES = ((9, 3, 1), (120, 16, 8), (60, 8, 4), (50, 3, 4))
 
 
 def table_specs(keys: KeySpace | None = None, stores: Any = None) -> list[TableSpec]:

@@ -28,7 +28,7 @@ from podembed.workers.model.contract import ModelSpec
 from tests.training import fit_job
 from tests.workers.host.test_host import pod
 
-NUM_ITEMS, DIM, LENGTH, BATCH_SIZE = 50, 4, 5, 12
+NUM_ITEMS, DIM, LENGTH, BATCH_SIZE = 50, 8, 5, 12
 
 
 class Counting:
