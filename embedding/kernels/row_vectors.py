@@ -45,8 +45,8 @@ intrinsic: Any = extending.intrinsic
 _njit: Any = njit
 _infer_global: Any = infer_global
 # Without reference counts: otherwise numba counts, atomically and per bag, the arrays that it passes to inlined
-# helpers. A kernel therefore cannot allocate, which is wanted. Without an entry for C, which nobody calls: to compile it
-# takes a sixth of the time of a kernel.
+# helpers. A kernel therefore cannot allocate, which is wanted. Without an entry for C, which nobody calls: to compile
+# it takes a sixth of the time of a kernel.
 jit: Any = functools.partial(
     _njit, nogil=True, cache=True, boundscheck=False, error_model="numpy", _nrt=False, no_cfunc_wrapper=True
 )

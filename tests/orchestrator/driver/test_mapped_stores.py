@@ -40,7 +40,7 @@ def test_a_killed_run_ends_with_the_same_bytes(two_hosts: Result, small_data: st
     assert_equal(found, two_hosts)
 
 
-# Stores of files know nothing of hosts: test_equality.py and test_hashed_tables.py go on with another host in make test.
+# In make test, test_equality.py and test_hashed_tables.py go on with another host. A store knows nothing of hosts.
 @is_long
 @pytest.mark.ray
 def test_a_killed_run_that_goes_on_with_another_host_ends_with_the_same_bytes(

@@ -18,7 +18,7 @@ from podembed.workers.device.tables.held import rows_here, rows_there
 from podembed.workers.host import row_norms
 from podembed.workers.host.row_norms import QUANTILES, sampled_ids
 from podembed.workers.storage.store import Store
-from tests.long_tests import long_case
+from tests.long_tests import is_long
 from tests.run_state import committed_state
 from tests.workers.device_tables.jobs import SIZES, placed_job, train, wide_job, write_rows
 
@@ -33,8 +33,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def sampled_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each window has samples."""
+def each_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_each_window(monkeypatch)
+
+
+def sample_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(windows, "LOOK_SHARE", 0.0)
 
@@ -50,6 +53,15 @@ def looks(path: str) -> dict[int, Point]:
     """By step the points that say something of tables."""
     points = StreamReader(Store(path)).read().windows
     return {point.step: point for point in points if list(point.each("table_row_norm"))}
+
+
+def assert_said_of_all_rows(path: str, folder: Path, storage: Path) -> None:
+    """The last look of a run has the figures of all rows at that step, as a run in this process leaves them."""
+    step, point = max(looks(path).items())
+    assert step > 5
+    after = committed_state(train(folder, storage, "again", max_steps=step).path)
+    for name in SIZES:
+        assert_said_of_the_rows(point, name, after)
 
 
 def assert_said_of_the_rows(point: Point, name: str, after: dict[str, np.ndarray]) -> None:
@@ -68,12 +80,10 @@ def assert_said_of_the_rows(point: Point, name: str, after: dict[str, np.ndarray
         assert point.value("table_row_norm", **labels) == pytest.approx(np.quantile(norms, quantile), rel=1e-4)
 
 
+# In make test one host in this process is below, and two are looked at in test_runs.py.
+@is_long
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("num_hosts", "devices"),
-    # One host in this process is below.
-    [long_case(1, {}), (2, {}), long_case(2, {"mesh": {"data": 1, "model": 2}}, id="cut model")],
-)
+@pytest.mark.parametrize(("num_hosts", "devices"), [(1, {}), (2, {}), (2, {"mesh": {"data": 1, "model": 2}})])
 def test_norms_are_those_of_all_rows(
     folder: Path, tmp_path: Path, ray_cluster: None, num_hosts: int, devices: dict[str, object]
 ) -> None:
@@ -86,11 +96,7 @@ def test_norms_are_those_of_all_rows(
         on_devices=list(SIZES),
         **devices,  # type: ignore[arg-type]
     )
-    step, point = max(looks(found.path).items())
-    assert step > 5
-    after = committed_state(train(folder, tmp_path, "again", max_steps=step).path)
-    for name in SIZES:
-        assert_said_of_the_rows(point, name, after)
+    assert_said_of_all_rows(found.path, folder, tmp_path)
 
 
 @pytest.mark.usefixtures("often")

@@ -21,6 +21,7 @@ from tests.long_tests import is_long, long_case
 from tests.processes import actor_processes
 from tests.run_state import committed_state
 from tests.workers.device_tables.jobs import SIZES, assert_close, train, write_rows
+from tests.workers.device_tables.test_norms import assert_said_of_all_rows, sample_each_window
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +77,16 @@ def test_a_run_moves_a_table_when_it_resumes(folder: Path, tmp_path: Path, on_ho
 
 @pytest.mark.ray
 def test_two_hosts_hold_the_same_tables_on_their_devices(
-    folder: Path, tmp_path: Path, on_hosts: Result, ray_cluster: None
+    folder: Path, tmp_path: Path, on_hosts: Result, ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each owns a part of the buckets, and each of their four devices has a part of two tables. A later attempt with
-    one host has all, and moves tables to that host and to whole copies.
+    """Each owns a part of the buckets, and each of their four devices has a part of two tables. Norms are those of all
+    rows. A later attempt with one host has all, and moves tables to that host and to whole copies.
     """
+    sample_each_window(monkeypatch)
     placed = {"on_devices": ["few"], "sharded": ["many", "cut"]}
     first = train(folder, tmp_path, "run", num_hosts=2, devices_per_host=2, max_steps=10, **placed)
     assert first.losses == pytest.approx({step: on_hosts.losses[step] for step in range(10)}, rel=2e-5)
+    assert_said_of_all_rows(first.path, folder, tmp_path)
     assert_close(train(folder, tmp_path, "run", on_devices=["cut"], sharded=["few"]), on_hosts)
 
 
