@@ -132,6 +132,7 @@ class DriverWindows:
                 tables=table_norms([host.row_norms for host in hosts], began_anew=shared.run.record.warm_start is None),
                 rates={table: rate for table, rate in zip(names, hosts[0].rates, strict=False) if rate},
                 hosts=_measures(hosts, devices, names),
+                rounds=devices[0].rounds,
             )
         )
         return done.seconds / num_steps

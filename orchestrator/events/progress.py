@@ -90,6 +90,7 @@ class WindowTrained(Event):
       norms: norms of the dense half; None where they are not known.
       rates: learning rate of each trained table in the last step.
       tables: norms of samples of the largest tables' rows, where hosts looked.
+      rounds: number of rounds of all steps in which devices asked for rows of sharded tables; 0 without such tables.
     """
 
     kind: ClassVar[str] = "window"
@@ -104,6 +105,7 @@ class WindowTrained(Event):
     norms: DenseNorms | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     tables: tuple[TableNorms, ...] = ()
+    rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

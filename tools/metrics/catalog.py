@@ -123,6 +123,9 @@ CATALOG: dict[str, MetricSeries] = {
             "quantile",
         ),
         _gauge("requested_rows", "rows", "Rows a step that hosts requested of other tables than whole ones.", "table"),
+        _gauge(
+            "exchange_rounds", "rounds", "Rounds a step in which devices ask each other for rows of sharded tables."
+        ),
         # Commits.
         _counter("commits", "", "Commits that were acknowledged."),
         _gauge("committed_step", "steps", "Step of the newest commit."),

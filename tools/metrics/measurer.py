@@ -184,6 +184,9 @@ class Measurer:
             *_tables(event.tables),
             *self._processor_time(event),
         ]
+        if event.rounds:
+            num_steps = max(1, report.step - event.first_step)
+            measurements.append(Measurement("exchange_rounds", event.rounds / num_steps))
         for host in event.hosts:
             measurements += self._host(host, event)
         measurements += _rows(event)

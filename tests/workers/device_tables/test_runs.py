@@ -17,6 +17,8 @@ from podembed.serving.artifact.export_model import export_model
 from podembed.serving.artifact.exported_model import load
 from podembed.serving.predict.evaluate import evaluate
 from podembed.serving.predict.predict import predict
+from podembed.tools.metrics.reading import StreamReader
+from podembed.workers.storage.store import Store
 from tests.long_tests import is_long, long_case
 from tests.processes import actor_processes
 from tests.run_state import committed_state
@@ -88,6 +90,8 @@ def test_two_hosts_hold_the_same_tables_on_their_devices(
     first = train(folder, tmp_path, "run", num_hosts=2, devices_per_host=2, max_steps=15, **placed)
     assert first.losses == pytest.approx({step: on_hosts.losses[step] for step in range(15)}, rel=2e-5)
     assert_said_of_all_rows(first.path, folder, tmp_path)
+    windows = StreamReader(Store(first.path)).read().windows
+    assert {point.value("exchange_rounds") for point in windows if point.first_step < point.step} == {1}
     assert_close(train(folder, tmp_path, "run", on_devices=["cut"], sharded=["few"]), on_hosts)
 
 

@@ -30,6 +30,8 @@ class DeviceWindow:
       usage: resource usage of the process, at the window's end.
       quality: of each label whose scores are log odds, this host's samples.
       norms: norms of the dense half; None without steps.
+      rounds: number of rounds of all training steps in which devices asked for rows of sharded tables; 0 without such
+        tables.
     """
 
     losses: tuple[float, ...]
@@ -40,6 +42,7 @@ class DeviceWindow:
     usage: ProcessUsage | None = None
     quality: tuple[LabelCounts, ...] = ()
     norms: DenseNorms | None = None
+    rounds: int = 0
 
 
 class WindowMeasures:
@@ -60,7 +63,7 @@ class WindowMeasures:
     def _clear(self) -> None:
         self._counts = np.zeros((len(self._labels), NUM_CODES))
         self._sums = np.zeros((len(self._labels), NUM_SUMS))
-        self._norms = []
+        self._norms, self._rounds = [], 0
 
     def add(self, measured: Measured, weights: np.ndarray) -> None:
         """Takes a step that is done.
@@ -77,7 +80,8 @@ class WindowMeasures:
     ) -> DeviceWindow:
         """The report of a window: the given values, and the counts since the last call."""
         self._count()
-        counts, norms = tuple(self._counts_of(at) for at in range(len(self._labels))), _means(self._norms)
+        counts = tuple(self._counts_of(at) for at in range(len(self._labels)))
+        norms, rounds = _means(self._norms), self._rounds
         self._clear()
         return DeviceWindow(
             losses=losses,
@@ -88,6 +92,7 @@ class WindowMeasures:
             usage=own_usage(),
             quality=counts,
             norms=norms,
+            rounds=rounds,
         )
 
     def _count(self) -> None:
@@ -95,6 +100,8 @@ class WindowMeasures:
         if not waiting:
             return
         self._norms += [np.asarray(measured.norms.addressable_data(0)) for measured, _ in waiting]
+        asked = [measured.rounds.addressable_data(0) for measured, _ in waiting if measured.rounds is not None]
+        self._rounds += sum(int(rounds) for rounds in asked)
         weights = np.concatenate([given for _, given in waiting if given is not None]) if self._has_weights else None
         for at in range(len(self._labels)):
             codes = np.concatenate([self._own(measured.scored.codes[at]) for measured, _ in waiting])
