@@ -36,8 +36,9 @@ def dlrm(
     )
 
 
-def sasrec(
+def next_item(
     *,
+    model: str = "sasrec",
     dim: int = 64,
     length: int = 50,
     blocks: int = 1,
@@ -45,59 +46,20 @@ def sasrec(
     compute_dtype: str = "float32",
     num_lanes: int = 16,
 ) -> JobConfig:
-    """Histories of which all positions are trained."""
-    model = SASRec(history="history", item="item", positives="positives", negatives="negatives", blocks=blocks)
-    return _next_item("sasrec", model, dim, length, batch_size, compute_dtype, num_lanes)
-
-
-def hstu(
-    *,
-    dim: int = 64,
-    length: int = 50,
-    blocks: int = 2,
-    batch_size: int = 4096,
-    compute_dtype: str = "float32",
-    num_lanes: int = 16,
-) -> JobConfig:
-    """The same with the layers of HSTU and times."""
-    model = HSTU(
-        history="history",
-        item="item",
-        positives="positives",
-        negatives="negatives",
-        times="times",
-        blocks=blocks,
-        heads=2,
-    )
-    times = (ListColumn("times", length, "int32"),)
-    return _next_item("hstu", model, dim, length, batch_size, compute_dtype, num_lanes, extra=times)
-
-
-def _next_item(
-    name: str,
-    model: Any,
-    dim: int,
-    length: int,
-    batch_size: int,
-    compute_dtype: str,
-    num_lanes: int,
-    extra: tuple[ListColumn, ...] = (),
-) -> JobConfig:
+    """Histories of which all positions are trained, with `sasrec` or `hstu`; that has times, too."""
+    names = {name: name for name in ("history", "item", "positives", "negatives")}
+    models = {"sasrec": SASRec(**names, blocks=blocks), "hstu": HSTU(**names, blocks=blocks, heads=2, times="times")}
     items = TableConfig(1_000_000, dim, combiner="sum", name="items")
-    lists = {feature: FeatureConfig(items, max_sequence_length=length) for feature in ("history", "positives")}
+    sequence = FeatureConfig(items, max_sequence_length=length)
     return JobConfig(
-        name=name,
-        features={
-            **lists,
-            "negatives": FeatureConfig(items, max_sequence_length=length),
-            "item": FeatureConfig(items),
-        },
-        model=model,
+        name=model,
+        features={"history": sequence, "positives": sequence, "negatives": sequence, "item": FeatureConfig(items)},
+        model=models[model],
         data=ParquetData(
             NO_DATA,
             label="label",
-            features={feature: IdColumn(feature) for feature in ("history", "positives", "negatives", "item")},
-            extra=extra,
+            features={name: IdColumn(name) for name in names},
+            extra=(ListColumn("times", length, "int32"),) if model == "hstu" else (),
         ),
         batch_size=batch_size,
         dense_optimizer=optax.adam(1e-3),

@@ -26,8 +26,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "dlrm-128": ("dlrm", {"dim": 128}),
     "dlrm-32": ("dlrm", {"dim": 32}),
     "dlrm-16": ("dlrm", {"dim": 16}),
-    "sasrec": ("sasrec", {"batch_size": 1024}),
-    "hstu": ("hstu", {"batch_size": 1024}),
+    "sasrec": ("next_item", {"batch_size": 1024}),
+    "hstu": ("next_item", {"model": "hstu", "blocks": 2, "batch_size": 1024}),
 }
 
 

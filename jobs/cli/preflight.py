@@ -50,12 +50,11 @@ def compile_job(command: Compile, environ: Mapping[str, str]) -> int:
     from podembed.jobs.cli.job_choice import job_reference
     from podembed.jobs.cli.settings import named_by_flags, parse_mesh
     from podembed.orchestrator.api.config import ScalingConfig
-    from podembed.tools.preflight.compiling import compile_for, require_libtpu
+    from podembed.tools.preflight.compiling import compile_for
     from podembed.tools.preflight.slices import parse_slice
     from podembed.tools.preflight.text import problems, render
     from podembed.workers.device.options import device_options
 
-    require_libtpu()
     slices = [parse_slice(name, num_hosts=command.hosts) for name in command.topology]
     with named_by_flags():
         scaling = ScalingConfig(devices_per_host=command.devices_per_host, mesh=parse_mesh(command.mesh))

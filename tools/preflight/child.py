@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
+from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
+from podembed.orchestrator.api.policy_checks import check_hosts
 from podembed.tools.preflight.memory_traffic import accessed_in_memory
 from podembed.tools.preflight.program_text import collectives_in, flaws_in
 from podembed.workers.device.device_mesh import GangMesh
@@ -61,7 +63,7 @@ def main() -> None:
     for at, wanted in enumerate(request["slices"]):
         try:
             _compile_for(job, wanted, options, request, tell=lambda at=at, **values: tell(slice=at, **values))
-        except (DenseStateError, GangError) as error:
+        except (ConfigurationError, DenseStateError, GangError) as error:
             tell(slice=at, refused="\n".join([str(error), *getattr(error, "__notes__", [])]))
     tell(done=True)
 
@@ -87,16 +89,15 @@ def _compile_for(
     hosts = {device.process_index for device in devices}
     mine = [device for device in devices if device.process_index == min(hosts)]
     mesh = GangMesh.over(devices, mine, options, num_hosts=len(hosts))
-    lanes = min(job.num_lanes, mesh.num_hosts)
-    share = -(-job.num_lanes // lanes) * (job.batch_size // job.num_lanes)
+    check_hosts(job, ScalingConfig(num_hosts=mesh.num_hosts))
+    share = -(-job.num_lanes // mesh.num_hosts) * (job.batch_size // job.num_lanes)
     worker = DeviceWorker(job=job, num_samples=-(-share // mesh.num_parts) * mesh.num_parts, gang=mesh, options=options)
     worker.build(is_restored_later=True, is_rehearsal=True)
     tell(
         kind=devices[0].device_kind,
         num_devices=mesh.mesh.size,
         num_hosts=mesh.num_hosts,
-        share=share,
-        padded_share=worker.num_samples,
+        samples_per_device=worker.num_samples // mesh.num_parts,
         table_bytes=worker.tables.size_bytes,
         dense_bytes=sum(
             _device_bytes(leaf, leaf.sharding)

@@ -43,12 +43,12 @@ class SliceAccount:
       num_slices: slices that train together.
       kind: what JAX calls its devices.
       num_devices, num_hosts: those of all slices.
-      share: samples of a host.
-      padded_share: the same with padding, so that each device has as many.
+      samples_per_device: samples of a device, with padding.
       table_bytes: bytes of the tables on each device.
       dense_bytes: bytes of parameters, their optimizer and state on each device.
       programs: programs that compiled.
       failures: why others did not, by their names.
+      refusal: why the job cannot be trained on so many hosts or devices; empty if it can.
     """
 
     wanted: SliceShape
@@ -56,12 +56,12 @@ class SliceAccount:
     kind: str = ""
     num_devices: int = 0
     num_hosts: int = 0
-    share: int = 0
-    padded_share: int = 0
+    samples_per_device: int = 0
     table_bytes: int = 0
     dense_bytes: int = 0
     programs: list[ProgramAccount] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    refusal: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -73,12 +73,13 @@ class SliceAccount:
             "kind": self.kind,
             "num_devices": self.num_devices,
             "num_hosts": self.num_hosts,
-            "samples_per_device": self.padded_share * self.num_hosts // max(1, self.num_devices),
+            "samples_per_device": self.samples_per_device,
             "device_memory_bytes": rates.memory_bytes // rates.devices,
             "table_bytes": self.table_bytes,
             "dense_bytes": self.dense_bytes,
             "programs": [program.as_json(rates) for program in self.programs],
             "failures": self.failures,
+            "refusal": self.refusal,
         }
 
 
@@ -115,6 +116,8 @@ def compile_for(
     Raises:
       ConfigurationError: libtpu is missing, or the job is refused.
     """
+    if num_slices < 1:
+        raise ConfigurationError(f"Found --slices {num_slices}. Expected at least 1. Leave it out for one slice.")
     require_libtpu()
     request = {
         "job": {"function": job.function, "arguments": dict(job.arguments), "folder": job.folder},
@@ -137,12 +140,14 @@ def compile_for(
             found[current[0]].failures[current[1]] = f"the compiler ended its process: {line}"
             break
         is_done = is_done or "done" in line
-        if "refused" in line:
-            raise ConfigurationError(line["refused"])
         if "slice" not in line:
+            if "refused" in line:
+                raise ConfigurationError(line["refused"])
             continue
         account = found[line["slice"]]
-        if "begins" in line:
+        if "refused" in line:
+            account.refusal = line["refused"]
+        elif "begins" in line:
             current = line["slice"], line["begins"]
             notice(f"{account.wanted.name}: {line['begins']}")
         elif "fails" in line:
@@ -150,7 +155,7 @@ def compile_for(
         elif "program" in line:
             account.programs.append(account_of(line["program"]))
         else:
-            for name in ("kind", "num_devices", "num_hosts", "share", "padded_share", "table_bytes", "dense_bytes"):
+            for name in ("kind", "num_devices", "num_hosts", "samples_per_device", "table_bytes", "dense_bytes"):
                 setattr(account, name, line[name])
     return found
 

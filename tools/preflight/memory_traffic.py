@@ -72,11 +72,7 @@ class _Program:
             return self._moved_by_fusion(one, operands, self.computations.get(called[1], {}))
         if one.op in _PARTIAL:
             # What else they read are indices.
-            return (
-                2 * array_bytes(one.kind, is_main=True)
-                if _is_main(operands[:1])
-                else array_bytes(one.kind, is_main=True)
-            )
+            return array_bytes(one.kind, is_main=True) + _is_main(operands[:1]) * array_bytes(one.kind)
         if one.op in _IN_PLACE and len(operands) > 1:
             return array_bytes(operands[-1 if one.op == "scatter" else 1].kind, is_main=True) + (
                 _is_main(operands[:1]) * array_bytes(_written(one, operands).kind)

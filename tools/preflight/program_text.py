@@ -15,8 +15,9 @@ _COLLECTIVE = re.compile(
 )
 _GROUPS = re.compile(r"replica_groups=(?:\{\{(?P<first>[\d,]*)\}|\[(?P<num>\d+),(?P<size>\d+)\])")
 _COPY = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = .*?\b(?:copy|copy-start|transpose)\(")
-# `infeed` and the like move arrays while a program runs; a callback to Python becomes one of them.
-_HOST_CALL = re.compile(r" (?:infeed|outfeed)\(|is_host_transfer=true|custom_call_target=\"[^\"]*callback[^\"]*\"")
+# A callback to Python becomes a message to the host. Looked for before compiling: between slices, the compiler sends
+# through hosts of its own accord.
+_HOST_CALL = re.compile(r"stablehlo\.(?:infeed|outfeed)|is_host_transfer = true|custom_call @\w*callback")
 _DOUBLE = re.compile(r"tensor<(?:[\dx]*x)?(?:f64|complex<f64>)>")
 
 
@@ -74,14 +75,14 @@ def flaws_in(lowered: str, text: str, *, tables: Collection[tuple[int, int]]) ->
     """What a program of a training step should not contain, a sentence each.
 
     Args:
-      lowered: text of the program before it was compiled, since the compiler hides float64.
+      lowered: text of the program before it was compiled.
       text: text of the compiled program.
       tables: shapes of the tables on a device.
     """
     found = []
     if _DOUBLE.search(lowered):
         found.append("float64: a TPU computes it in many steps of float32. Use float32, and leave jax_enable_x64 off.")
-    if _HOST_CALL.search(text):
+    if _HOST_CALL.search(lowered):
         found.append("a call to the host: the devices wait for it in each step. Leave callbacks out of the model.")
     # A copy in the fast memory within the chip is meant. What begins one names its target first.
     targets = [

@@ -22,6 +22,8 @@ def render(found: list[SliceAccount]) -> str:
 
 def problems(account: SliceAccount) -> list[str]:
     """What keeps the job from running on the slice, a sentence each."""
+    if account.refusal:
+        return [account.refusal]
     rates, found = account.wanted.rates, []
     room = rates.memory_bytes // rates.devices
     for program in account.programs:
@@ -49,10 +51,9 @@ def _remedy(account: SliceAccount) -> str:
         return f"{held} Keep large tables on hosts (TableConfig(place='host'))."
     if dense > account.wanted.rates.memory_bytes // 4:
         return f"{held} Cut parameters over devices (--mesh data=1,model=4), or train them in bfloat16."
-    per_device = account.padded_share * account.num_hosts // max(1, account.num_devices)
+    samples = plural(account.samples_per_device, "sample")
     return (
-        f"{held} The rest comes from {plural(per_device, 'sample')} a device. Use a smaller batch, more chips, or "
-        "compute_dtype='bfloat16'."
+        f"{held} The rest comes from {samples} a device. Use a smaller batch, more chips, or compute_dtype='bfloat16'."
     )
 
 
@@ -64,10 +65,12 @@ def _shortened(why: str) -> str:
 def _slice(account: SliceAccount) -> str:
     wanted, rates = account.wanted, account.wanted.rates
     slices = f"{account.num_slices} slices of " if account.num_slices > 1 else ""
-    per_device = account.padded_share * account.num_hosts // max(1, account.num_devices)
+    if account.refusal:
+        return f"{wanted.name}:\n  ! {account.refusal}"
+    each = f"{plural(account.samples_per_device, 'sample')} and {format_bytes(rates.memory_bytes // rates.devices)}"
     lines = [
         f"{slices}{wanted.name}: {account.num_devices} x {account.kind} on {plural(account.num_hosts, 'host')}, "
-        f"{plural(per_device, 'sample')} a device, {format_bytes(rates.memory_bytes // rates.devices)} each"
+        f"each with {each} of memory"
     ]
     rows = [
         ("program", "compiled in", "memory", "temporaries", "flops", "memory traffic", "sends", "from and to host", "")
@@ -104,11 +107,11 @@ def _row(program: ProgramAccount, account: SliceAccount) -> tuple[str, ...]:
         format_bytes(program.memory_traffic_bytes),
         format_bytes(program.sent_bytes),
         f"{format_bytes(program.to_device_bytes)}, {format_bytes(program.to_host_bytes)}",
-        f"at least {format_seconds(seconds)} ({part})",
+        f"at least {_seconds(seconds)} ({part})",
     )
 
 
-def format_seconds(seconds: float) -> str:
+def _seconds(seconds: float) -> str:
     """`17.3 us`, `2.1 ms`, or as durations are written."""
     if seconds < 1e-3:
         return f"{1e6 * seconds:.3g} us"

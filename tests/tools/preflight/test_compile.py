@@ -59,12 +59,12 @@ def test_programs_stay_as_good_as_they_were(name: str) -> None:
     assert before.keys() == now.keys()
     # A page of memory is no change for the worse.
     moved = {at: (before[at], now[at]) for at in before if abs(now[at] - before[at]) > TOLERANCE * before[at] + 4096}
-    assert not moved, "if that is meant, store the figures anew: python -m tests.tools.preflight.compiled --all"
+    assert not moved, "if that is meant, store the figures anew: python -m tests.tools.preflight.compiled"
 
 
 @needs_libtpu
 def test_a_command_tells_what_a_slice_would_do(
-    small_data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.chdir(ROOT)
@@ -113,10 +113,21 @@ def test_a_compiler_that_ends_its_process_is_told() -> None:
 
 
 @needs_libtpu
-def test_a_mesh_that_the_hosts_do_not_have_is_refused() -> None:
+def test_what_a_slice_cannot_have_is_told_beside_the_others() -> None:
     options = DeviceOptions(mesh=(("data", 4), ("model", 2)))
-    with pytest.raises(ConfigurationError, match=r"Found 4 x TPU v6 lite on a host and mesh=data=4,model=2"):
-        compile_for(job(), [parse_slice("v6e:2x4", num_hosts=2)], options=options, environ=os.environ)
+    slices = [parse_slice("v6e:2x4", num_hosts=2), parse_slice("v6e:2x4")]
+    four, eight = compile_for(job(), slices, options=options, environ=os.environ)
+    assert problems(four)[0].startswith("Found 4 x TPU v6 lite on a host and mesh=data=4,model=2")
+    # What is refused takes nothing from the others.
+    assert problems(eight) == []
+    assert {program.name for program in eight.programs} == {"forward", "train"}
+
+
+@needs_libtpu
+def test_more_hosts_than_training_takes_are_refused_in_its_words() -> None:
+    (many,) = compile_for(job(), [parse_slice("v5e:16x16")], environ=os.environ)
+    assert problems(many)[0].startswith("Found 64 hosts for the 16 lanes of job 'linear'")
+    assert problems(many)[0] in render([many])
 
 
 def test_without_the_compiler_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

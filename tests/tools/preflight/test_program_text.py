@@ -74,8 +74,10 @@ def test_what_does_not_belong_in_a_step_is_named() -> None:
     table = (100, 128)
     assert flaws_in("tensor<4xf32>", PROGRAM, tables=[table]) == []
     copied = "  %copy.1 = f32[100,128]{0,1:T(8,128)} copy(%table)\n"
-    called = '  %call = f32[] custom-call(%x), custom_call_target="xla_ffi_python_cpu_callback"\n'
-    sent = "  %send = (f32[2], u32[], token[]) send(%x, %t), channel_id=2, is_host_transfer=true\n"
+    called = "%0 = stablehlo.custom_call @xla_ffi_python_cpu_callback(%arg0)"
+    sent = '%2 = "stablehlo.send"(%0, %1) <{channel_handle = #handle, is_host_transfer = true}>'
+    between_slices = "  %send = (f32[2], u32[], token[]) send(%x, %t), channel_id=2, is_host_transfer=true\n"
+    assert flaws_in("", between_slices, tables=[]) == []
     (copy,) = flaws_in("", PROGRAM + copied, tables=[table])
     assert copy.startswith("a copy of a table of 100 x 128")
     begun = "  %copy-start.1 = (f32[100,128]{0,1}, f32[100,128]{1,0}, u32[]{:S(2)}) copy-start(%table)\n"
@@ -83,7 +85,7 @@ def test_what_does_not_belong_in_a_step_is_named() -> None:
     near = "  %copy.1 = f32[100,128]{0,1:T(8,128)S(1)} copy(%table)\n"
     assert flaws_in("", near, tables=[table]) == flaws_in("", copied, tables=[(7, 128)]) == []
     for text in (called, sent):
-        (call,) = flaws_in("", text, tables=[])
+        (call,) = flaws_in(text, "", tables=[])
         assert call.startswith("a call to the host")
     for double in ("tensor<f64>", "tensor<4x2xf64>", "tensor<3xcomplex<f64>>"):
         (found,) = flaws_in(double, "", tables=[])

@@ -77,7 +77,7 @@ class PageableStaging:
 
     def __init__(self, mesh: GangMesh, num_words: int) -> None:
         self._mesh = mesh
-        # What stands between arrays is never read. Zeros keep it from being another program's memory.
+        # What stands between arrays is never written, and never read.
         self._words = np.zeros((mesh.num_parts, num_words), np.uint32)
         self.rows = list(self._words)
 
