@@ -204,6 +204,7 @@ def test_a_table_without_optimizer_is_only_read():
 def test_compiling_ahead_runs_everything_on_nothing():
     specs = [spec_of(dim=dim, optimizer=optimizer) for dim in (3, 8) for optimizer in (SGD(), Adam(lazy_adam=False))]
     compile_kernels([*specs, TableSpec.of(TableConfig(10, 3, name="read only"), seed=1)])
+    assert table_rules._update_tables.signatures
 
 
 def test_what_is_compiled_ahead_is_not_compiled_in_a_step() -> None:

@@ -14,7 +14,7 @@ from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.options import DeviceOptions
 from podembed.workers.device.transfers import pinned
 
-NUM_WORDS = 1000
+NUM_WORDS = 8 * pinned.LANES
 
 
 @pytest.mark.parametrize("has_pinned", [True, False])
@@ -31,7 +31,7 @@ def test_each_send_takes_what_was_written_since(monkeypatch: pytest.MonkeyPatch,
         sent = found.send()
         # The memory may be written again once the devices are done with what was sent.
         computed = jax.block_until_ready(sent ^ np.uint32(0))
-        np.testing.assert_array_equal(computed, [words] * mesh.num_all_parts)
+        np.testing.assert_array_equal(computed, [words.reshape(-1, pinned.LANES)] * mesh.num_all_parts)
         assert sent.sharding.memory_kind != "pinned_host"
 
 
