@@ -78,19 +78,24 @@ class IdsLayout:
       num_bags: by feature that looks up in such a table, those of a host with padding.
       weighted: of these features, those whose ids have weights.
       num_tables: how many there are.
+      num_arrays: in how many arrays the sharded ones among them lie.
       bucket_floats: the largest bucket of any, with its slots.
     """
 
     num_bags: Mapping[str, int] = field(default_factory=dict)
     weighted: frozenset[str] = frozenset()
     num_tables: int = 0
+    num_arrays: int = 0
     bucket_floats: int = 0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes by name of an array. Pages that no step writes take no memory."""
         if not self.num_bags:
             return {}
-        found: dict[str, tuple[int, ...]] = {_LEVELS: (len(self.num_bags),), _RATES: (self.num_tables,)}
+        found: dict[str, tuple[int, ...]] = {
+            _LEVELS: (len(self.num_bags) + self.num_arrays,),
+            _RATES: (self.num_tables,),
+        }
         found |= {f"{_ROWS}{name}": (count * MOST_IDS,) for name, count in self.num_bags.items()}
         return found | {f"{_WEIGHTS}{name}": (self.num_bags[name] * MOST_IDS,) for name in sorted(self.weighted)}
 
@@ -101,7 +106,7 @@ class IdsLayout:
     def bags_in(self, arrays: Mapping[str, np.ndarray], levels: Sequence[int]) -> dict[str, BagArrays]:
         """The ids of a batch by feature, with the room of these levels."""
         found = {}
-        for (name, count), level in zip(self.num_bags.items(), levels, strict=True):
+        for (name, count), level in zip(self.num_bags.items(), levels[: len(self.num_bags)], strict=True):
             room = padded_ids(level)
             weights = arrays.get(f"{_WEIGHTS}{name}")
             found[name] = BagArrays(
@@ -111,7 +116,7 @@ class IdsLayout:
         return found
 
     def levels_in(self, arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:
-        """The padding level of each feature in a batch."""
+        """The padding level of each feature in a batch, and those of messages between devices."""
         return tuple(arrays[_LEVELS].tolist()) if self.num_bags else ()
 
     def say_levels(self, arrays: Mapping[str, np.ndarray], levels: Sequence[int]) -> None:
@@ -162,7 +167,7 @@ class ChannelLayout:
         they say, all others float32.
         """
         n = self.num_samples
-        named: dict[str, tuple[int, ...]] = {_NUM_DEVICES: (1,)} if self.sequences else {}
+        named: dict[str, tuple[int, ...]] = {_NUM_DEVICES: (1,)}
         named |= {f"{_LENGTHS}{name}": (n,) for name in self.sequences}
         named |= {f"{_COLUMN}{name}": (n, *shape.inner) for name, shape in self.columns.items()}
         return named | {
@@ -238,14 +243,13 @@ class ChannelEnd:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the device process, which writes the number for a job with sequences."""
+        """Parts of the samples in the device process, which writes the number."""
         return max(1, int(self.buffers[0][_NUM_DEVICES][0]))
 
     def say_num_devices(self, count: int) -> None:
         """Tells the host over how many devices its samples are spread."""
         for arrays in self.buffers:
-            if _NUM_DEVICES in arrays:
-                arrays[_NUM_DEVICES][0] = count
+            arrays[_NUM_DEVICES][0] = count
 
     def send(self, record: Record) -> None:
         """Announces a record.

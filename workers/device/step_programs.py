@@ -136,7 +136,9 @@ class StepPrograms:
 
         def forward(params: Any, state: Any, tables: Tables, *arguments: Any) -> jax.Array:
             own, step, _ = way.unpacked(inputs, arguments)
-            found, _ = on_tables.looked_up(tables, on_tables.asked(self._bags(own)), own.activations)
+            found, _ = on_tables.looked_up(
+                tables, on_tables.asked(self._bags(own), self._room_levels(levels)), own.activations
+            )
             full = replace(own, activations=found)
             return scores_of_batch(job, shares, longest, params, state, full, step)
 
@@ -175,7 +177,7 @@ class StepPrograms:
 
         def train(params: Any, optimizer_state: Any, state: Any, tables: Tables, rates: Any, *arguments: Any) -> Any:
             own, step, scale = way.unpacked(inputs, arguments)
-            asked = on_tables.asked(self._bags(own))
+            asked = on_tables.asked(self._bags(own), self._room_levels(levels))
             found, rounds = on_tables.looked_up(tables, asked, own.activations)
             full = replace(own, activations=found)
             *states, gradients, loss, measured = training_step(
@@ -211,7 +213,10 @@ class StepPrograms:
         """Shape of the learning rates of the tables on devices; None without any, which costs nothing."""
         if not self._tables:
             return None
-        return jax.ShapeDtypeStruct((len(self._tables),), jnp.float32, sharding=self._mesh.replicated)
+        return jax.ShapeDtypeStruct((len(self._table_step.tables),), jnp.float32, sharding=self._mesh.replicated)
+
+    def _room_levels(self, levels: PaddingLevels) -> PaddingLevels:
+        return levels[2 + len(self._job.device_features) :]
 
     def _bags(self, inputs: Inputs) -> dict[str, BagIds]:
         """The ids of the features whose tables lie on devices."""
@@ -273,7 +278,7 @@ class StepPrograms:
     def _bags_at(self, levels: PaddingLevels) -> dict[str, _Bags]:
         """The bags of each feature of a table on devices, over all devices."""
         found = {}
-        own = levels[2:] or smallest_levels(len(self._job.device_features))
+        own = levels[2 : 2 + len(self._job.device_features)] or smallest_levels(len(self._job.device_features))
         for name, level in zip(self._job.device_features, own, strict=True):
             num = self._rows * math.prod(self._job.activation_shapes[name][:-1])
             if name in self._job.sequences:

@@ -161,7 +161,7 @@ class HostGeneration:
             overlap=self._job.overlap,
             schedule=self._job.schedule,
             leaves_out_unlabelled=self._job.leaves_out_unlabelled,
-            ids=DeviceIds(self._job, end),
+            ids=DeviceIds(self._job, self._lookups.both.specs, end, num_hosts=self.spec.num_hosts),
         )
         self._windows = Windows(
             self._job,

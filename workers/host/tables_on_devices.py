@@ -11,18 +11,20 @@ rows are those of the last one, so norms ask the devices for single rows. Rows o
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.shards import sharded_arrays
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.data.input_errors import InputError
 from podembed.workers.device.shared_memory import BagArrays, ChannelEnd, IdsLayout, Record, RecordKind
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.padding import LARGEST_LEVELS, MOST_IDS, PaddingLevels, padding_level, smallest_levels
+from podembed.workers.job.padding import LARGEST_LEVELS, MOST_IDS, PaddingLevels, padding_level, room_level
 from podembed.workers.job.tables import device_tables, weighted_features
 from podembed.workers.liveness.progress import Phase, Tracker
 
@@ -41,6 +43,7 @@ def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) 
         num_bags={name: num_samples * math.prod(job.activation_shapes[name][:-1]) for name in job.device_features},
         weighted=weighted_features(job),
         num_tables=len(held),
+        num_arrays=len(sharded_arrays([specs[one.at] for one in held], 1)),
         bucket_floats=max(specs[one.at].bucket_bytes for one in held) // 4,
     )
 
@@ -50,25 +53,47 @@ class DeviceIds:
     memory.
 
     Args:
+      specs: specs of all tables.
       device: the end of the memory that is shared with the device process.
+      num_hosts: number of hosts.
     """
 
-    def __init__(self, job: JobConfig, device: ChannelEnd) -> None:
-        self._device, self._layout = device, device.layout.on_devices
+    def __init__(self, job: JobConfig, specs: Sequence[TableSpec], device: ChannelEnd, *, num_hosts: int) -> None:
+        self._device, self._layout, self._num_hosts = device, device.layout.on_devices, num_hosts
         self._num_rows = {name: feature.table.vocabulary_size for name, feature in job.device_features.items()}
-        self._levels = smallest_levels(len(self._num_rows))
+        self._levels: tuple[int, ...] = ()
+        self._held = [(specs[table.at], [*table.features]) for table in device_tables(job)]
         self._tables = [table.at for table in device_tables(job)]
+        self._num_batches = 0
 
     def levels(self, bags: Mapping[str, Ragged], others: PaddingLevels) -> PaddingLevels:
-        """The room that a batch needs: `others` of its sequences, and behind them one level a feature.
+        """The room that a batch needs: `others` of its sequences, behind them one level a feature, and one an array of
+        sharded tables.
 
         Raises:
           InputError: an id lies outside its table, or a bag has too many of them.
         """
-        if not self._levels:
+        if not self._num_rows:
             return others
         own = [self._level(name, bags[name]) for name in self._num_rows]
-        return (*(others or LARGEST_LEVELS), *map(min, own, self._levels))
+        self._num_batches += 1
+        if self._num_batches & (self._num_batches - 1):
+            own += self._levels[len(own) :]
+        else:
+            # Numbers of distinct rows change little from one batch to another.
+            own += self._room_levels(bags)
+        return (*(others or LARGEST_LEVELS), *map(min, own, self._levels or own))
+
+    def _room_levels(self, bags: Mapping[str, Ragged]) -> list[int]:
+        num_devices, features = self._device.num_devices, {spec.name: names for spec, names in self._held}
+        levels = []
+        for array in sharded_arrays([spec for spec, _ in self._held], self._num_hosts * num_devices):
+            expected = [0.0] * num_devices
+            for at, (table, layout) in itertools.product(range(num_devices), array.tables.items()):
+                wanted = np.concatenate([_part(bags[name], at, num_devices) for name in features[table]])
+                expected[at] += layout.largest_share * len(np.unique(wanted))
+            levels.append(room_level(max(expected)))
+        return levels
 
     def _level(self, name: str, bags: Ragged) -> int:
         values, num_rows = bags.values, self._num_rows[name]
@@ -104,6 +129,12 @@ class DeviceIds:
           rates: rates of all tables of the job.
         """
         self._layout.rates_in(self._device.buffers[buffer])[:] = [rates[at] for at in self._tables]
+
+
+def _part(bags: Ragged, at: int, num_parts: int) -> np.ndarray:
+    """About the ids of one device."""
+    begin, end = at * len(bags.values) // num_parts, (at + 1) * len(bags.values) // num_parts
+    return bags.values[begin:end]
 
 
 def _fill(out: BagArrays, bags: Ragged) -> None:

@@ -11,6 +11,9 @@ has room for the declared maximum.
 *Bags* of a feature whose table is on devices have one level, a power of two ids. It holds the longest bag of a step on
 any host. Sizes never become smaller within a generation. Numbers are the same whatever the size, since the ids of a bag
 are summed one after another.
+
+*Messages* between devices about sharded tables have one level for each array of them. It holds the distinct rows that a
+device asks of another, as a batch now and then shows, with a margin. What does not fit goes in another round.
 """
 
 from __future__ import annotations
@@ -122,6 +125,25 @@ def padding_level(longest: int) -> int:
 def padded_ids(level: int) -> int:
     """The number of ids that a bag of a level has room for."""
     return 1 << (_LAST_LEVEL - level)
+
+
+_LAST_ROOM = 60
+
+
+def room_level(expected: float) -> int:
+    """The highest level with room for as many rows as a device may want of another, if it wants so many of the average
+    one. Rows spread by chance, so four times the spread is added to a quarter.
+    """
+    wanted = math.ceil(1.25 * expected + 4 * math.sqrt(expected))
+    level = _LAST_ROOM
+    while rows_of_room(level) < wanted:
+        level -= 1
+    return level
+
+
+def rows_of_room(level: int) -> int:
+    """The rows that a message of a level has room for: fewer by the square root of two from one level to the next."""
+    return max(8, -(-math.isqrt(1 << (_LAST_ROOM - level)) // 8) * 8)
 
 
 def smallest_levels(count: int) -> tuple[int, ...]:

@@ -32,28 +32,28 @@ def found(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_every_id_gets_its_row_and_every_row_its_gradients(found: dict[str, Any]) -> None:
     """Beside numpy in float64, whatever the ids: equal ones, all of one device, none, a single one."""
-    for case, by_margin in found.items():
-        for margin, kinds in by_margin.items():
+    for case, by_room in found.items():
+        for room, kinds in by_room.items():
             for kind, one in kinds.items():
-                where = f"{case}, margin {margin}, {kind}"
+                where = f"{case}, room {room}, {kind}"
                 assert one["vectors"] == 0, where
                 assert one["rows"] < 2e-6, where
                 assert one["accumulator"] < 2e-6, where
 
 
 def test_rooms_that_are_too_small_make_more_rounds_of_the_same_bytes(found: dict[str, Any]) -> None:
-    for case, by_margin in found.items():
-        large, usual, small = (by_margin[margin] for margin in ("1000", "2", "0.1"))
+    for case, by_room in found.items():
+        large, usual, small = (by_room[room] for room in ("all", "usual", "least"))
         assert {one["rounds"] for one in large.values()} == {1}, case
         assert small["mixed"]["rounds"] > 1, case
         for kind, one in large.items():
             assert one["digest"] == usual[kind]["digest"] == small[kind]["digest"], (case, kind)
-    eight = found["8 parts, 256 buckets"]["2"]
-    # Equal ids travel once, and ids that are spread fit. Of 48 ids for one owner 16 have room, and devices want others.
+    eight = found["8 parts, 256 buckets"]["usual"]
+    # Equal ids travel once, and ids that are spread fit. Of 125 rows of one owner 48 have room.
     assert {kind: one["rounds"] for kind, one in eight.items()} == {
         "mixed": 1,
         "equal": 1,
-        "one part": 4,
+        "one part": 3,
         "none": 1,
         "one id": 1,
         "skewed": 1,

@@ -4,31 +4,28 @@ Pure functions of the arrays of one device, within a map over all devices. A dev
 and sorts them, so those of each owner lie in a row. A message has a fixed *room* of ids for each pair of devices. An
 owner of more than that is asked in several *rounds*. All devices agree where a round ends at each owner: at the first
 slot for which some device has no more room. So a row is wholly in one round, and numbers do not hang on the room. All
-tables share a round's messages. Nearly all steps have one round.
+arrays share a round's messages. Nearly all steps have one round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from podembed.embedding.shards import ShardLayout
+from podembed.embedding.shards import ShardedArray
 from podembed.workers.device.options import AXIS
-from podembed.workers.device.tables.updates import Entries
-
-MARGIN = 2
-"""The room is at least this many times what the busiest owner has of ids that are spread evenly."""
-LEAST_ROOM = 8
+from podembed.workers.device.tables.updates import Entries, sums_of_runs
+from podembed.workers.job.padding import room_level, rows_of_room
 
 
 class Wanted(NamedTuple):
-    """The rows that one device wants of a table.
+    """The rows that one device wants of an array.
 
     Attributes:
-      slots: int32 `[n]`: distinct ones, rising; behind them `num_slots` of the layout.
+      slots: int32 `[n]`: distinct ones, rising; behind them `num_slots` of the array.
       places: int32 `[n]`: by id, where its slot is among these; -1 for none.
       order, is_first: int32 and bool `[n]`: the ids by their slots, and which of them begins another slot.
       ends: int32 `[num_parts + 1]`: where the slots of each owner begin among `slots`, and where the last one's end.
@@ -41,44 +38,68 @@ class Wanted(NamedTuple):
     ends: jax.Array
 
     @staticmethod
-    def of(rows: jax.Array, layout: ShardLayout) -> Wanted:
-        """The rows of ids: int32 `[n]`, -1 for none."""
-        size = rows.shape[0]
-        slots = jnp.where(rows < 0, layout.num_slots, layout.slots_of(jnp.maximum(rows, 0)))
-        slots, order = jax.lax.sort((slots, jnp.arange(size, dtype=jnp.int32)), num_keys=1, is_stable=True)
+    def of(asked: jax.Array, array: ShardedArray) -> Wanted:
+        """The slots of ids: int32 `[n]`, `num_slots` for none."""
+        size = asked.shape[0]
+        slots, order = jax.lax.sort((asked, jnp.arange(size, dtype=jnp.int32)), num_keys=1, is_stable=True)
         is_first = jnp.concatenate([jnp.ones(1, bool), slots[1:] != slots[:-1]])
         number = jnp.cumsum(is_first, dtype=jnp.int32) - 1
-        distinct = jnp.full(size, layout.num_slots, jnp.int32).at[number].set(slots)
+        distinct = jnp.full(size, array.num_slots, jnp.int32).at[number].set(slots)
         places = jnp.zeros(size, jnp.int32).at[order].set(number, unique_indices=True)
         return Wanted(
             slots=distinct,
-            places=jnp.where(rows < 0, -1, places),
+            places=jnp.where(asked == array.num_slots, -1, places),
             order=order,
             is_first=is_first,
-            ends=jnp.searchsorted(distinct, _bounds(layout)).astype(jnp.int32),
+            ends=jnp.searchsorted(distinct, _bounds(array)).astype(jnp.int32),
         )
 
+    def sums(self, gradients: jax.Array, *, in_a_tree: bool) -> jax.Array:
+        """The sum of each slot, `[n, dim]`, of the gradients of ids, `[n, dim]`: in the order of the ids.
 
-class AskedTable(NamedTuple):
-    """A table in the messages of a step.
+        Args:
+          in_a_tree: as of `sums_of_runs`.
+        """
+        if in_a_tree:
+            number = jnp.cumsum(self.is_first) - 1
+            return sums_of_runs(gradients[self.order], self.is_first, number, in_a_tree=True)
+        places = jnp.where(self.places < 0, len(self.places), self.places)
+        return jnp.zeros_like(gradients).at[places].add(gradients, mode="drop")
+
+
+class AskedArray(NamedTuple):
+    """An array of tables in the messages of a step.
 
     Attributes:
-      layout: layout over the parts.
+      array: its tables.
       wanted: slots that this device wants.
       room: ids of a message between two devices.
     """
 
-    layout: ShardLayout
+    array: ShardedArray
     wanted: Wanted
     room: int
 
     @staticmethod
-    def of(rows: jax.Array, layout: ShardLayout) -> AskedTable:
-        return AskedTable(layout, Wanted.of(rows, layout), room_of(rows.shape[0], layout))
+    def of(rows: Mapping[str, jax.Array], array: ShardedArray, *, level: int | None = None) -> AskedArray:
+        """What the ids of a device ask for: by table int32 `[n]`, -1 for none.
+
+        Args:
+          level: level of the room; None for one in which as many rows as ids fit.
+        """
+        slots = jnp.concatenate(
+            [
+                jnp.where(rows[name] < 0, array.num_slots, array.slots_of(name, jnp.maximum(rows[name], 0)))
+                for name in array.tables
+            ]
+        )
+        if level is None:
+            level = room_level(sum(rows[name].size * layout.largest_share for name, layout in array.tables.items()))
+        return AskedArray(array, Wanted.of(slots, array), min(len(slots), rows_of_room(level)))
 
 
 class AskedRound(NamedTuple):
-    """A table in one round.
+    """An array in one round.
 
     Attributes:
       begin: int32 `[num_parts]`: the first place of each owner's slots.
@@ -98,17 +119,11 @@ class AskedRound(NamedTuple):
         return self.begin[:, None] + jnp.arange(self.is_there.shape[1], dtype=jnp.int32)
 
 
-def room_of(num_ids: int, layout: ShardLayout) -> int:
-    """The ids of a message between two devices of which each has so many: a power of two, or all of them."""
-    wanted = max(LEAST_ROOM, int(MARGIN * num_ids * layout.largest_share))
-    return min(num_ids, 1 << (wanted - 1).bit_length())
-
-
-def fetched(shards: Sequence[AskedTable], tables: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
-    """The rows of all wanted slots, `[n, dim]` by table, and the number of rounds that it took.
+def fetched(shards: Sequence[AskedArray], tables: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+    """The rows of all wanted slots, `[n, dim]` by array, and the number of rounds that it took.
 
     Args:
-      tables: the part of this device of each table, `[rows_per_part, dim]`.
+      tables: the part of this device of each array, `[rows_per_part, dim]`.
     """
 
     def turn(turns: Sequence[AskedRound], found: list[jax.Array]) -> list[jax.Array]:
@@ -126,7 +141,7 @@ def fetched(shards: Sequence[AskedTable], tables: Sequence[jax.Array]) -> tuple[
 
 
 def given(
-    shards: Sequence[AskedTable],
+    shards: Sequence[AskedArray],
     sums: Sequence[jax.Array],
     take: Callable[[Sequence[Entries], Any], Any],
     start: Any,
@@ -134,8 +149,8 @@ def given(
     """Gives gradients to the owners of their rows, and lets `take` update these, round by round.
 
     Args:
-      sums: gradients of the wanted slots, `[n, dim]` by table.
-      take: (entries of each table, by local slots and one device after another; state) → state.
+      sums: gradients of the wanted slots, `[n, dim]` by array.
+      take: (entries of each array, by local slots and one device after another; state) → state.
       start: first state.
 
     Returns:
@@ -151,7 +166,7 @@ def given(
         rows, gradients = found[: len(shards)], found[len(shards) :]
         entries = [
             Entries(
-                jnp.where(slots == shard.layout.rows_per_part, -1, slots).reshape(-1),
+                jnp.where(slots == shard.array.rows_per_part, -1, slots).reshape(-1),
                 values.reshape(-1, values.shape[2]),
             )
             for shard, slots, values in zip(shards, rows, gradients, strict=True)
@@ -162,10 +177,10 @@ def given(
 
 
 def _in_rounds(
-    shards: Sequence[AskedTable], turn: Callable[[Sequence[AskedRound], Any], Any], start: Any
+    shards: Sequence[AskedArray], turn: Callable[[Sequence[AskedRound], Any], Any], start: Any
 ) -> tuple[Any, jax.Array]:
     """The last state, and the number of rounds."""
-    bounds = [_bounds(shard.layout) for shard in shards]
+    bounds = [_bounds(shard.array) for shard in shards]
     first, last = (jnp.stack([part[at] for part in bounds]) for at in (slice(None, -1), slice(1, None)))
 
     def turned(covered: jax.Array, until: jax.Array, state: Any) -> Any:
@@ -187,39 +202,39 @@ def _in_rounds(
     return state, count
 
 
-def _bounds(layout: ShardLayout) -> jax.Array:
+def _bounds(array: ShardedArray) -> jax.Array:
     """int32 `[num_parts + 1]`: the first slot of each part, and the end of all."""
-    return jnp.arange(layout.num_parts + 1, dtype=jnp.int32) * layout.rows_per_part
+    return jnp.arange(array.num_parts + 1, dtype=jnp.int32) * array.rows_per_part
 
 
-def _begin(shard: AskedTable, covered: jax.Array) -> jax.Array:
+def _begin(shard: AskedArray, covered: jax.Array) -> jax.Array:
     return jnp.searchsorted(shard.wanted.slots, covered).astype(jnp.int32)
 
 
-def _reach(shard: AskedTable, covered: jax.Array, last: jax.Array) -> jax.Array:
+def _reach(shard: AskedArray, covered: jax.Array, last: jax.Array) -> jax.Array:
     """The slot of each owner that this device has no room for."""
     slots, ends = shard.wanted.slots, shard.wanted.ends
     behind = _begin(shard, covered) + shard.room
     return jnp.where(behind < ends[1:], slots[jnp.minimum(behind, slots.shape[0] - 1)], last)
 
 
-def _turn(shard: AskedTable, covered: jax.Array, until: jax.Array) -> AskedRound:
-    slots, ends, layout = shard.wanted.slots, shard.wanted.ends, shard.layout
+def _turn(shard: AskedArray, covered: jax.Array, until: jax.Array) -> AskedRound:
+    slots, ends, array = shard.wanted.slots, shard.wanted.ends, shard.array
     begin = _begin(shard, covered)
     index = begin[:, None] + jnp.arange(shard.room, dtype=jnp.int32)
     wanted = slots[jnp.minimum(index, slots.shape[0] - 1)]
     is_there = (index < ends[1:, None]) & (wanted < until[:, None])
-    sent = jnp.where(is_there, wanted - _bounds(layout)[:-1, None], layout.rows_per_part)
+    sent = jnp.where(is_there, wanted - _bounds(array)[:-1, None], array.rows_per_part)
     owner = _owners(shard)
     return AskedRound(begin, is_there, sent, (slots >= covered[owner]) & (slots < until[owner]))
 
 
-def _owners(shard: AskedTable) -> jax.Array:
+def _owners(shard: AskedArray) -> jax.Array:
     """int32 `[n]`: the owner of each wanted slot; the last one where there is none."""
-    return jnp.minimum(shard.wanted.slots // shard.layout.rows_per_part, shard.layout.num_parts - 1)
+    return jnp.minimum(shard.wanted.slots // shard.array.rows_per_part, shard.array.num_parts - 1)
 
 
-def _taken(shard: AskedTable, turn: AskedRound, vectors: jax.Array, before: jax.Array) -> jax.Array:
+def _taken(shard: AskedArray, turn: AskedRound, vectors: jax.Array, before: jax.Array) -> jax.Array:
     """The rows that came in a round, `[num_parts, room, dim]`, each at its place; others stay."""
     owner = _owners(shard)
     within = jnp.arange(shard.wanted.slots.shape[0], dtype=jnp.int32) - turn.begin[owner]

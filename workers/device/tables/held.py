@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format
 
-from podembed.embedding.shards import ShardLayout
+from podembed.embedding.shards import sharded_arrays
+from podembed.embedding.table_spec import TableSpec
 from podembed.workers.device.device_mesh import GangMesh, whole
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.device.tables.updates import layout_of
@@ -37,29 +38,31 @@ class HeldTables:
 
     Attributes:
       tables: tables in the job's order.
-      arrays: by table its rows and slots, whole on every device, `[num_rows, width]` each. Those of a sharded table are
-        cut over the parts of the samples, `[num_slots, width]`. Before `serve` has joined what hosts sent, only their
-        shapes.
+      arrays: by replicated table its rows and slots, whole on every device, `[num_rows, width]` each. By array of
+        sharded tables the same of all its tables, cut over the parts of the samples, `[num_slots, width]`. Before
+        `serve` has joined what hosts sent, only their shapes.
     """
 
     def __init__(self, tables: Sequence[DeviceTable], mesh: GangMesh) -> None:
         self._mesh, self.tables = mesh, tuple(tables)
         self._specs = {table.at: table.spec for table in tables}
-        self._layouts = {
-            at: ShardLayout(table=spec.layout, num_parts=mesh.num_all_parts)
-            for at, spec in self._specs.items()
-            if spec.is_sharded
-        }
+        sharded = sharded_arrays([table.spec for table in tables], mesh.num_all_parts)
+        self._sharded = {name: array for array in sharded for name in array.tables}
+        # Tables of one array are as wide and have the same slots, so any will do.
+        self._first = {self._array_of(spec): spec for spec in reversed(self._specs.values())}
         # Until rows come, programs are traced by their shapes.
-        self.arrays: Any = {spec.name: self._shapes(at) for at, spec in self._specs.items()}
+        self.arrays: Any = {name: self._shapes(spec) for name, spec in self._first.items()}
         self._coming: dict[str, dict[str, _Here]] = {}
         self._rates: tuple[bytes, jax.Array] | None = None
 
-    def _shapes(self, at: int) -> dict[str, Any]:
-        spec, layout = self._specs[at], self._layouts.get(at)
+    def _array_of(self, spec: TableSpec) -> str:
+        """The name of the array that a table is in."""
+        return self._sharded[spec.name].name if spec.is_sharded else spec.name
+
+    def _shapes(self, spec: TableSpec) -> dict[str, Any]:
         num_rows, sharding = spec.num_rows, self._mesh.replicated
-        if layout is not None:
-            num_rows, sharding = layout.num_slots, self._mesh.by_sample
+        if spec.is_sharded:
+            num_rows, sharding = self._sharded[spec.name].num_slots, self._mesh.by_sample
         return {
             name: jax.ShapeDtypeStruct((num_rows, width), jnp.float32, sharding=Format(layout_of(width), sharding))
             for name, width in spec.widths.items()
@@ -75,59 +78,64 @@ class HeldTables:
     def size_bytes(self) -> int:
         """Bytes of tables on each device."""
         return sum(
-            (self._layouts[at].rows_per_part if at in self._layouts else spec.num_rows) * spec.row_bytes
-            for at, spec in self._specs.items()
+            spec.row_bytes * (self._sharded[name].rows_per_part if spec.is_sharded else spec.num_rows)
+            for name, spec in self._first.items()
         )
 
     def serve(self, end: ChannelEnd, record: Record, *, receive: Callable[[], Record]) -> Record:
         """Answers the records about rows, from `record` on. Returns the first one that is about something else."""
-        taken: dict[int, Mapping[str, _Here]] = {}
+        taken: dict[str, Mapping[str, _Here]] = {}
         while record.kind in ABOUT_ROWS:
             if record.kind is RecordKind.JOIN_BUCKETS:
                 self._join()
             elif record.kind is RecordKind.TAKE_ROWS:
                 self._write_rows(end, record)
             elif record.kind is RecordKind.GIVE_BUCKET:
-                for own, memory in self._bucket(end, record, self._coming_of(record.step)):
+                coming = self._coming_of(self._array_of(self._specs[record.step]))
+                for own, memory in self._bucket(end, record, coming):
                     own[...] = memory
             else:
-                if record.step not in taken:
-                    # Hosts ask for one table after another, and the memory has room for the copy of one.
+                name = self._array_of(self._specs[record.step])
+                if name not in taken:
+                    # Hosts ask for one table after another, and the memory has room for the copy of one array.
                     taken.clear()
-                    taken[record.step] = self._here(record.step)
-                for own, memory in self._bucket(end, record, taken[record.step]):
+                    taken[name] = self._here(name)
+                for own, memory in self._bucket(end, record, taken[name]):
                     memory[...] = own
             end.send(Record(kind=RecordKind.DONE, step=record.step))
             record = receive()
         return record
 
-    def _coming_of(self, at: int) -> dict[str, _Here]:
-        """What hosts have sent of a table."""
-        spec, layout = self._specs[at], self._layouts.get(at)
-        if spec.name not in self._coming:
-            count, length = (1, spec.num_rows) if layout is None else (self._mesh.num_parts, layout.rows_per_part)
-            self._coming[spec.name] = {
-                name: [np.zeros((length, width), np.float32) for _ in range(count)]
-                for name, width in spec.widths.items()
+    def _coming_of(self, name: str) -> dict[str, _Here]:
+        """What hosts have sent of an array."""
+        if name not in self._coming:
+            spec = self._first[name]
+            count, length = (
+                (self._mesh.num_parts, self._sharded[name].rows_per_part) if spec.is_sharded else (1, spec.num_rows)
+            )
+            self._coming[name] = {
+                kind: [np.zeros((length, width), np.float32) for _ in range(count)]
+                for kind, width in spec.widths.items()
             }
-        return self._coming[spec.name]
+        return self._coming[name]
 
-    def _here(self, at: int) -> dict[str, _Here]:
+    def _here(self, name: str) -> dict[str, _Here]:
         """The same of what the devices have now."""
-        arrays = self.arrays[self._specs[at].name]
-        if at not in self._layouts:
-            return {name: [whole(array)] for name, array in arrays.items()}
-        return {name: [np.asarray(part) for part in own_parts(self._mesh, array)] for name, array in arrays.items()}
+        arrays = self.arrays[name]
+        if name not in self._sharded:
+            return {kind: [whole(array)] for kind, array in arrays.items()}
+        return {kind: [np.asarray(part) for part in own_parts(self._mesh, array)] for kind, array in arrays.items()}
 
     def _bucket(
         self, end: ChannelEnd, record: Record, values: Mapping[str, _Here]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """The rows of a bucket and its slots: among `values`, and in the memory that is shared with the host."""
-        spec, layout, bucket = self._specs[record.step], self._layouts.get(record.step), record.buffer
+        spec, bucket = self._specs[record.step], record.buffer
         part, rows = 0, slice(bucket, None, record.levels[0])
-        if layout is not None:
-            part, first = layout.part_of(bucket) - self._mesh.first_part, layout.local_slot(bucket)
-            rows = slice(first, first + layout.table.num_rows_of(bucket))
+        if spec.is_sharded:
+            array = self._sharded[spec.name]
+            part = array.tables[spec.name].part_of(bucket) - self._mesh.first_part
+            rows = array.rows_of_bucket(spec.name, bucket)
         found, at = [], 0
         # As the host has them: compiled programs give a table's arrays back in alphabetical order.
         for name in spec.widths:
@@ -142,16 +150,17 @@ class HeldTables:
         spec, at = self._specs[record.step], 0
         # All devices have the same of a replicated table.
         parts = np.zeros(len(rows), np.int64)
-        if (layout := self._layouts.get(record.step)) is not None:
-            parts, rows = np.divmod(layout.slots_of(rows), layout.rows_per_part)
+        if spec.is_sharded:
+            array = self._sharded[spec.name]
+            parts, rows = np.divmod(array.slots_of(spec.name, rows), array.rows_per_part)
             parts -= self._mesh.first_part
         memory = {}
         for name, width in spec.widths.items():
             memory[name] = end.bucket[at : at + len(rows) * width].reshape(len(rows), width)
             at += len(rows) * width
         shards = {
-            name: own_parts(self._mesh, array) if layout is not None else [array.addressable_data(0)]
-            for name, array in self.arrays[spec.name].items()
+            name: own_parts(self._mesh, array) if spec.is_sharded else [array.addressable_data(0)]
+            for name, array in self.arrays[self._array_of(spec)].items()
         }
         for part in np.unique(parts):
             wanted, own = parts == part, {name: of_part[part] for name, of_part in shards.items()}
@@ -161,16 +170,16 @@ class HeldTables:
 
     def _join(self) -> None:
         """Brings what came onto all devices. Every process of the gang has the same part in it."""
-        for at in self._specs:
-            self._coming_of(at)
+        for name in self._first:
+            self._coming_of(name)
         coming, self._coming = self._coming, {}
         self.arrays = {
-            spec.name: {name: _laid_out(self._joined(parts, at)) for name, parts in coming[spec.name].items()}
-            for at, spec in self._specs.items()
+            name: {kind: _laid_out(self._joined(parts, name)) for kind, parts in coming[name].items()}
+            for name in self._first
         }
 
-    def _joined(self, parts: _Here, at: int) -> jax.Array:
-        if at in self._layouts:
+    def _joined(self, parts: _Here, name: str) -> jax.Array:
+        if name in self._sharded:
             return self._mesh.split(parts)
         values = parts[0]
         if self._mesh.num_hosts == 1:

@@ -16,24 +16,24 @@ import jax
 import jax.numpy as jnp
 
 from podembed.embedding.row_optimizers.base import Optimizer
-from podembed.embedding.shards import ShardLayout
+from podembed.embedding.shards import sharded_arrays
 from podembed.workers.device.options import AXIS
-from podembed.workers.device.tables.exchange import AskedTable, fetched, given
+from podembed.workers.device.tables.exchange import AskedArray, fetched, given
 from podembed.workers.device.tables.pooling import BagIds, gradients_of_bags, gradients_of_ids, pooled
 from podembed.workers.device.tables.updates import (
     ROWS,
     Arrays,
     Entries,
     sums_by_row,
-    sums_of_runs,
     update_all,
     update_named,
 )
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.padding import PaddingLevels
 from podembed.workers.job.tables import DeviceTable, weighted_features
 
 Tables = Mapping[str, Arrays]
-"""By name of the table."""
+"""By name of the replicated table, and of the array that sharded ones are in."""
 
 
 class TableStep:
@@ -51,27 +51,31 @@ class TableStep:
     def __init__(self, job: JobConfig, tables: Sequence[DeviceTable], *, num_parts: int, platform: str) -> None:
         self._job = job
         self.tables = tuple(tables)
-        self._layouts = {
-            table.spec.name: ShardLayout(table=table.spec.layout, num_parts=num_parts)
-            for table in tables
-            if table.spec.is_sharded
-        }
+        self._arrays = sharded_arrays([table.spec for table in tables], num_parts)
+        self._by_name = {table.spec.name: table for table in tables}
         self.weighted = weighted_features(job)
         # Additions to one place have no order on GPUs, and each device would get other sums.
         self._in_a_tree = platform not in ("cpu", "tpu")
 
-    def asked(self, ids: Mapping[str, BagIds]) -> Asked:
-        """What a step asks of the tables."""
+    def asked(self, ids: Mapping[str, BagIds], levels: PaddingLevels) -> Asked:
+        """What a step asks of the tables.
+
+        Args:
+          levels: room of messages for each array of sharded tables; none for as many rows as there are ids.
+        """
         named, shards = dict(ids), {}
-        for table in self.tables:
-            if not table.spec.is_sharded:
-                continue
-            rows = [ids[name].rows for name in table.features]
-            shard = AskedTable.of(jnp.concatenate([one.reshape(-1) for one in rows]), self._layouts[table.spec.name])
-            ends = itertools.accumulate((one.size for one in rows), initial=0)
-            for name, one, (a, b) in zip(table.features, rows, itertools.pairwise(ends), strict=True):
-                named[name] = ids[name]._replace(rows=shard.wanted.places[a:b].reshape(one.shape))
-            shards[table.spec.name] = shard
+        for at, array in enumerate(self._arrays):
+            features = {name: self._by_name[name].features for name in array.tables}
+            rows = {
+                table: jnp.concatenate([ids[name].rows.reshape(-1) for name in names])
+                for table, names in features.items()
+            }
+            shard, begin = AskedArray.of(rows, array, level=levels[at] if levels else None), 0
+            for name in itertools.chain.from_iterable(features.values()):
+                one = ids[name].rows
+                places = shard.wanted.places[begin : begin + one.size].reshape(one.shape)
+                named[name], begin = ids[name]._replace(rows=places), begin + one.size
+            shards[array.name] = shard
         return Asked(named, shards)
 
     def looked_up(
@@ -86,7 +90,8 @@ class TableStep:
         by_table, rounds = {name: arrays[ROWS] for name, arrays in tables.items()}, None
         if asked.shards:
             fetching, rounds = fetched([*asked.shards.values()], [by_table[name] for name in asked.shards])
-            by_table |= dict(zip(asked.shards, fetching, strict=True))
+            for shard, values in zip(asked.shards.values(), fetching, strict=True):
+                by_table |= dict.fromkeys(shard.array.tables, values)
         for table in self.tables:
             rows = by_table[table.spec.name]
             for name in table.features:
@@ -125,7 +130,7 @@ class TableStep:
             if table.spec.optimizer is not None
         ]
         after: dict[str, Any] = dict(tables)
-        after |= self._shards_updated(tables, asked, [one for one in trained if one.table.spec.is_sharded], rates)
+        after |= self._shards_updated(tables, asked, {one.name: one for one in trained}, rates)
         trained = [one for one in trained if not one.table.spec.is_sharded]
         summed = [one for one in trained if one.is_summed]
         for one, sums in zip(summed, _over_devices([one.sums() for one in summed]), strict=True):
@@ -138,37 +143,38 @@ class TableStep:
         return tuple(found[name] for name in named if name in job.host_features), after
 
     def _shards_updated(
-        self, tables: Tables, asked: Asked, trained: Sequence[_Trained], rates: jax.Array
+        self, tables: Tables, asked: Asked, trained: Mapping[str, _Trained], rates: jax.Array
     ) -> dict[str, Any]:
-        """The sharded tables after the step. Each owner updates its rows."""
-        if not trained:
+        """The arrays of sharded tables after the step. Each owner updates its rows."""
+        # Tables of one array have one rule, so all of them are trained or none, at one rate.
+        shards = {name: shard for name, shard in asked.shards.items() if name in trained}
+        if not shards:
             return {}
-        shards, sums = [asked.shards[one.name] for one in trained], []
-        for one, shard in zip(trained, shards, strict=True):
-            wanted, gradients = shard.wanted, _entries(one.parts).gradients[shard.wanted.order]
-            number = jnp.cumsum(wanted.is_first) - 1
-            sums.append(sums_of_runs(gradients, wanted.is_first, number, in_a_tree=self._in_a_tree))
+        sums = []
+        for shard in shards.values():
+            parts = itertools.chain.from_iterable(trained[table].parts for table in shard.array.tables)
+            sums.append(shard.wanted.sums(_entries([*parts]).gradients, in_a_tree=self._in_a_tree))
+        rules = {name: (trained[name].optimizer, rates[trained[name].number]) for name in shards}
 
         def take(entries: Sequence[Entries], state: Sequence[Any]) -> list[Any]:
             return [
                 before + sums_by_row(own, before.shape[0])
-                if one.optimizer.touches_all_rows
-                else update_named(before, own, one.optimizer, rates[one.number], in_a_tree=self._in_a_tree)
-                for one, own, before in zip(trained, entries, state, strict=True)
+                if optimizer.touches_all_rows
+                else update_named(before, own, optimizer, rate, in_a_tree=self._in_a_tree)
+                for (optimizer, rate), own, before in zip(rules.values(), entries, state, strict=True)
             ]
 
         # A rule that changes all rows waits for the sums of all rounds.
         start = [
-            jnp.zeros((tables[one.name][ROWS].shape[0], one.table.spec.dim + 1))
-            if one.optimizer.touches_all_rows
-            else dict(tables[one.name])
-            for one in trained
+            jnp.zeros((tables[name][ROWS].shape[0], tables[name][ROWS].shape[1] + 1))
+            if optimizer.touches_all_rows
+            else dict(tables[name])
+            for name, (optimizer, _) in rules.items()
         ]
+        found = given([*shards.values()], sums, take, start)
         return {
-            one.name: update_all(tables[one.name], found, one.optimizer, rates[one.number])
-            if one.optimizer.touches_all_rows
-            else found
-            for one, found in zip(trained, given(shards, sums, take, start), strict=True)
+            name: update_all(tables[name], one, optimizer, rate) if optimizer.touches_all_rows else one
+            for (name, (optimizer, rate)), one in zip(rules.items(), found, strict=True)
         }
 
 
@@ -177,11 +183,11 @@ class Asked(NamedTuple):
 
     Attributes:
       ids: ids by feature. Those of a sharded table are places among the rows that the device fetches.
-      shards: sharded tables by name.
+      shards: arrays of sharded tables by name.
     """
 
     ids: Mapping[str, BagIds]
-    shards: Mapping[str, AskedTable]
+    shards: Mapping[str, AskedArray]
 
 
 class _Part(NamedTuple):
