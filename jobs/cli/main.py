@@ -27,6 +27,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import tyro
 
 from podembed.jobs.chaos import command as chaos
+from podembed.jobs.check_device import command as check_device
 from podembed.jobs.cli import preflight, repeated, supervise, tools
 from podembed.jobs.cli.unknown import unknown_in
 from podembed.jobs.prepare import command as prepare_command
@@ -221,6 +222,7 @@ Command = (
     | Annotated[supervise.Supervise, tyro.conf.subcommand("supervise")]
     | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[preflight.Compile, tyro.conf.subcommand("compile")]
+    | Annotated[check_device.CheckDevice, tyro.conf.subcommand("check-device")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[prepare_command.Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[chaos.Chaos, tyro.conf.subcommand("chaos")]
@@ -339,6 +341,8 @@ def _dispatch(command: Any) -> int:
         return supervise.run(command)
     if isinstance(command, preflight.Compile):
         return preflight.compile_job(command, os.environ)
+    if isinstance(command, check_device.CheckDevice):
+        return check_device.run(command, os.environ, monotonic_s=time.monotonic)
     if isinstance(command, prepare_command.Prepare):
         return prepare_command.run(command)
     if isinstance(command, Inspect):
