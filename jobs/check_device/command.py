@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -97,9 +97,10 @@ def run(command: CheckDevice, environ: Mapping[str, str], *, monotonic_s: Callab
     with tempfile.TemporaryDirectory(prefix="podembed-check-") as folder:
         checking = _Checking(folder, environ, began + 60 * command.minutes, monotonic_s)
         try:
-            for one in checking.all(wanted):
-                print(f"{one.name}: {one.state}", file=sys.stderr, flush=True)
-                found.append(one)
+            with closing(checking.all(wanted)) as findings:
+                for one in findings:
+                    print(f"{one.name}: {one.state}", file=sys.stderr, flush=True)
+                    found.append(one)
         except KeyboardInterrupt:
             code, why = EXIT_INTERRUPTED, "interrupted"
     missing = [name for name in wanted if name not in {one.name for one in found}]
@@ -144,7 +145,7 @@ class _Checking:
     def _left_s(self) -> float:
         return self._ends_s - self._monotonic_s()
 
-    def all(self, wanted: Sequence[str]) -> Iterator[Finding]:
+    def all(self, wanted: Sequence[str]) -> Generator[Finding, None, None]:
         """The findings of these checks, as they come. Ends where the time does."""
         from podembed.jobs.check_device.jobs import write_rows
 
@@ -152,18 +153,20 @@ class _Checking:
         both = [check for check in _COMPARED if check.name in wanted]
         yield from self._compared(both)
         measured = [check for check in _MEASURED if check.name in wanted]
-        for check, answer in zip(measured, self._answers(measured, on_devices=True), strict=False):
-            yield self._finding(check, answer)
+        with closing(self._answers(measured, on_devices=True)) as answers:
+            for check, answer in zip(measured, answers, strict=False):
+                yield self._finding(check, answer)
         for name, does in (("bound", self._bound), ("recovery", self._recovery)):
             if name in wanted and self._left_s > 0:
                 yield does()
 
-    def _compared(self, checks: Sequence[_Check]) -> Iterator[Finding]:
+    def _compared(self, checks: Sequence[_Check]) -> Generator[Finding, None, None]:
         ours, theirs = (self._answers(checks, on_devices=on_devices) for on_devices in (True, False))
-        for check, one, other in zip(checks, ours, theirs, strict=False):
-            if "arrays" in other:
-                self._expected[check.name] = other["arrays"]
-            yield self._finding(check, one, other)
+        with closing(ours), closing(theirs):
+            for check, one, other in zip(checks, ours, theirs, strict=False):
+                if "arrays" in other:
+                    self._expected[check.name] = other["arrays"]
+                yield self._finding(check, one, other)
 
     def _finding(self, check: _Check, answer: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Finding:
         from podembed.jobs.check_device.findings import FAILED, MEASURED, Finding, compared
@@ -186,28 +189,29 @@ class _Checking:
 
         return without_names(text, self._names)
 
-    def _answers(self, checks: Sequence[_Check], *, on_devices: bool) -> Iterator[dict[str, Any]]:
+    def _answers(self, checks: Sequence[_Check], *, on_devices: bool) -> Generator[dict[str, Any], None, None]:
         """An answer for each check. Fewer, where the time is over."""
         import numpy as np
 
         waiting, has_begun = list(checks), False
         while waiting and self._left_s > 0:
-            for line in self._lines(waiting, on_devices=on_devices):
-                if "platform" in line:
-                    self.devices, has_begun = line if on_devices else self.devices, True
-                    continue
-                if "arrays" in line:
-                    with np.load(line["arrays"], allow_pickle=False) as arrays:
-                        line["arrays"] = dict(arrays)
-                waiting.pop(0)
-                yield line
+            with closing(self._lines(waiting, on_devices=on_devices)) as lines:
+                for line in lines:
+                    if "platform" in line:
+                        self.devices, has_begun = line if on_devices else self.devices, True
+                        continue
+                    if "arrays" in line:
+                        with np.load(line["arrays"], allow_pickle=False) as arrays:
+                            line["arrays"] = dict(arrays)
+                    waiting.pop(0)
+                    yield line
             if waiting and self._left_s > 0:
                 # The process is gone. Where none finds its devices, no other one would.
                 gone = 1 if has_begun else len(waiting)
                 del waiting[:gone]
                 yield from [{"failed": self._last_words}] * gone
 
-    def _lines(self, checks: Sequence[_Check], *, on_devices: bool) -> Iterator[dict[str, Any]]:
+    def _lines(self, checks: Sequence[_Check], *, on_devices: bool) -> Generator[dict[str, Any], None, None]:
         """The lines of a process. It is killed when the time is over, or nobody reads on."""
         side = "devices" if on_devices else "cpu"
         request = {

@@ -65,9 +65,8 @@ def compared(name: str, kind: str, ours: Mapping[str, Any], expected: Mapping[st
         if key not in ours or key not in expected or ours[key].shape != expected[key].shape:
             return Finding(name=name, state=FAILED, sentence=f"{key} has another shape, or is missing", seconds=seconds)
         one, other = ours[key].astype(np.float64), expected[key].astype(np.float64)
-        apart = np.abs(one - other)
         # Both may lack a number; what one of them lacks is as wrong as can be.
-        apart[np.isnan(one) & np.isnan(other)] = 0.0
+        apart = np.where(np.isnan(one) & np.isnan(other), 0.0, np.abs(one - other))
         absolute = float(np.nan_to_num(apart, nan=np.inf).max(initial=0.0))
         scale = float(np.nan_to_num(np.abs(other)).max(initial=0.0))
         relative = absolute / scale if scale else absolute

@@ -101,8 +101,8 @@ def check_job(*, rows: str, model: str, place: Any = "host", compute_dtype: Any 
 
 
 def _of_tables(many: Any, few: Any) -> tuple[dict[str, FeatureConfig], dict[str, IdColumn]]:
-    """A table for each row optimizer but Lion, whose signs hang on rounding; with combiners, weights, limits, rounded lookups, a sequence, lists of bags, and
-    one that is only read.
+    """A table for each row optimizer but Lion, whose signs hang on rounding; with combiners, weights, limits, rounded
+    lookups, a sequence, lists of bags, and one that is only read.
     """
     first = np.random.default_rng(3).standard_normal((SIZES["many"], DIM)).astype(np.float32)
     limited = Adagrad(0.3, clipvalue=0.01, weight_decay_factor=0.01, clip_weight_min=-0.3, clip_weight_max=0.35)
