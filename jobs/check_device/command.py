@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from podembed.jobs.check_device.findings import Finding
+    from podembed.jobs.check_device.findings import DeviceFinding
 
 EXIT_DIFFERS, EXIT_INTERRUPTED = 1, 130
 CHILD = "podembed.jobs.check_device.child"
@@ -80,7 +80,7 @@ def run(command: CheckDevice, environ: Mapping[str, str], *, monotonic_s: Callab
     Raises:
       ConfigurationError: there is no such check, or the file cannot be written.
     """
-    from podembed.jobs.check_device.findings import DIFFERS, FAILED, NOT_RUN, Finding, page
+    from podembed.jobs.check_device.findings import DIFFERS, FAILED, NOT_RUN, DeviceFinding, page
     from podembed.orchestrator.api.config import ConfigurationError
 
     if unknown := [name for name in command.only if not any(known.startswith(name) for known in NAMES)]:
@@ -93,7 +93,7 @@ def run(command: CheckDevice, environ: Mapping[str, str], *, monotonic_s: Callab
         raise ConfigurationError(f"Found that --out cannot be written: {error}. Name another file.") from error
     wanted = [name for name in NAMES if not command.only or name.startswith(command.only)]
     began, code, why = monotonic_s(), 0, "no time was left; give more --minutes"
-    found: list[Finding] = []
+    found: list[DeviceFinding] = []
     with tempfile.TemporaryDirectory(prefix="podembed-check-") as folder:
         checking = _Checking(folder, environ, began + 60 * command.minutes, monotonic_s)
         try:
@@ -104,7 +104,7 @@ def run(command: CheckDevice, environ: Mapping[str, str], *, monotonic_s: Callab
         except KeyboardInterrupt:
             code, why = EXIT_INTERRUPTED, "interrupted"
     missing = [name for name in wanted if name not in {one.name for one in found}]
-    found += [Finding(name=name, state=NOT_RUN, sentence=why) for name in missing]
+    found += [DeviceFinding(name=name, state=NOT_RUN, sentence=why) for name in missing]
     report = {
         "versions": {name: version for name in _VERSIONS if (version := _version(name))}
         | {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"},
@@ -145,7 +145,7 @@ class _Checking:
     def _left_s(self) -> float:
         return self._ends_s - self._monotonic_s()
 
-    def all(self, wanted: Sequence[str]) -> Generator[Finding, None, None]:
+    def all(self, wanted: Sequence[str]) -> Generator[DeviceFinding, None, None]:
         """The findings of these checks, as they come. Ends where the time does."""
         from podembed.jobs.check_device.jobs import write_rows
 
@@ -160,7 +160,7 @@ class _Checking:
             if name in wanted and self._left_s > 0:
                 yield does()
 
-    def _compared(self, checks: Sequence[_Check]) -> Generator[Finding, None, None]:
+    def _compared(self, checks: Sequence[_Check]) -> Generator[DeviceFinding, None, None]:
         ours, theirs = (self._answers(checks, on_devices=on_devices) for on_devices in (True, False))
         with closing(ours), closing(theirs):
             for check, one, other in zip(checks, ours, theirs, strict=False):
@@ -168,15 +168,17 @@ class _Checking:
                     self._expected[check.name] = other["arrays"]
                 yield self._finding(check, one, other)
 
-    def _finding(self, check: _Check, answer: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Finding:
-        from podembed.jobs.check_device.findings import FAILED, MEASURED, Finding, compared
+    def _finding(
+        self, check: _Check, answer: Mapping[str, Any], other: Mapping[str, Any] | None = None
+    ) -> DeviceFinding:
+        from podembed.jobs.check_device.findings import FAILED, MEASURED, DeviceFinding, compared
 
         where = "on the CPU: " if other and "failed" in other else ""
         if failed := answer.get("failed") or (other or {}).get("failed"):
-            return Finding(name=check.name, state=FAILED, sentence=where + self._told(failed))
+            return DeviceFinding(name=check.name, state=FAILED, sentence=where + self._told(failed))
         if other is None:
             self._steps = answer["figures"] if check.name == "steps" else self._steps
-            return Finding(name=check.name, state=MEASURED, figures=answer["figures"], seconds=answer["seconds"])
+            return DeviceFinding(name=check.name, state=MEASURED, figures=answer["figures"], seconds=answer["seconds"])
         return compared(check.name, self._type(check.type), answer["arrays"], other["arrays"], answer["seconds"])
 
     def _type(self, name: str) -> str:
@@ -244,9 +246,9 @@ class _Checking:
             last = [line.strip() for line in words.read().splitlines() if line.strip()]
             self._last_words = f"the process ended with {code}: {last[-1] if last else 'without a word'}"
 
-    def _bound(self) -> Finding:
+    def _bound(self) -> DeviceFinding:
         """The longest measured step beside what the TPU's compiler makes of it."""
-        from podembed.jobs.check_device.findings import FAILED, MEASURED, NOT_RUN, Finding
+        from podembed.jobs.check_device.findings import FAILED, MEASURED, NOT_RUN, DeviceFinding
         from podembed.orchestrator.api.config import ConfigurationError
         from podembed.tools.preflight.compiling import compile_for
         from podembed.tools.preflight.slices import parse_slice
@@ -257,7 +259,7 @@ class _Checking:
             why = (
                 "no step was measured" if kind else f"`podembed compile` knows TPUs, and no {self.devices.get('kind')}"
             )
-            return Finding(name="bound", state=NOT_RUN, sentence=why)
+            return DeviceFinding(name="bound", state=NOT_RUN, sentence=why)
         samples = max(map(int, self._steps))
         job = JobReference(function="podembed.jobs.check_device.jobs:timed_job", arguments={"batch_size": samples})
         try:
@@ -265,11 +267,11 @@ class _Checking:
             wanted = parse_slice(f"{kind}-{2 * count if kind in ('v4', 'v5p') else count}", num_hosts=1)
             (account,) = compile_for(job, [wanted], environ=self._on_devices)
         except ConfigurationError as error:
-            return Finding(name="bound", state=NOT_RUN, sentence=self._told(str(error)))
+            return DeviceFinding(name="bound", state=NOT_RUN, sentence=self._told(str(error)))
         programs = [one for one in account.programs if one.name.startswith("train")]
         if not programs:
             why = account.refusal or next(iter(account.failures.values()), "nothing was compiled")
-            return Finding(name="bound", state=FAILED, sentence=self._told(why))
+            return DeviceFinding(name="bound", state=FAILED, sentence=self._told(why))
         part, seconds = programs[0].bound(account.wanted.rates)
         measured_ms = self._steps[str(samples)]["ms"]
         figures = {
@@ -280,11 +282,11 @@ class _Checking:
             "times": round(measured_ms / 1e3 / seconds, 1),
             "topology": wanted.compiler_name,
         }
-        return Finding(name="bound", state=MEASURED, figures=figures)
+        return DeviceFinding(name="bound", state=MEASURED, figures=figures)
 
-    def _recovery(self) -> Finding:
+    def _recovery(self) -> DeviceFinding:
         """A run of which the device process is killed. It must end as the undisturbed one on the CPU."""
-        from podembed.jobs.check_device.findings import FAILED, Finding, compared
+        from podembed.jobs.check_device.findings import FAILED, DeviceFinding, compared
         from podembed.jobs.check_device.programs import NUM_STEPS, committed
 
         faults = [{"point": "device.step", "action": "kill", "rank": "device 0", "step": NUM_STEPS - 1}]
@@ -314,7 +316,7 @@ class _Checking:
         if code or not seconds:
             text = words.read_text(errors="replace").strip().splitlines()[-1:] or ["without a word"]
             why = f"the run ended with {code} after {len(seconds)} recoveries: {text[0]}"
-            return Finding(name="recovery", state=FAILED, sentence=self._told(why))
+            return DeviceFinding(name="recovery", state=FAILED, sentence=self._told(why))
         expected = self._expected.get(_DLRM.name)
         if expected is None:
             expected = next(self._answers([_DLRM], on_devices=False), {}).get("arrays", {})

@@ -35,7 +35,7 @@ NOTE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DeviceFinding:
     """What one check found.
 
     Attributes:
@@ -58,12 +58,16 @@ class Finding:
         return {**values, "sentence": self.sentence} if self.sentence else values
 
 
-def compared(name: str, kind: str, ours: Mapping[str, Any], expected: Mapping[str, Any], seconds: float) -> Finding:
+def compared(
+    name: str, kind: str, ours: Mapping[str, Any], expected: Mapping[str, Any], seconds: float
+) -> DeviceFinding:
     """The largest differences between two sets of arrays, and whether all are within the tolerance of a kind."""
     tolerance, most, largest, where = TOLERANCES[kind], 0.0, 0.0, ""
     for key in sorted({*ours, *expected}):
         if key not in ours or key not in expected or ours[key].shape != expected[key].shape:
-            return Finding(name=name, state=FAILED, sentence=f"{key} has another shape, or is missing", seconds=seconds)
+            return DeviceFinding(
+                name=name, state=FAILED, sentence=f"{key} has another shape, or is missing", seconds=seconds
+            )
         one, other = ours[key].astype(np.float64), expected[key].astype(np.float64)
         # Both may lack a number; what one of them lacks is as wrong as can be.
         apart = np.where(np.isnan(one) & np.isnan(other), 0.0, np.abs(one - other))
@@ -74,7 +78,7 @@ def compared(name: str, kind: str, ours: Mapping[str, Any], expected: Mapping[st
         if relative >= most:
             most, where = relative, key
     is_within = most <= tolerance
-    return Finding(
+    return DeviceFinding(
         name=name,
         state=AGREES if is_within else DIFFERS,
         sentence="" if is_within else f"{where} differs most",
@@ -97,7 +101,7 @@ def _finite(value: float) -> float | str:
 def without_names(text: str, names: Sequence[str]) -> str:
     """One line of a message without paths, addresses and these names."""
     line = next((line.strip() for line in text.strip().splitlines() if line.strip()), "")
-    line = re.sub(r"(?<![\w.])(?:~|[a-z]+://|/)[^\s'\",;:)]+(?:/[^\s'\",;:)]*)*", "<path>", line)
+    line = re.sub(r"(?<![\w.])(?:~|[a-z][a-z0-9+]*://|/)[^\s'\",;:)]+(?:/[^\s'\",;:)]*)*", "<path>", line)
     line = re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b|\[[0-9a-fA-F:]+\]:\d+", "<address>", line)
     for name in filter(None, names):
         line = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<name>", line)

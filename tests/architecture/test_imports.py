@@ -72,6 +72,8 @@ READS_CLOCK = {
     "jobs/chaos/oracles.py",
     "jobs/chaos/round.py",
     "jobs/chaos/rounds.py",
+    "jobs/check_device/child.py",
+    "jobs/check_device/speeds.py",
     "jobs/cli/fitting.py",
     "jobs/cli/main.py",
     "jobs/prepare/progress.py",
