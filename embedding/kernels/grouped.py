@@ -12,7 +12,7 @@ from numba import extending
 
 from podembed.embedding.kernels.arrays import plain
 from podembed.embedding.kernels.ids import HASH, bad_local_row
-from podembed.embedding.kernels.row_vectors import inlined, jit, prefetch_item
+from podembed.embedding.kernels.row_vectors import HELPER, inlined, jit, prefetch_item
 
 FLOATS_PER_ENTRY = 64
 """What grouping an entry takes, as floats that pooling reads in the same time."""
@@ -32,7 +32,7 @@ def copy_entry(source, at, target, place):
     raise NotImplementedError
 
 
-@extending.overload(copy_entry, inline="always")
+@extending.overload(copy_entry, jit_options=HELPER)
 def _copy_entry_of(source, at, target, place):
     def plain_entry(source, at, target, place):
         target[place] = source[at]

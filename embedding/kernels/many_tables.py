@@ -370,11 +370,9 @@ def _plan(lists, firsts, num_rows, marks, most_hashed, rows_per_hashed, rows_per
 
 
 @inlined
-def _zeros(array, count):
-    found = array[:count]
-    for i in range(count):
-        found[i] = 0
-    return found
+def _clear(array):
+    for i in range(array.shape[0]):
+        array[i] = 0
 
 
 @jit
@@ -396,12 +394,16 @@ def _group_tables(width, lines, lists, scratch, numbers, counts, slots, out_rows
                     rows[place + i] = given[i]
                 place += given.shape[0]
         if way == _COUNTED:
-            ends, named = _zeros(counts, num_rows), rows
+            ends, named = counts[:num_rows], rows
+            _clear(ends)
             num_unique = grouped.count_rows(rows, ends, unique, starts)
         else:
-            ends, named = _zeros(starts, room), numbers
+            ends, named = starts, numbers
+            _clear(ends)
             if way == _HASHED:
-                num_unique = grouped.number_by_hash(rows, num_rows, _zeros(slots, num_slots), unique, starts, numbers)
+                own_slots = slots[:num_slots]
+                _clear(own_slots)
+                num_unique = grouped.number_by_hash(rows, num_rows, own_slots, unique, starts, numbers)
             else:
                 num_unique = grouped.number_by_marks(rows, array_at(marks, num_rows, np.int32), unique, starts, numbers)
             if num_unique > 0:

@@ -12,23 +12,18 @@ from __future__ import annotations
 
 import functools
 import operator
-import warnings
 import zlib
 from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba import extending, njit, types
-from numba.core import cgutils, errors
+from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 
 from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES
-
-# A pedantic check of numba's own inlining, which reports variables of our inlined helpers; the kernels' results are
-# tested against numpy.
-warnings.filterwarnings("ignore", category=errors.NumbaIRAssumptionWarning)
 
 MAX_COLUMNS = 128
 
@@ -44,13 +39,15 @@ SOURCE_STAMP = f"{zlib.crc32(b''.join(source.read_bytes() for source in _SOURCES
 intrinsic: Any = extending.intrinsic
 _njit: Any = njit
 _infer_global: Any = infer_global
-# Without reference counts: otherwise numba counts, atomically and per bag, the arrays that it passes to inlined
-# helpers. A kernel therefore cannot allocate, which is wanted. Without an entry for C, which nobody calls: to compile
-# it takes a sixth of the time of a kernel.
-jit: Any = functools.partial(
-    _njit, nogil=True, cache=True, boundscheck=False, error_model="numpy", _nrt=False, no_cfunc_wrapper=True
-)
-inlined: Any = functools.partial(_njit, inline="always", boundscheck=False, error_model="numpy")
+# Without reference counts: otherwise numba counts, atomically and per bag, the arrays that it passes to helpers. A
+# kernel therefore cannot allocate, which is wanted. Without an entry for C, which nobody calls: to compile it takes a
+# sixth of the time of a kernel.
+_OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
+jit: Any = functools.partial(_njit, cache=True, **_OPTIONS)
+# Of helpers, which LLVM puts into the kernels that call them, and to which Python has no entry. Numba could put them
+# there, too, but then works through a helper again wherever it is called, and most rules take twice as long to compile.
+HELPER: Any = _OPTIONS | {"forceinline": True, "no_cpython_wrapper": True}
+inlined: Any = functools.partial(_njit, **HELPER)
 
 
 class RowType(types.Type):

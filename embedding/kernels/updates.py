@@ -23,6 +23,7 @@ from numba.extending import overload
 
 from podembed.embedding.kernels.row_vectors import (
     ANYWHERE,
+    HELPER,
     clip,
     columns_of,
     float_of_bits,
@@ -37,7 +38,7 @@ from podembed.embedding.kernels.row_vectors import (
 # Rows from the one under way to the one that is fetched ahead.
 AHEAD = 12
 _ENTRIES_AHEAD = 24
-_overload: Any = lambda function: overload(function, inline="always")  # noqa: E731
+_overload: Any = lambda function: overload(function, jit_options=HELPER)  # noqa: E731
 
 
 @inlined
