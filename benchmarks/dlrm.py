@@ -75,6 +75,7 @@ _SHOWN = (
     "device_ms",
     "devices_per_host",
     "transfers",
+    "place",
 )
 
 
@@ -103,11 +104,13 @@ def benchmark_job(
     device_ms: float | None = None,
     input: str = "memory",
     rows_on_devices: int = 0,
+    place: Any = "host",
 ) -> JobConfig:
     """The workload as a job. Runs in the workers, too.
 
     Args:
       rows_on_devices: tables of up to so many rows lie there.
+      place: place of the others.
     """
     import jax
     import jax.numpy as jnp
@@ -147,7 +150,7 @@ def benchmark_job(
                 name=f"t{at:02d}",
                 combiner="sum",
                 initializer=table_values(shape, at),
-                place="device" if rows <= rows_on_devices else "host",
+                place="replicated" if rows <= rows_on_devices else place,
             )
         )
         for at, rows in enumerate(shape.table_rows)
@@ -385,6 +388,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--staleness", type=int, default=0, choices=[0, 1])
     parser.add_argument("--devices-per-host", type=int, default=None, help="so many CPU devices, or all that are there")
+    parser.add_argument("--place", default="host", choices=["host", "replicated", "sharded"], help="of all tables")
     parser.add_argument("--transfers", default="auto", choices=list(Transfers), help="how arrays reach the devices")
     parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
     parser.add_argument("--compute-dtype", default="float32", choices=COMPUTE_DTYPES, help="of the dense half")
@@ -416,7 +420,7 @@ def reference_of(folder: str, arguments: argparse.Namespace) -> JobReference:
     overlap = {"auto": None, "on": True, "off": False}[arguments.overlap]
     job |= {"folder": folder, "overlap": overlap, "input": getattr(arguments, "input", "memory")}
     job |= {"compute_dtype": getattr(arguments, "compute_dtype", "float32")}
-    job |= {"rows_on_devices": getattr(arguments, "rows_on_devices", 0)}
+    job |= {"rows_on_devices": getattr(arguments, "rows_on_devices", 0), "place": getattr(arguments, "place", "host")}
     return JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
 
 

@@ -4,6 +4,8 @@
         --ours "python benchmarks/dlrm.py --bench S --hosts 2"
 
 The dense half, the batches and the first values are those of `dlrm_fbgemm.py`. It needs that environment and torchrec.
+With `--device cuda`, which nobody has run yet, each process has a GPU, and the environment torch and fbgemm-gpu for
+CUDA. That is for workloads whose tables have one width, such as A and B.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def read(shape: Any, folder: Path, rank: int, procs: int) -> list[tuple[Any, Any
     return found
 
 
-def sharded_tables(shape: Any, arguments: argparse.Namespace) -> Any:
+def sharded_tables(shape: Any, arguments: argparse.Namespace, device: Any) -> Any:
     """The collection of all tables, cut as asked for, with first values and an optimizer that runs in the backward
     pass.
     """
@@ -130,7 +132,10 @@ def sharded_tables(shape: Any, arguments: argparse.Namespace) -> Any:
     model.forward = lambda inputs: model["tables"](inputs)  # type: ignore[method-assign]
     planner = EmbeddingShardingPlanner(
         topology=Topology(
-            world_size=arguments.procs, compute_device="cpu", local_world_size=arguments.procs, ddr_cap=18 << 30
+            world_size=arguments.procs,
+            compute_device=arguments.device,
+            local_world_size=arguments.procs,
+            ddr_cap=18 << 30,
         ),
         batch_size=shape.batch_size // arguments.procs,
         constraints={fields["name"]: ParameterConstraints(sharding_types=[arguments.sharding]) for fields in shared},
@@ -139,7 +144,7 @@ def sharded_tables(shape: Any, arguments: argparse.Namespace) -> Any:
     parallel = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
+        device=device,
         plan=plan,
         sharders=[CpuSharder()],
     )
@@ -168,26 +173,32 @@ def train(rank: int, arguments: argparse.Namespace, folder: str, port: int) -> N
         "GLOO_SOCKET_IFNAME": "lo",
     }
     torch.set_num_threads(arguments.threads)
-    dist.init_process_group("gloo")
+    on_gpu = arguments.device == "cuda"
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
     is_even = arguments.bench not in workloads.NAMES
     shape: Any = workload(arguments.bench) if is_even else workloads.mixed_workload(arguments.bench)
-    tables = sharded_tables(shape, arguments)
+    tables = sharded_tables(shape, arguments, device)
     batches = read(shape, Path(folder), rank, arguments.procs)
     if not is_even and shape.longest:
         half: Any = Attention(shape)
     else:
-        order = [int(name[1:]) for name in tables(batches[0][2]).keys()]  # noqa: SIM118
+        order = [int(name[1:]) for name in tables(batches[0][2].to(device)).keys()]  # noqa: SIM118
         half = Interaction(shape, order) if is_even else Concatenation(shape, order)
+    half = half.to(device)
     half = torch.nn.parallel.DistributedDataParallel(half, gradient_as_bucket_view=True)
     optimizer, loss_of = dense_optimizer(half, shape), torch.nn.BCEWithLogitsLoss()
     is_narrow, losses = arguments.compute_dtype == "bfloat16", []
 
     def step(number: int) -> None:
-        dense, labels, inputs = batches[number % len(batches)]
+        # As training would: batches come from the memory of the host.
+        dense, labels, inputs = (one.to(device) for one in batches[number % len(batches)])
         optimizer.zero_grad(set_to_none=True)
         found = tables(inputs).wait()
         pooled = [found[name].values() for name in inputs.keys()] if isinstance(found, dict) else [found.values()]  # noqa: SIM118
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
+        with torch.autocast(arguments.device, torch.bfloat16, enabled=is_narrow):
             scores = half(dense, pooled)
         loss = loss_of(scores.float(), labels)
         loss.backward()
@@ -195,17 +206,17 @@ def train(rank: int, arguments: argparse.Namespace, folder: str, port: int) -> N
         losses.append(loss.item())
 
     def agreed(number: int) -> int:
-        told = torch.tensor(number)
+        told = torch.tensor(number, device=device)
         dist.broadcast(told, 0)
         return int(told)
 
     found = measure(step, arguments, shape.batch_size, root=os.getppid(), agreed=agreed)
-    mean_losses = torch.tensor(losses)
+    mean_losses = torch.tensor(losses, device=device)
     dist.all_reduce(mean_losses)
     if not rank:
         config = {
             name: getattr(arguments, name)
-            for name in ("bench", "emb_opt", "compute_dtype", "procs", "threads", "sharding")
+            for name in ("bench", "emb_opt", "compute_dtype", "procs", "threads", "sharding", "device")
         }
         line = {"benchmark": "dlrm_torchrec", **config, **found, **shown((mean_losses / arguments.procs).tolist())}
         print(json.dumps(line), flush=True)
@@ -219,7 +230,10 @@ def main() -> None:
     parser.add_argument("--procs", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--sharding", default="row_wise", choices=["row_wise", "table_wise", "column_wise"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="a GPU for each process")
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and arguments.bench in workloads.NAMES:
+        parser.error(f"Found --device cuda with workload {arguments.bench}. Expected A, B, E, cut, D2 or tiny.")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
