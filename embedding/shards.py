@@ -112,6 +112,19 @@ class ShardedArray:
         first = self.begins[table] + layout.begin_of(bucket)
         return slice(first, first + layout.table.num_rows_of(bucket))
 
+    def rows_at(self, table: str, part: int, is_wanted: np.ndarray) -> np.ndarray:
+        """int64, the rows of a table whose places in a part are wanted.
+
+        Args:
+          is_wanted: bool `[rows_per_part]`.
+        """
+        layout, begin = self.tables[table], self.begins[table]
+        places = np.flatnonzero(is_wanted[begin : begin + layout.rows_per_part])
+        buckets = layout.first_bucket(part) + places // layout.table.rows_per_bucket
+        rows = places % layout.table.rows_per_bucket * layout.table.num_buckets + buckets
+        # Others are padding.
+        return rows[(buckets < layout.first_bucket(part + 1)) & (rows < layout.table.num_rows)]
+
 
 def sharded_arrays(specs: Sequence[TableSpec], num_parts: int) -> list[ShardedArray]:
     """The arrays of all sharded tables among `specs`: by width and rule, in the order of their first tables."""

@@ -40,12 +40,15 @@ class RecordKind(IntEnum):
     EVALUATE = 2  # host → device: a batch with activations; run the forward pass only
     DONE = 3  # device → host: the answer to either lies in the same buffer
     END = 4  # host → device: the window is over
-    # Of tables on devices. `step` is the table, `buffer` the bucket, `levels` how many buckets there are.
-    GIVE_BUCKET = 5  # host → device: take a bucket from the memory; answered by DONE
-    JOIN_BUCKETS = 6  # host → device: this host has given all of its own; answered by DONE
-    TAKE_BUCKET = 7  # host → device: write a bucket into the memory; answered by DONE
-    # `buffer` is how many rows. Their int32 numbers lie at the start of the bucket's memory.
-    TAKE_ROWS = 8  # host → device: write these rows and their slots in the place of the numbers; answered by DONE
+    # Of tables on devices; `step` is the table. Each is answered by DONE.
+    # `buffer` is the first of `levels[0]` buckets that follow each other. Their rows and slots lie in `row_memory`.
+    GIVE_BUCKETS = 5  # host → device: take these buckets
+    JOIN_BUCKETS = 6  # host → device: this host has given all of its own
+    # `buffer` is how many changed rows were taken before. The answer says in `buffer` how many lie in `row_memory`, and
+    # in `levels[0]` how many are left. Their int32 numbers come first, then the rows and each slot.
+    TAKE_CHANGED = 7  # host → device: write the next rows that changed since they were taken last
+    # `buffer` is how many rows. Their int32 numbers lie at the start of `row_memory`.
+    TAKE_ROWS = 8  # host → device: write these rows and their slots in the place of the numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ class BagArrays(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsLayout:
-    """Arrays by which a host feeds the tables on its devices: those of one batch, and room for one bucket.
+    """Arrays by which a host feeds the tables on its devices: those of one batch, and room for rows.
     Empty without tables on devices.
 
     Attributes:
@@ -79,14 +82,14 @@ class IdsLayout:
       weighted: of these features, those whose ids have weights.
       num_tables: how many there are.
       num_arrays: in how many arrays the sharded ones among them lie.
-      bucket_floats: the largest bucket of any, with its slots.
+      row_floats: room for rows with their slots, at least for the largest bucket of any.
     """
 
     num_bags: Mapping[str, int] = field(default_factory=dict)
     weighted: frozenset[str] = frozenset()
     num_tables: int = 0
     num_arrays: int = 0
-    bucket_floats: int = 0
+    row_floats: int = 0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes by name of an array. Pages that no step writes take no memory."""
@@ -186,7 +189,7 @@ class ChannelLayout:
 
     @property
     def size_bytes(self) -> int:
-        return max(mmap.PAGESIZE, self.num_buffers * self.buffer_bytes + 4 * self.on_devices.bucket_floats)
+        return max(mmap.PAGESIZE, self.num_buffers * self.buffer_bytes + 4 * self.on_devices.row_floats)
 
     def views(self, memory: mmap.mmap) -> tuple[Mapping[str, np.ndarray], ...]:
         """The arrays of every buffer as views of `memory`."""
@@ -203,9 +206,9 @@ class ChannelLayout:
             buffers.append(arrays)
         return tuple(buffers)
 
-    def bucket(self, memory: mmap.mmap) -> np.ndarray:
-        """float32 `[on_devices.bucket_floats]`, behind the buffers."""
-        return np.frombuffer(memory, np.float32, self.on_devices.bucket_floats, self.num_buffers * self.buffer_bytes)
+    def row_memory(self, memory: mmap.mmap) -> np.ndarray:
+        """float32 `[on_devices.row_floats]`, behind the buffers."""
+        return np.frombuffer(memory, np.float32, self.on_devices.row_floats, self.num_buffers * self.buffer_bytes)
 
     def lengths_in(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The lengths of each feature with sequences in the arrays of a buffer: int32 `[num_samples]`."""
@@ -237,9 +240,9 @@ class ChannelEnd:
     is_waiting: bool = False
 
     @property
-    def bucket(self) -> np.ndarray:
-        """Memory for one bucket of a table on devices."""
-        return self.layout.bucket(self._memory)
+    def row_memory(self) -> np.ndarray:
+        """Memory for rows of tables on devices, on their way from and to the host."""
+        return self.layout.row_memory(self._memory)
 
     @property
     def num_devices(self) -> int:

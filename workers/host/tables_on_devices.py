@@ -3,9 +3,9 @@
 `DeviceIds` writes the ids of a batch into the memory of the device.
 
 The host owns its buckets of such a table, saves them and restores them like those of others. Before the first step of a
-generation `DeviceRows` gives the device what the host owns. For a commit it takes these buckets back. Rows that came
-back with other bits count as changed, so deltas and the undo log hold no others. Between two commits the host's own
-rows are those of the last one, so norms ask the devices for single rows. Rows on devices are in
+generation `DeviceRows` gives the device what the host owns. For a commit it takes back the rows that changed, so deltas
+and the undo log hold no others. Between two commits the host's own rows are those of the last one. So training goes on
+from them after a fault without a read of the storage, and norms ask the devices for single rows. Rows on devices are in
 `workers/device/tables`.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.job.padding import LARGEST_LEVELS, MOST_IDS, PaddingLevels, padding_level, room_level
 from podembed.workers.job.tables import device_tables, weighted_features
 from podembed.workers.liveness.progress import Phase, Tracker
+
+ROW_BYTES = 16 << 20
+"""Rows that are handed over at once, unless a bucket is larger. Pages that stay unused take no memory."""
 
 
 def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) -> IdsLayout:
@@ -44,7 +47,7 @@ def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) 
         weighted=weighted_features(job),
         num_tables=len(held),
         num_arrays=len(sharded_arrays([specs[one.at] for one in held], 1)),
-        bucket_floats=max(specs[one.at].bucket_bytes for one in held) // 4,
+        row_floats=max(ROW_BYTES, *(specs[one.at].bucket_bytes for one in held)) // 4,
     )
 
 
@@ -189,15 +192,27 @@ class DeviceRows:
             return
         with self._tracker.phase(Phase.DEVICE):
             for number, table in self.tables.items():
-                for bucket in map(int, table.buckets):
-                    for values, memory in self._parts(table, bucket):
-                        memory[...] = values
-                    self._ask(RecordKind.GIVE_BUCKET, number, bucket, table)
+                for first, count in self._runs(table):
+                    at = 0
+                    for bucket in range(first, first + count):
+                        for values in table.bucket(bucket).values():
+                            own = values[: table.spec.layout.num_rows_of(bucket)]
+                            self._device.row_memory[at : at + own.size].reshape(own.shape)[...] = own
+                            at += own.size
+                    self._ask(RecordKind.GIVE_BUCKETS, number, first, count)
             self._ask(RecordKind.JOIN_BUCKETS)
         self._is_given = True
 
+    def _runs(self, table: Table) -> Iterator[tuple[int, int]]:
+        """This host's buckets of a table: the first and the number of those that are handed over at once."""
+        most = max(1, 4 * len(self._device.row_memory) // table.spec.bucket_bytes)
+        buckets = np.sort(table.buckets)
+        for run in np.split(buckets, np.flatnonzero(np.diff(buckets) != 1) + 1):
+            for at in range(0, len(run), most):
+                yield int(run[at]), len(run[at : at + most])
+
     def take(self) -> None:
-        """Takes the buckets of this host back, as they are after the last step.
+        """Takes the rows of this host that changed since they were given or taken, as they are after the last step.
 
         Raises:
           ChannelError: the device process is gone or silent.
@@ -209,9 +224,11 @@ class DeviceRows:
         with self._tracker.phase(Phase.DEVICE):
             for number, table in given.items():
                 # A table that is not trained never changes.
-                for bucket in map(int, table.buckets if table.spec.optimizer is not None else ()):
-                    self._ask(RecordKind.TAKE_BUCKET, number, bucket, table)
-                    self._replace(table, bucket)
+                num_taken, left = 0, int(table.spec.optimizer is not None)
+                while left:
+                    answer = self._ask(RecordKind.TAKE_CHANGED, number, num_taken)
+                    num_taken, (left, _) = num_taken + answer.buffer, answer.levels
+                    self._replace(table, answer.buffer)
         self._device.send(Record(kind=RecordKind.END, step=0))
 
     def values(self, number: int, ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -226,42 +243,34 @@ class DeviceRows:
         """
         widths = self.tables[number].spec.widths
         found = {name: np.empty((len(ids), width), np.float32) for name, width in widths.items()}
-        room = len(self._device.bucket) // sum(widths.values())
+        room = len(self._device.row_memory) // sum(widths.values())
         with self._tracker.phase(Phase.DEVICE):
             for first in range(0, len(ids), room):
                 part = ids[first : first + room]
-                self._device.bucket[: len(part)].view(np.int32)[:] = part
+                self._device.row_memory[: len(part)].view(np.int32)[:] = part
                 self._ask(RecordKind.TAKE_ROWS, number, len(part))
                 at = 0
                 for name, width in widths.items():
-                    memory = self._device.bucket[at : at + len(part) * width]
+                    memory = self._device.row_memory[at : at + len(part) * width]
                     found[name][first : first + len(part)] = memory.reshape(-1, width)
                     at += memory.size
         return found
 
-    def _replace(self, table: Table, bucket: int) -> None:
-        parts = self._parts(table, bucket)
-        changed = np.zeros(len(parts[0][0]), bool)
-        for values, memory in parts:
-            changed |= (values.view(np.uint32) != memory.view(np.uint32)).any(axis=1)
-        rows = table.first_row(bucket) + np.flatnonzero(changed)
-        if len(rows):
-            table.announce(rows)
-            names = table.spec.widths
-            table.store.write(rows, {name: memory[changed] for name, (_, memory) in zip(names, parts, strict=True)})
+    def _replace(self, table: Table, count: int) -> None:
+        """Takes so many rows from the memory. All hosts get those of a replicated table, and each keeps its own."""
+        memory, at, found = self._device.row_memory, count, {}
+        for name, width in table.spec.widths.items():
+            found[name] = memory[at : at + count * width].reshape(count, width)
+            at += count * width
+        print("TAKE", count)
+        rows = table.index.rows_of(memory[:count].view(np.int32).astype(np.int64))
+        is_own = rows >= 0
+        if is_own.any():
+            table.announce(rows[is_own])
+            table.store.write(rows[is_own], {name: values[is_own] for name, values in found.items()})
 
-    def _parts(self, table: Table, bucket: int) -> Sequence[tuple[np.ndarray, np.ndarray]]:
-        """The rows of a bucket and each slot: here, and in the shared memory. Padding rows stay here."""
-        found, at, count = [], 0, table.spec.layout.num_rows_of(bucket)
-        for array in table.bucket(bucket).values():
-            memory = self._device.bucket[at : at + count * array.shape[1]].reshape(count, array.shape[1])
-            found.append((array[:count], memory))
-            at += memory.size
-        return found
-
-    def _ask(self, kind: RecordKind, number: int = 0, buffer: int = 0, table: Table | None = None) -> None:
-        levels = () if table is None else (table.spec.layout.num_buckets, 0)
-        self._device.send(Record(kind=kind, step=number, buffer=buffer, levels=levels))
+    def _ask(self, kind: RecordKind, number: int = 0, buffer: int = 0, count: int = 0) -> Record:
+        self._device.send(Record(kind=kind, step=number, buffer=buffer, levels=(count, 0)))
         answer = self._device.receive(timeout_s=self._timeout_s, keep_waiting=self._check)
         if answer.kind is not RecordKind.DONE or answer.step != number:
             raise RuntimeError(
@@ -269,3 +278,4 @@ class DeviceRows:
                 f"{number}."
             )
         self._tracker.mark()
+        return answer

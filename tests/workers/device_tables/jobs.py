@@ -163,6 +163,7 @@ def train(
     devices_per_host: int | None = None,
     mesh: Mapping[str, int] | None = None,
     in_process: bool | None = None,
+    checkpoints: CheckpointConfig = CheckpointConfig(every_steps=5),  # noqa: B008  # frozen
     job: str = "placed_job",
     **arguments: Any,
 ) -> Result:
@@ -179,7 +180,7 @@ def train(
         name=name,
         max_steps=max_steps,
         eval_every_steps=10,
-        checkpoint_config=CheckpointConfig(every_steps=5),
+        checkpoint_config=checkpoints,
     )
     reference = JobReference(function=f"{__name__}:{job}", arguments={"folder": str(folder), **arguments})
     url = f"{storage}/{name}"

@@ -25,7 +25,7 @@ from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.shards import ShardedArray, ShardLayout
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.tables.exchange import AskedArray, fetched, given
-from podembed.workers.device.tables.updates import Entries, update_named
+from podembed.workers.device.tables.updates import CHANGED, Entries, update_named
 
 NUM_ROWS, DIM, IDS, RATE = 1_000, 4, 80, 0.3
 TABLE = "table"
@@ -78,7 +78,7 @@ def step_of(array: ShardedArray, level: int | None) -> Any:
 
         return vectors, given([asked], [sums], take, dict(table)), rounds
 
-    lying = {"rows": P(AXIS), "accumulator": P(AXIS)}
+    lying = dict.fromkeys(("rows", "accumulator", CHANGED), P(AXIS))
     mapped = jax.shard_map(
         step, mesh=mesh, in_specs=(lying, P(AXIS), P(AXIS)), out_specs=(P(AXIS), lying, P()), check_vma=False
     )
@@ -96,7 +96,7 @@ def run(array: ShardedArray, level: int | None) -> dict[str, Any]:
     for kind, ids in kinds(array, random).items():
         gradients = random.normal(size=(len(ids), DIM)).astype(np.float32)
         held = {"rows": np.full((array.num_slots, DIM), np.nan, np.float32)}
-        held["accumulator"] = held["rows"].copy()
+        held["accumulator"], held[CHANGED] = held["rows"].copy(), np.zeros(array.num_slots, bool)
         held["rows"][slots], held["accumulator"][slots] = values, 0.1
         arguments = jax.device_put((held, ids.astype(np.int32), gradients), sharding)
         vectors, after, rounds = jax.device_get(step(*arguments))
@@ -111,6 +111,7 @@ def run(array: ShardedArray, level: int | None) -> dict[str, Any]:
             "vectors": float(np.abs(vectors - expected).max()),
             "rows": float(np.abs(after["rows"][slots] - rows).max()),
             "accumulator": float((np.abs(after["accumulator"][slots] - accumulator) / (0.1 + sizes**2)).max()),
+            "changed": sorted({*ids[ids >= 0].tolist()}) == np.flatnonzero(after[CHANGED][slots]).tolist(),
             "rounds": int(rounds),
             "digest": hashlib.sha256(
                 vectors.tobytes() + b"".join(after[name][slots].tobytes() for name in sorted(after))

@@ -39,6 +39,7 @@ def test_every_id_gets_its_row_and_every_row_its_gradients(found: dict[str, Any]
                 assert one["vectors"] == 0, where
                 assert one["rows"] < 2e-6, where
                 assert one["accumulator"] < 2e-6, where
+                assert one["changed"], where
 
 
 def test_rooms_that_are_too_small_make_more_rounds_of_the_same_bytes(found: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.serving.artifact.export_model import export_model
@@ -18,6 +20,7 @@ from podembed.serving.artifact.exported_model import load
 from podembed.serving.predict.evaluate import evaluate
 from podembed.serving.predict.predict import predict
 from podembed.tools.metrics.reading import StreamReader
+from podembed.workers.host import tables_on_devices
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long, long_case
 from tests.processes import actor_processes
@@ -100,6 +103,30 @@ def test_all_that_a_table_may_be_is_the_same_on_devices(folder: Path, tmp_path: 
     expected = train(folder, tmp_path, "hosts", job="wide_job")
     assert_close(train(folder, tmp_path, "devices", job="wide_job", place="device"), expected)
     assert_close(train(folder, tmp_path, "parts", job="wide_job", place="sharded"), expected)
+
+
+def test_deltas_hold_the_rows_that_changed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no others, as those of a run with all tables on hosts. Rows are given and taken in several messages."""
+    monkeypatch.setattr(tables_on_devices, "ROW_BYTES", 20_000)
+    often = CheckpointConfig(every_steps=5, full_every=10)
+    placed = {"hosts": {}, "replicated": {"on_devices": [*SIZES]}, "sharded": {"sharded": [*SIZES]}}
+    found = {
+        name: named_rows(train(folder, tmp_path, name, checkpoints=often, **tables)) for name, tables in placed.items()
+    }
+    assert len(found["hosts"]) == 3 * len(SIZES)
+    assert found["hosts"] == found["replicated"] == found["sharded"]
+    # In a run of 20 steps most rows of the largest table stay as they were.
+    assert all(0 < count < SIZES["cut"] // 2 for (_, table), count in found["hosts"].items() if table == "cut")
+
+
+def named_rows(run: Result) -> dict[tuple[str, str], int]:
+    """By commit and table, how many rows its delta names."""
+    found: dict[tuple[str, str], int] = {}
+    for ids in Path(run.path).glob("data/*/tables/*/delta-*/ids"):
+        commit, _, table = ids.parts[-5:-2]
+        count = json.loads((ids / "zarr.json").read_text())["shape"][0]
+        found[commit, table] = found.get((commit, table), 0) + count
+    return found
 
 
 class Killer(SilentReporter):

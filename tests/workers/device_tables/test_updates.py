@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podembed.workers.device.tables.updates import Entries, sums_by_row, update_all, update_named
+from podembed.workers.device.tables.updates import CHANGED, Entries, sums_by_row, update_all, update_named
 from tests.embedding.row_optimizers.test_update_rules import (
     NUM_ROWS,
     OPTIONS,
@@ -54,13 +54,19 @@ def test_a_rule_on_devices_is_that_of_hosts(update: Any, rule: str, option: str)
     table, random = make_table(optimizer, DIM), np.random.default_rng(1)
     # The order in which compiled programs get them.
     held = dict(sorted({"rows": jnp.array(table.rows), **{k: jnp.array(v) for k, v in table.slots.items()}}.items()))
+    if not optimizer.touches_all_rows:
+        held[CHANGED] = jnp.zeros(NUM_ROWS, bool)
+    named = set[int]()
     step = jax.jit(lambda held, entries: update(held, entries, optimizer))
     for _ in range(3):
         rows, gradients = a_step(random, NUM_ROWS, DIM, 9)
         table.update(rows, gradients, RATE)
+        named.update(rows.tolist())
         # Places without an id, of padding: no row gets their gradients.
         padded = np.concatenate([rows, [-1, -1, -1]]).astype(np.int32)
         some = np.concatenate([gradients, np.full((3, DIM), 7, np.float32)])
         held = step(held, Entries(jnp.array(padded), jnp.array(some)))
+    if not optimizer.touches_all_rows:
+        assert np.flatnonzero(held[CHANGED]).tolist() == sorted(named)
     for name, expected in {"rows": table.rows, **table.slots}.items():
         np.testing.assert_allclose(held[name], expected, rtol=2e-5, atol=2e-7, err_msg=name)

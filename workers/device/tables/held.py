@@ -1,8 +1,9 @@
 """`HeldTables`: rows and slots on the devices, and their way from and to the buckets of hosts.
 
 Before the first step each host sends its buckets to its device process, and all processes join them on the devices.
-Integers are joined, so that no bit of a number changes. For a commit each process gives its host the buckets that it
-owns. All copies are the same, so together these are the table. Between two steps it gives single rows, to be looked at.
+Integers are joined, so that no bit of a number changes. For a commit each process gives its host the rows that changed.
+All copies are the same, so a host keeps those of its own buckets. Between two steps it gives single rows, to be looked
+at.
 
 A host owns the buckets of a sharded table that its own devices have. So these go to its devices and back, and no other
 process has a part in it.
@@ -11,6 +12,7 @@ process has a part in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,13 +22,13 @@ from jax.experimental.layout import Format
 
 from podembed.embedding.shards import sharded_arrays
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.device.device_mesh import GangMesh, whole
+from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
-from podembed.workers.device.tables.updates import layout_of
+from podembed.workers.device.tables.updates import CHANGED, layout_of
 from podembed.workers.device.transfers.ways import own_parts
 from podembed.workers.job.tables import DeviceTable
 
-ABOUT_ROWS = (RecordKind.GIVE_BUCKET, RecordKind.TAKE_BUCKET, RecordKind.JOIN_BUCKETS, RecordKind.TAKE_ROWS)
+ABOUT_ROWS = (RecordKind.GIVE_BUCKETS, RecordKind.JOIN_BUCKETS, RecordKind.TAKE_CHANGED, RecordKind.TAKE_ROWS)
 
 
 _Here = list[np.ndarray]
@@ -63,10 +65,18 @@ class HeldTables:
         num_rows, sharding = spec.num_rows, self._mesh.replicated
         if spec.is_sharded:
             num_rows, sharding = self._sharded[spec.name].num_slots, self._mesh.by_sample
-        return {
+        found = {
             name: jax.ShapeDtypeStruct((num_rows, width), jnp.float32, sharding=Format(layout_of(width), sharding))
             for name, width in spec.widths.items()
         }
+        if _knows_changed(spec):
+            found[CHANGED] = jax.ShapeDtypeStruct((num_rows,), jnp.bool_, sharding=Format(None, sharding))
+        return found
+
+    def _none_changed(self, spec: TableSpec) -> jax.Array:
+        if spec.is_sharded:
+            return self._mesh.split([np.zeros(self._sharded[spec.name].rows_per_part, bool)] * self._mesh.num_parts)
+        return self._mesh.place(np.zeros(spec.num_rows, bool))
 
     def rates(self, rates: np.ndarray) -> jax.Array:
         """Learning rates on all devices. Those of the step before are there already."""
@@ -77,34 +87,64 @@ class HeldTables:
     @property
     def size_bytes(self) -> int:
         """Bytes of tables on each device."""
-        return sum(
-            spec.row_bytes * (self._sharded[name].rows_per_part if spec.is_sharded else spec.num_rows)
-            for name, spec in self._first.items()
-        )
+        total = 0
+        for name, spec in self._first.items():
+            num_rows = self._sharded[name].rows_per_part if spec.is_sharded else spec.num_rows
+            total += num_rows * (spec.row_bytes + _knows_changed(spec))
+        return total
 
     def serve(self, end: ChannelEnd, record: Record, *, receive: Callable[[], Record]) -> Record:
         """Answers the records about rows, from `record` on. Returns the first one that is about something else."""
-        taken: dict[str, Mapping[str, _Here]] = {}
+        changed: dict[int, np.ndarray] = {}
         while record.kind in ABOUT_ROWS:
+            answer = Record(kind=RecordKind.DONE, step=record.step)
             if record.kind is RecordKind.JOIN_BUCKETS:
                 self._join()
             elif record.kind is RecordKind.TAKE_ROWS:
-                self._write_rows(end, record)
-            elif record.kind is RecordKind.GIVE_BUCKET:
-                coming = self._coming_of(self._array_of(self._specs[record.step]))
-                for own, memory in self._bucket(end, record, coming):
-                    own[...] = memory
+                self._write_rows(end, record.step, end.row_memory[: record.buffer].view(np.int32).copy(), at=0)
+            elif record.kind is RecordKind.GIVE_BUCKETS:
+                self._read_buckets(end, record)
             else:
-                name = self._array_of(self._specs[record.step])
-                if name not in taken:
-                    # Hosts ask for one table after another, and the memory has room for the copy of one array.
-                    taken.clear()
-                    taken[name] = self._here(name)
-                for own, memory in self._bucket(end, record, taken[name]):
-                    memory[...] = own
-            end.send(Record(kind=RecordKind.DONE, step=record.step))
+                if not record.buffer:
+                    changed |= {} if record.step in changed else self._take_changed(record.step)
+                spec, left = self._specs[record.step], changed[record.step][record.buffer :]
+                rows = left[: len(end.row_memory) // (1 + sum(spec.widths.values()))]
+                end.row_memory[: len(rows)].view(np.int32)[:] = rows
+                self._write_rows(end, record.step, rows, at=len(rows))
+                answer = replace(answer, buffer=len(rows), levels=(len(left) - len(rows), 0))
+            end.send(answer)
             record = receive()
         return record
+
+    def _take_changed(self, at: int) -> dict[int, np.ndarray]:
+        """The rows that changed, int32 in no order that matters, of all tables in the array of a table. None are
+        changed from now on.
+        """
+        name = self._array_of(self._specs[at])
+        arrays, first = self.arrays[name], self._first[name]
+        parts = [np.ones(self._sharded[name].rows_per_part if first.is_sharded else first.num_rows, bool)]
+        if CHANGED in arrays:
+            # Copies, since the memory of a CPU device is used again.
+            parts = [np.array(part) for part in self._parts_of(first, arrays[CHANGED])]
+            arrays[CHANGED] = self._none_changed(first)
+        elif first.is_sharded:
+            parts *= self._mesh.num_parts
+        found = {}
+        for number, spec in self._specs.items():
+            if self._array_of(spec) != name:
+                continue
+            rows = [
+                self._sharded[name].rows_at(spec.name, self._mesh.first_part + part, is_changed)
+                if spec.is_sharded
+                else np.flatnonzero(is_changed)
+                for part, is_changed in enumerate(parts)
+            ]
+            found[number] = np.concatenate(rows).astype(np.int32)
+        return found
+
+    def _parts_of(self, spec: TableSpec, array: jax.Array) -> list[Any]:
+        """The parts of an array in this process. Of a replicated table there is one, and all devices have the same."""
+        return own_parts(self._mesh, array) if spec.is_sharded else [array.addressable_data(0)]
 
     def _coming_of(self, name: str) -> dict[str, _Here]:
         """What hosts have sent of an array."""
@@ -119,49 +159,35 @@ class HeldTables:
             }
         return self._coming[name]
 
-    def _here(self, name: str) -> dict[str, _Here]:
-        """The same of what the devices have now."""
-        arrays = self.arrays[name]
-        if name not in self._sharded:
-            return {kind: [whole(array)] for kind, array in arrays.items()}
-        return {kind: [np.asarray(part) for part in own_parts(self._mesh, array)] for kind, array in arrays.items()}
-
-    def _bucket(
-        self, end: ChannelEnd, record: Record, values: Mapping[str, _Here]
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The rows of a bucket and its slots: among `values`, and in the memory that is shared with the host."""
-        spec, bucket = self._specs[record.step], record.buffer
-        part, rows = 0, slice(bucket, None, record.levels[0])
-        if spec.is_sharded:
-            array = self._sharded[spec.name]
-            part = array.tables[spec.name].part_of(bucket) - self._mesh.first_part
-            rows = array.rows_of_bucket(spec.name, bucket)
-        found, at = [], 0
-        # As the host has them: compiled programs give a table's arrays back in alphabetical order.
-        for name in spec.widths:
-            own = values[name][part][rows]
-            found.append((own, end.bucket[at : at + own.size].reshape(own.shape)))
-            at += own.size
-        return found
-
-    def _write_rows(self, end: ChannelEnd, record: Record) -> None:
-        """The rows that the memory names, and their slots, into that memory."""
-        rows = end.bucket[: record.buffer].view(np.int32).copy()
+    def _read_buckets(self, end: ChannelEnd, record: Record) -> None:
+        """Takes buckets that follow each other from the memory that is shared with the host."""
         spec, at = self._specs[record.step], 0
-        # All devices have the same of a replicated table.
+        coming, layout = self._coming_of(self._array_of(spec)), spec.layout
+        for bucket in range(record.buffer, record.buffer + record.levels[0]):
+            part, rows = 0, slice(bucket, None, layout.num_buckets)
+            if spec.is_sharded:
+                array = self._sharded[spec.name]
+                part = array.tables[spec.name].part_of(bucket) - self._mesh.first_part
+                rows = array.rows_of_bucket(spec.name, bucket)
+            # As the host has them: compiled programs give a table's arrays back in alphabetical order.
+            for name in spec.widths:
+                own = coming[name][part][rows]
+                own[...] = end.row_memory[at : at + own.size].reshape(own.shape)
+                at += own.size
+
+    def _write_rows(self, end: ChannelEnd, number: int, rows: np.ndarray, *, at: int) -> None:
+        """Some rows of a table, int32, and their slots, into the memory from `at` on."""
+        spec = self._specs[number]
         parts = np.zeros(len(rows), np.int64)
         if spec.is_sharded:
             array = self._sharded[spec.name]
             parts, rows = np.divmod(array.slots_of(spec.name, rows), array.rows_per_part)
             parts -= self._mesh.first_part
-        memory = {}
+        memory, shards, arrays = {}, {}, self.arrays[self._array_of(spec)]
         for name, width in spec.widths.items():
-            memory[name] = end.bucket[at : at + len(rows) * width].reshape(len(rows), width)
+            memory[name] = end.row_memory[at : at + len(rows) * width].reshape(len(rows), width)
+            shards[name] = self._parts_of(spec, arrays[name])
             at += len(rows) * width
-        shards = {
-            name: own_parts(self._mesh, array) if spec.is_sharded else [array.addressable_data(0)]
-            for name, array in self.arrays[self._array_of(spec)].items()
-        }
         for part in np.unique(parts):
             wanted, own = parts == part, {name: of_part[part] for name, of_part in shards.items()}
             found = (rows_here if self._mesh.platform == "cpu" else rows_there)(own, rows[wanted])
@@ -177,6 +203,9 @@ class HeldTables:
             name: {kind: _laid_out(self._joined(parts, name)) for kind, parts in coming[name].items()}
             for name in self._first
         }
+        for name, spec in self._first.items():
+            if _knows_changed(spec):
+                self.arrays[name][CHANGED] = self._none_changed(spec)
 
     def _joined(self, parts: _Here, name: str) -> jax.Array:
         if name in self._sharded:
@@ -188,6 +217,11 @@ class HeldTables:
         none = np.zeros((1, *values.shape), np.uint32)
         words = [values.view(np.uint32)[None], *([none] * (self._mesh.num_parts - 1))]
         return _sum_of_words(self._mesh, self._mesh.split(words))
+
+
+def _knows_changed(spec: TableSpec) -> bool:
+    """Whether there is an array of the rows that changed. Otherwise none does, or all do."""
+    return spec.optimizer is not None and not spec.optimizer.touches_all_rows
 
 
 def _laid_out(array: Any) -> jax.Array:

@@ -18,8 +18,11 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from podembed.embedding.row_optimizers.base import Optimizer
 
 ROWS = "rows"
+CHANGED = "changed"
 Arrays = Mapping[str, jax.Array]
-"""Arrays of a table: `rows` and each slot, `[num_rows, width]`."""
+"""Arrays of a table: `rows` and each slot, `[num_rows, width]`. And `changed`, bool `[num_rows]`: the rows that steps
+named since hosts took them. It is not there if all rows change, or none.
+"""
 
 
 def layout_of(width: int) -> Layout | None:
@@ -68,7 +71,8 @@ def update_all(table: Arrays, sums: jax.Array, optimizer: Optimizer, rate: jax.A
     if optimizer.touches_all_rows:
         return new
     is_touched = sums[:, -1:] > 0
-    return {name: jnp.where(is_touched, values, table[name]) for name, values in new.items()}
+    after = {name: jnp.where(is_touched, values, table[name]) for name, values in new.items()}
+    return {**after, CHANGED: table[CHANGED] | is_touched[:, 0]}
 
 
 def update_named(
@@ -89,13 +93,15 @@ def update_named(
     # Places that no row takes lie behind the table, each at a place of its own, and are dropped.
     places = (num_rows + 1 + jnp.arange(num, dtype=rows.dtype)).at[number].set(rows)
     # Said before and after: what a loop carries would get another layout, and be copied in each round.
-    table = {name: laid_out(values) for name, values in table.items()}
+    changed = table[CHANGED].at[places].set(True, mode="drop", unique_indices=True)
+    table = {name: laid_out(values) for name, values in table.items() if name != CHANGED}
     old = {name: values.at[places].get(mode="fill", fill_value=1) for name, values in table.items()}
     new = _updated(old, sums, optimizer, rate)
-    return {
+    after = {
         name: laid_out(table[name].at[places].set(laid_out(values), mode="drop", unique_indices=True))
         for name, values in new.items()
     }
+    return {**after, CHANGED: changed}
 
 
 def sums_of_runs(values: jax.Array, is_first: jax.Array, number: jax.Array, *, in_a_tree: bool) -> jax.Array:
