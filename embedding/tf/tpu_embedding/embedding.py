@@ -11,6 +11,7 @@ This module checks calls and translates between the user's structures and the fl
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,6 +102,22 @@ class TPUEmbedding(EmbeddingState):
         require_eager("dequeue", _ONCE_A_STEP)
         self._require_built("dequeue")
         return self._values.activations(self._running.dequeue(name), self._shapes_here)
+
+    def embedding_lookup(self, features: Any, weights: Any = None) -> tuple[Any, str]:
+        """`enqueue` and `dequeue` in one call, as of `TPUEmbeddingV2`; so is a call of the embedding itself.
+
+        Returns:
+          The activations, and a name of the batch for `apply_gradients(gradients, name)`, which makes it one of
+          training. Without that before the next lookup, the batch was one of inference.
+
+        Raises:
+          As `enqueue`.
+        """
+        name = f"lookup {secrets.token_hex(8)}"
+        self.enqueue(features, weights, name=name)
+        return self.dequeue(name), name
+
+    __call__ = embedding_lookup
 
     def apply_gradients(self, gradients: Any, name: str | None = None) -> None:
         """Updates the tables with the gradients of the activations last dequeued; with pipelining, right after the next

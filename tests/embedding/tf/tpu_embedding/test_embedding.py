@@ -546,3 +546,57 @@ def test_activations_stay_what_they_were():
         embedding.apply_gradients(jnp.full((2, 4), float(step)))
     for activation, copy in kept:
         np.testing.assert_array_equal(activation, copy)
+
+
+class TestCall:
+    """`embedding(features)`, as of `TPUEmbeddingV2`."""
+
+    def batch(self, seed):
+        random = np.random.default_rng(seed)
+        return {"a": random.integers(0, 10, 4), "b": Ragged.of_lists([[1, 1], [], [int(random.integers(10))], [3]])}
+
+    def features(self):
+        shared = table(optimizer=Adam(0.1))
+        return {"a": FeatureConfig(shared), "b": FeatureConfig(shared)}
+
+    @pytest.mark.parametrize("is_pipelined", [False, True])
+    def test_trains_as_enqueue_dequeue_and_gradients(self, is_pipelined):
+        one, other = (make(self.features(), None, None, is_pipelined) for _ in range(2))
+        for seed in range(4):
+            found, preserved = one(self.batch(seed))
+            other.enqueue(self.batch(seed))
+            expected = other.dequeue()
+            gradients = jax.tree.map(jnp.sin, expected)
+            one.apply_gradients(gradients, preserved)
+            other.apply_gradients(gradients)
+            for name in expected:
+                assert found[name].tobytes() == expected[name].tobytes()
+        (ours,), (theirs,) = one.read_tables().values(), other.read_tables().values()
+        assert {name: rows.tobytes() for name, rows in ours.items()} == {
+            name: rows.tobytes() for name, rows in theirs.items()
+        }
+        assert one.metrics.num_steps == 4
+
+    def test_weights_and_compressed_rows(self):
+        embedding = make({"b": FeatureConfig(table(combiner="sum", optimizer=SGD(1.0)))})
+        rows = sp.csr_matrix(([2, 5, 7], [0, 1, 0], [0, 2, 2, 3]), shape=(3, 2))
+        found, _ = embedding.embedding_lookup({"b": rows}, {"b": rows.astype(np.float32)})
+        (held,) = embedding.read_tables().values()
+        expected = np.stack([2 * held["rows"][2] + 5 * held["rows"][5], np.zeros(4), 7 * held["rows"][7]])
+        np.testing.assert_allclose(found["b"], expected, rtol=1e-6)
+
+    def test_a_lookup_without_gradients_is_one_of_inference(self):
+        embedding = make(self.features())
+        first, _ = embedding(self.batch(0))
+        again, preserved = embedding(self.batch(0))
+        assert first["a"].tobytes() == again["a"].tobytes()
+        embedding.apply_gradients(again, preserved)
+        assert embedding.metrics.num_steps == 1
+
+    def test_gradients_of_an_older_lookup_are_refused(self):
+        embedding = make(self.features())
+        activations, older = embedding(self.batch(0))
+        _, newer = embedding(self.batch(1))
+        with pytest.raises(RuntimeError, match="apply_gradients was called"):
+            embedding.apply_gradients(activations, older)
+        embedding.apply_gradients(activations, newer)
