@@ -2,11 +2,13 @@
 
     python benchmarks/recovery.py --kill host
     python benchmarks/recovery.py --kill device --scale 16
+    python benchmarks/recovery.py --kill device --scale 10 --place sharded --devices 2
 
 A run trains, commits, and trains on. Then one process gets a SIGKILL in the middle of a window. The time from there
 until the first step of the next generation is done is what counts. `--repeat` does that several times in one run, with
 a commit in between. `--scale` multiplies the rows of the tables, which take 100 MB with it at 1; `--standbys off` and
-`--undo off` show what these are for.
+`--undo off` show what these are for. `begin_commit_s` is what training waited for each commit to begin, when rows of
+tables on devices come to their hosts. `commit_s` is how long each took in all.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from podembed.orchestrator.driver.driver import Driver  # noqa: E402
 from podembed.orchestrator.driver.generation import Generation, Placement  # noqa: E402
 from podembed.orchestrator.events.progress import WindowReport  # noqa: E402
 from podembed.orchestrator.events.reporter import tell  # noqa: E402
+from podembed.orchestrator.group.worker_group import WorkerGroup  # noqa: E402
 from podembed.orchestrator.run.opening import create_run  # noqa: E402
 from podembed.workers.data.columns import IdColumn  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
@@ -70,10 +73,11 @@ def write_data(folder: str, table_rows: int) -> None:
     pq.write_table(pa.table(columns), f"{folder}/part.parquet", row_group_size=NUM_SAMPLES // 8)
 
 
-def recovery_job(*, folder: str, table_rows: int) -> JobConfig:
+def recovery_job(*, folder: str, table_rows: int, place: Any = "host") -> JobConfig:
     """The job on what `write_data` wrote. Runs in the workers, too."""
     tables = {
-        f"f{at}": TableConfig(table_rows, DIM, name=f"t{at}", optimizer=Adagrad(0.05)) for at in range(NUM_TABLES)
+        f"f{at}": TableConfig(table_rows, DIM, name=f"t{at}", optimizer=Adagrad(0.05), place=place)
+        for at in range(NUM_TABLES)
     }
     return JobConfig(
         name="recovery",
@@ -106,11 +110,13 @@ class KillingReporter(ConsoleReporter):
         self.seconds: list[float] = []
         self._arguments = arguments
         self._stop = stop
+        self.commit_s: list[float] = []
         self._kill_from_s: float | None = None
         self._killed_s: float | None = None
 
     def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
         super().commit(name, size_bytes=size_bytes, seconds=seconds)
+        self.commit_s.append(round(seconds, 2))
         if self._kill_from_s is None and self._killed_s is None and len(self.seconds) < self._arguments.repeat:
             self._kill_from_s = time.monotonic() + self._arguments.settle
 
@@ -160,10 +166,31 @@ class WatchedDriver(Driver):
         return (group.ready if kind == "host" else group.devices)[-1].process
 
 
+def take_begin_times() -> list[float]:
+    """The seconds that each commit takes to begin, from now on. The driver waits for that here, and only here."""
+    import ray
+
+    found: list[float] = []
+    begin_save = WorkerGroup.begin_save
+
+    def timed(group: WorkerGroup, *arguments: Any, **named: Any) -> Any:
+        started_s = time.monotonic()
+        begun: Any = begin_save(group, *arguments, **named)
+        answers = [call.reference for call in begun if call.method == "begin_save"]
+        ray.wait(answers, num_returns=len(answers), timeout=60)
+        found.append(round(time.monotonic() - started_s, 3))
+        return begun
+
+    WorkerGroup.begin_save = timed
+    return found
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kill", default="host", choices=["host", "device"])
     parser.add_argument("--scale", type=int, default=1, help="multiplies the rows of the tables")
+    parser.add_argument("--place", default="host", choices=["host", "replicated", "sharded"])
+    parser.add_argument("--devices", type=int, help="CPU devices of a host")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--every", type=float, default=20.0, metavar="S", help="seconds between commits")
@@ -180,15 +207,20 @@ def measure(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
     table_rows = arguments.scale * TABLE_ROWS
     write_data(folder, table_rows)
     reference = JobReference(
-        function="benchmarks.recovery:recovery_job", arguments={"folder": folder, "table_rows": table_rows}
+        function="benchmarks.recovery:recovery_job",
+        arguments={"folder": folder, "table_rows": table_rows, "place": arguments.place},
     )
+    begin_s = take_begin_times()
     run = create_run(f"{folder}/run", reference.resolve(), reference)
     failures = FailureConfig(
         undo_share=0.1 if arguments.undo == "on" else 0.0,
         standby_after_s=0.0 if arguments.standbys == "on" else None,
     )
     scaling = ScalingConfig(
-        num_hosts=arguments.hosts, threads_per_host=1, resources_per_host=parse_resources(arguments.resources)
+        num_hosts=arguments.hosts,
+        devices_per_host=arguments.devices,
+        threads_per_host=1,
+        resources_per_host=parse_resources(arguments.resources),
     )
     with StopSignals() as stop, connected(arguments.hosts):
         stop.claim()
@@ -215,6 +247,8 @@ def measure(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
         "tables_mb": round(NUM_TABLES * table_rows * 8 * DIM / 1e6),
         "kill_to_step_s": round(statistics.median(reporter.seconds), 2),
         "each_s": [round(seconds, 2) for seconds in reporter.seconds],
+        "begin_commit_s": begin_s,
+        "commit_s": reporter.commit_s,
         "parts": parts,
     }
 
