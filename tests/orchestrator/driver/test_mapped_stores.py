@@ -31,6 +31,8 @@ def test_a_host_alone_ends_with_the_same_bytes(hashed: bool, small_data: str, tm
     assert_equal(train_small(small_data, tmp_path, "mapped", job=MAPPED, **options), expected)
 
 
+# In make test, test_equality.py kills a host, and test_cut_tables.py has several hosts with rows in files.
+@is_long
 @pytest.mark.ray
 def test_a_killed_run_ends_with_the_same_bytes(two_hosts: Result, small_data: str, tmp_path: Path) -> None:
     killer = Killer("HostActor", after_step=12, seed=6)
