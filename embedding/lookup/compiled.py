@@ -30,7 +30,9 @@ from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 
 
-def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1, has_weights: bool = False) -> None:
+def compile_kernels(
+    specs: Iterable[TableSpec], *, num_threads: int = 1, has_weights: bool = False, rows_travel: bool = True
+) -> None:
     """Compiles, or loads from numba's cache, what these tables need, by running everything on nothing.
 
     Without a cache a few seconds for each distinct (dim, optimizer class); then a fraction of one.
@@ -38,25 +40,27 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1, has_wei
     Args:
       num_threads: of the thread pool that will work. Some kernels then run over fewer columns.
       has_weights: whether ids have weights. Those that come without being announced compile at their first update.
+      rows_travel: whether `RowsWay` looks up any table. What is only for it takes a fifth of the time.
     """
     ids, positions = np.zeros(0, np.int64), np.zeros(0, np.int32)
     marks, flags = np.zeros(0, np.int32), np.zeros(0, bool)
     mark_rows(ids, marks, 1)
-    find_marked_rows(ids, marks, flags)
     find_marked_bags(positions, np.zeros(1, np.int64), marks, flags)
-    unique_ids(ids, np.zeros((num_hash_slots(0), 2), np.int64), ids, positions)
     owner = np.zeros(1, np.int32)
-    route(ids, ids, 0, owner, np.zeros(1, np.int64), ids.copy(), positions)
     no_weights, no_splits = np.zeros(0, np.float32), np.zeros((1, 1), np.int64)
     route_bags(ids, ids, 0, np.zeros(1, np.int64), None, owner, no_splits, positions.copy(), no_weights)
-    row_of_each_id(positions, positions, positions.copy())
     copy_keys(ids, 0, positions)
     for keys in (positions, ids):
         rows_of_dense_keys(keys, owner, 1, keys, np.zeros(1, np.int64))
     resolve_dense(np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64), np.zeros((0, BAGS), np.int64))
     pieces = np.zeros((1, 1), np.int64)
-    rows_by_stream(ids, pieces, pieces, pieces, ids.copy(), ids.copy())
     rows_by_host(ids, pieces, pieces, ids.copy())
+    if rows_travel:
+        find_marked_rows(ids, marks, flags)
+        unique_ids(ids, np.zeros((num_hash_slots(0), 2), np.int64), ids, positions)
+        route(ids, ids, 0, owner, np.zeros(1, np.int64), ids.copy(), positions)
+        row_of_each_id(positions, positions, positions.copy())
+        rows_by_stream(ids, pieces, pieces, pieces, ids.copy(), ids.copy())
     find_pieces(ids, np.zeros((1, BAGS), np.int64))
     nothing = BagLists.of([], [], [])
     group_bags(nothing, marks)
@@ -87,12 +91,13 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1, has_wei
             if updates_groups:
                 group.update(grouped, [0.0], ONE_THREAD)
         no_rows = np.zeros((0, spec.dim), np.float32)
-        table.gather(ids, no_rows)
-        table.gather_to(ids, ids)
-        pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
         pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows, bags=ids)
-        for columns in column_parts(spec.dim, num_threads)[:1]:
-            some = no_rows[:, columns]
-            sum_gradients(some, positions, np.zeros(1, np.int64), None, "sum", some)
-        if spec.optimizer is not None:
+        if rows_travel:
+            table.gather(ids, no_rows)
+            table.gather_to(ids, ids)
+            pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
+            for columns in column_parts(spec.dim, num_threads)[:1]:
+                some = no_rows[:, columns]
+                sum_gradients(some, positions, np.zeros(1, np.int64), None, "sum", some)
+        if spec.optimizer is not None and (rows_travel or not updates_groups):
             table.update(ids, no_rows, 0.0)

@@ -57,7 +57,6 @@ class HostLookups:
         num_buffers = 2 if job.overlap is not False or job.staleness else 1
         specs = table_specs(job, spec.table_buckets)
         thread_pool = ThreadPool(spec.threads)
-        compile_kernels(specs, num_threads=thread_pool.num_threads, has_weights=has_weighted_ids(job))
         pools_cut = spec.pools_cut
         if pools_cut is None:
             ways = cut_ways(job, specs, bag_lengths(job, spec.train_index), num_hosts=spec.num_hosts)
@@ -76,6 +75,14 @@ class HostLookups:
             num_buffers=num_buffers,
             tables=tables,
             thread_pool=thread_pool,
+        )
+        compile_kernels(
+            specs,
+            num_threads=thread_pool.num_threads,
+            has_weights=has_weighted_ids(job),
+            # With several hosts also where no row travels now: with another number of them some may, and to compile
+            # then would lengthen a recovery.
+            rows_travel=spec.num_hosts > 1 or both.rows.is_used,
         )
         return HostLookups(both=both, bags=Bags(job), num_buffers=num_buffers, thread_pool=thread_pool)
 

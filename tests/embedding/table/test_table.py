@@ -13,6 +13,7 @@ import pytest
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import RowId, TruncatedNormal
+from podembed.embedding.kernels import pool
 from podembed.embedding.kernels.arrays import BlockLines
 from podembed.embedding.kernels.threads import ONE_THREAD
 from podembed.embedding.lookup.compiled import compile_kernels
@@ -214,7 +215,7 @@ def test_what_is_compiled_ahead_is_not_compiled_in_a_step() -> None:
     table, kind = Table(spec, np.array([0])), PooledFeature(table=0, pooling="sum", combiner="sum")
     gradients, before = np.ones((1, dim), np.float32), 0.0
     for weights in (None, np.array([2.0], np.float32)):
-        compile_kernels([spec], has_weights=weights is not None)
+        compile_kernels([spec], has_weights=weights is not None, rows_travel=False)
         compiled = len(table_rules._update_tables.signatures)
         bags = read_frame(
             frame_of([BagKeys(np.zeros(1, np.int32), np.array([0, 1]), weights, None)]), num_features=1, host=0
@@ -225,6 +226,10 @@ def test_what_is_compiled_ahead_is_not_compiled_in_a_step() -> None:
         assert len(table_rules._update_tables.signatures) == compiled
         assert (table.rows[0] < before).all()
         before = table.rows[0].copy()
+    # What is only for rows that travel is compiled where they do.
+    compiled = len(pool._sum_gradients.signatures)
+    compile_kernels([spec])
+    assert len(pool._sum_gradients.signatures) == compiled + 1
 
 
 def test_a_spec_travels_between_processes():
