@@ -1,6 +1,6 @@
 """The process that works on devices, or on one CPU device for comparison: `python -m podembed.jobs.check_device.child`.
 
-What goes wrong in a compiler may end the process, so `command.py` has others. It reads a request in JSON from its
+What goes wrong in a compiler may end the process, so `answers.py` begins others. It reads a request in JSON from its
 input, and writes a line of JSON for each check to its output. What else is printed goes to its other stream. Arrays
 that are to be compared go to a file.
 """

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from podembed.jobs.check_device import command
+from podembed.jobs.check_device import answers, checks, command
+from podembed.jobs.check_device.findings import MEASURED
 from podembed.jobs.cli.main import main
 from tests.long_tests import is_long
+from tests.tools.preflight.test_compile import needs_libtpu
 
 ROOT = Path(__file__).parents[3]
 FOUR = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
@@ -40,7 +42,7 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_devices_are_found_and_the_rest_goes_on(
     tmp_path: Path, four: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "CHILD", "tests.jobs.check_device.wrong_process")
+    monkeypatch.setattr(answers, "CHILD", "tests.jobs.check_device.wrong_process")
     code, report = check(tmp_path / "report.json", "--only", "bits", "pieces", "two_towers", "bound")
     found = {one["check"]: one for one in report["checks"]}
     assert code == command.EXIT_DIFFERS
@@ -57,7 +59,7 @@ def test_wrong_devices_are_found_and_the_rest_goes_on(
 def test_what_the_budget_leaves_no_time_for_is_listed(tmp_path: Path) -> None:
     code, report = check(tmp_path / "report.json", "--minutes", "0")
     assert code == 0
-    assert [(one["check"], one["state"]) for one in report["checks"]] == [(name, "not run") for name in command.NAMES]
+    assert [(one["check"], one["state"]) for one in report["checks"]] == [(name, "not run") for name in checks.NAMES]
 
 
 def test_a_check_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,12 +80,27 @@ def test_cpu_devices_agree_with_a_cpu_and_recover(tmp_path: Path, four: None) ->
 def test_a_process_that_dies_is_followed_by_another(
     tmp_path: Path, four: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "CHILD", "tests.jobs.check_device.wrong_process")
+    monkeypatch.setattr(answers, "CHILD", "tests.jobs.check_device.wrong_process")
     _, report = check(tmp_path / "report.json", "--only", "deepfm", "two_towers")
     died, after = report["checks"]
     assert died["state"] == "FAILED"
     assert "the process ended with -6" in died["sentence"]
     assert after["state"] == "DIFFERS"
+
+
+@is_long
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("kind", "count", "topology"),
+    [("TPU v6 lite", 4, "v6e:2x2"), ("TPU v5", 4, "v5p:2x2x1"), ("TPU7x", 8, "tpu7x:2x2x1")],
+)
+def test_a_step_stands_beside_its_bound(kind: str, count: int, topology: str) -> None:
+    checking = checks.Checking("unread", os.environ, lambda: 600.0)
+    checking.devices.update(kind=kind, count=count)
+    checking._steps = {"512": {"ms": 3.0}, "64": {"ms": 1.0}}
+    found = checking._bound()
+    assert (found.state, found.figures["topology"], found.figures["samples"]) == (MEASURED, topology, 512)
+    assert found.figures["times"] == pytest.approx(3.0 / found.figures["bound_ms"], rel=0.05)
 
 
 @is_long
