@@ -24,7 +24,17 @@ def render_tables(found: PlacementPlan) -> str:
     text = printable("\n\n".join([columns(lines), columns(hosts), summary(found)]))
     if not any(table.is_on_devices for table in found.tables):
         return text
-    return f"{text}\nhosts send nothing for tables on the devices, and hold their rows as they were committed"
+    text += "\nhosts send nothing for tables on the devices, and hold their rows as they were committed"
+    for one in found.messages:
+        text += (
+            f"\n{_named(one.tables)}: if all ids differ, a message between two devices has room for {one.room:,} rows, "
+            f"and a device sends {format_bytes(one.sent_bytes)} a step; a run makes less room where its ids repeat"
+        )
+    return text
+
+
+def _named(tables: Sequence[str]) -> str:
+    return tables[0] if len(tables) == 1 else printable(f"{len(tables)} tables, {tables[0]} ... {tables[-1]}")
 
 
 def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:

@@ -13,15 +13,17 @@ import numpy as np
 
 from podembed.embedding.lookup.placement import Chosen, PlacementWay, place_tables, ways
 from podembed.embedding.lookup.pooling_choice import CutWay, why_not_pooled
-from podembed.embedding.shards import ShardLayout
+from podembed.embedding.shards import ShardLayout, sharded_arrays
 from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.padding import room_level, rows_of_room
 from podembed.workers.job.tables import (
     choose_buckets,
     cut_ways,
+    feature_bindings,
     features_per_table,
     host_features_per_table,
     table_specs,
@@ -78,11 +80,27 @@ class PlannedHost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMessages:
+    """What two devices send each other in a step about sharded tables of one width and rule, if all ids differ.
+
+    Attributes:
+      tables: names of these tables.
+      room: rows that a message has room for.
+      sent_bytes: what a device sends to all others: ids, rows and gradients.
+    """
+
+    tables: tuple[str, ...]
+    room: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
     """Tables in the job's order, hosts by number."""
 
     tables: tuple[PlannedTable, ...]
     hosts: tuple[PlannedHost, ...]
+    messages: tuple[PlannedMessages, ...] = ()
 
 
 def plan(
@@ -109,14 +127,45 @@ def plan(
     counts = host_features_per_table(job)
     owners = place_tables(specs, num_features=counts, num_hosts=num_hosts, previous=before, chosen=chosen)
     found = ways(specs, num_features=counts, num_hosts=num_hosts, chosen=chosen)
-    cut = cut_ways(job, specs, bag_lengths(job, index), num_hosts=num_hosts, chosen=chosen)
+    lengths = bag_lengths(job, index)
+    cut = cut_ways(job, specs, lengths, num_hosts=num_hosts, chosen=chosen)
     tables = tuple(
         _table(spec, way, count, placed, why=why, cut=if_cut, place=config.place, num_parts=num_hosts * parts_per_host)
         for config, spec, way, count, placed, why, if_cut in zip(
             job.tables, specs, found, features_per_table(job), owners, why_rows(job), cut, strict=True
         )
     )
-    return PlacementPlan(tables=tables, hosts=_hosts(tables, owners, before, num_hosts=num_hosts))
+    return PlacementPlan(
+        tables=tables,
+        hosts=_hosts(tables, owners, before, num_hosts=num_hosts),
+        messages=_messages(job, specs, lengths, num_parts=num_hosts * parts_per_host),
+    )
+
+
+def _messages(
+    job: JobConfig, specs: Sequence[TableSpec], lengths: Sequence[float | None], *, num_parts: int
+) -> tuple[PlannedMessages, ...]:
+    by_name = {spec.name: spec for spec in specs}
+    num_ids = dict.fromkeys(by_name, 0.0)
+    for feature, length in zip(feature_bindings(job), lengths, strict=True):
+        # Where nothing is known of lists, one id a sample.
+        num_ids[specs[feature.table].name] += (length or 1.0) * job.batch_size / num_parts
+    found = []
+    for array in sharded_arrays(specs, num_parts):
+        dim = by_name[array.name].dim
+        room = rows_of_room(
+            room_level(
+                sum(
+                    layout.largest_share * min(num_ids[name], layout.table.num_rows)
+                    for name, layout in array.tables.items()
+                )
+            )
+        )
+        is_trained = by_name[array.name].optimizer is not None
+        # An id with the request and one with the gradients; a row back, and its gradient.
+        sent_bytes = 4 * (num_parts - 1) * room * (1 + dim) * (1 + is_trained)
+        found.append(PlannedMessages(tables=tuple(array.tables), room=room, sent_bytes=sent_bytes))
+    return tuple(found)
 
 
 def _table(

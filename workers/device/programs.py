@@ -42,7 +42,8 @@ class Inputs:
       labels, weights: float32 `[n]`.
       lengths: by sequence feature, int32 `[n]`.
       columns: columns by name, `[n, ...]`; among them all labels but the first. A label that is missing is NaN.
-      rows: by feature of a table on devices, int32 `[n, room]`, the rows of each bag, -1 where it has no more.
+      rows: by feature of a table on devices, int32: one row a bag, -1 for none; or as many as a device has room for.
+      row_bags: of these the bag of each row, int32 of the same shape, rising; the number of bags where there is no row.
       row_weights: row weights of such features whose ids have weights, float32 of the same shape.
     """
 
@@ -53,6 +54,7 @@ class Inputs:
     lengths: Mapping[str, jax.Array] = field(default_factory=dict)
     columns: Mapping[str, jax.Array] = field(default_factory=dict)
     rows: Mapping[str, jax.Array] = field(default_factory=dict)
+    row_bags: Mapping[str, jax.Array] = field(default_factory=dict)
     row_weights: Mapping[str, jax.Array] = field(default_factory=dict)
 
 

@@ -25,11 +25,12 @@ import numpy as np
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES, ActivationLayout
 from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
-from podembed.workers.job.padding import MOST_IDS, padded_ids
+from podembed.workers.job.padding import ONE_ID, most_ids, rows_of_room
 
 _RECORD = struct.Struct("<qqqddqq")
 _LENGTHS, _NUM_DEVICES, _COLUMN = "lengths/", "num_devices/", "column/"
-_ROWS, _WEIGHTS, _LEVELS, _RATES = "rows/", "row_weights/", "bag_levels/", "rates/"
+_ROWS, _BAGS, _WEIGHTS = "rows/", "row_bags/", "row_weights/"
+_LEVELS, _RATES = "bag_levels/", "rates/"
 _NO_RATES = np.zeros(0, np.float32)
 
 
@@ -66,9 +67,16 @@ class Record:
 
 
 class BagArrays(NamedTuple):
-    """The ids of a feature: int32 `[num_bags, room]`, -1 where there is none; and float32 weights or None."""
+    """The ids of a feature, those of one device after those of another.
+
+    Attributes:
+      rows: int32 `[n]`, -1 where there is none. Without `bags` one for each bag.
+      bags: int32 `[n]`, rising on a device: the bag of each among those of its device, and behind them their number.
+      weights: float32 `[n]`, or None.
+    """
 
     rows: np.ndarray
+    bags: np.ndarray | None
     weights: np.ndarray | None
 
 
@@ -99,22 +107,27 @@ class IdsLayout:
             _LEVELS: (len(self.num_bags) + self.num_arrays,),
             _RATES: (self.num_tables,),
         }
-        found |= {f"{_ROWS}{name}": (count * MOST_IDS,) for name, count in self.num_bags.items()}
-        return found | {f"{_WEIGHTS}{name}": (self.num_bags[name] * MOST_IDS,) for name in sorted(self.weighted)}
+        for name, count in self.num_bags.items():
+            kinds = (_ROWS, _BAGS, _WEIGHTS) if name in self.weighted else (_ROWS, _BAGS)
+            found |= {f"{kind}{name}": (most_ids(count),) for kind in kinds}
+        return found
 
     def dtypes(self) -> dict[str, str]:
         """Types of the arrays that are not float32."""
-        return {_LEVELS: "int32"} | {f"{_ROWS}{name}": "int32" for name in self.num_bags}
+        return {_LEVELS: "int32"} | {f"{kind}{name}": "int32" for name in self.num_bags for kind in (_ROWS, _BAGS)}
 
-    def bags_in(self, arrays: Mapping[str, np.ndarray], levels: Sequence[int]) -> dict[str, BagArrays]:
+    def bags_in(
+        self, arrays: Mapping[str, np.ndarray], levels: Sequence[int], *, num_devices: int
+    ) -> dict[str, BagArrays]:
         """The ids of a batch by feature, with the room of these levels."""
         found = {}
         for (name, count), level in zip(self.num_bags.items(), levels[: len(self.num_bags)], strict=True):
-            room = padded_ids(level)
+            size = count if level == ONE_ID else num_devices * ids_of_room(level, count, num_devices=num_devices)
             weights = arrays.get(f"{_WEIGHTS}{name}")
             found[name] = BagArrays(
-                arrays[f"{_ROWS}{name}"][: count * room].reshape(count, room),
-                None if weights is None else weights[: count * room].reshape(count, room),
+                arrays[f"{_ROWS}{name}"][:size],
+                None if level == ONE_ID else arrays[f"{_BAGS}{name}"][:size],
+                None if weights is None else weights[:size],
             )
         return found
 
@@ -130,6 +143,11 @@ class IdsLayout:
     def rates_in(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """float32, the learning rate of each table on devices in a step."""
         return arrays.get(_RATES, _NO_RATES)
+
+
+def ids_of_room(level: int, num_bags: int, *, num_devices: int) -> int:
+    """The ids of a feature that each device of a host has room for, if the host has so many bags."""
+    return min(rows_of_room(level), most_ids(num_bags) // num_devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

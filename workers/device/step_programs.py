@@ -22,12 +22,13 @@ from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.measures.step_measures import Measured
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.programs import Inputs, scores_of_batch, training_step
+from podembed.workers.device.shared_memory import ids_of_room
 from podembed.workers.device.tables.pooling import BagIds
 from podembed.workers.device.tables.table_step import Tables, TableStep
 from podembed.workers.device.transfers.side_by_side import side_by_side
 from podembed.workers.device.transfers.ways import TransferWay
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.padding import PaddingLevels, SequencePadding, padded_ids, smallest_levels
+from podembed.workers.job.padding import ONE_ID, PaddingLevels, SequencePadding, smallest_levels
 from podembed.workers.job.tables import DeviceTable
 from podembed.workers.model.context import Shares
 
@@ -137,7 +138,7 @@ class StepPrograms:
         def forward(params: Any, state: Any, tables: Tables, *arguments: Any) -> jax.Array:
             own, step, _ = way.unpacked(inputs, arguments)
             found, _ = on_tables.looked_up(
-                tables, on_tables.asked(self._bags(own), self._room_levels(levels)), own.activations
+                tables, on_tables.asked(self._bags(own, levels), self._room_levels(levels)), own.activations
             )
             full = replace(own, activations=found)
             return scores_of_batch(job, shares, longest, params, state, full, step)
@@ -177,7 +178,7 @@ class StepPrograms:
 
         def train(params: Any, optimizer_state: Any, state: Any, tables: Tables, rates: Any, *arguments: Any) -> Any:
             own, step, scale = way.unpacked(inputs, arguments)
-            asked = on_tables.asked(self._bags(own), self._room_levels(levels))
+            asked = on_tables.asked(self._bags(own, levels), self._room_levels(levels))
             found, rounds = on_tables.looked_up(tables, asked, own.activations)
             full = replace(own, activations=found)
             *states, gradients, loss, measured = training_step(
@@ -218,10 +219,17 @@ class StepPrograms:
     def _room_levels(self, levels: PaddingLevels) -> PaddingLevels:
         return levels[2 + len(self._job.device_features) :]
 
-    def _bags(self, inputs: Inputs) -> dict[str, BagIds]:
-        """The ids of the features whose tables lie on devices."""
+    def _bags(self, inputs: Inputs, levels: PaddingLevels) -> dict[str, BagIds]:
+        """The ids of the features whose tables lie on devices, on one device."""
+        num_parts, of_bags = self._mesh.num_all_parts, self._bags_at(levels)
         return {
-            name: BagIds(rows, inputs.row_weights.get(name), self._job.features[name].combiner)
+            name: BagIds(
+                rows,
+                inputs.row_bags.get(name),
+                inputs.row_weights.get(name),
+                combiner=self._job.features[name].combiner,
+                num_bags=of_bags[name].num // num_parts,
+            )
             for name, rows in inputs.rows.items()
         }
 
@@ -267,11 +275,14 @@ class StepPrograms:
             columns={
                 name: rows_of(*shape.inner, dtype=np.dtype(shape.dtype)) for name, shape in job.column_shapes.items()
             },
-            rows={name: rows_of(bags.room, dtype=jnp.int32, rows=bags.num) for name, bags in of_bags.items()},
-            row_weights={
-                name: rows_of(bags.room, rows=bags.num)
+            rows={name: rows_of(dtype=jnp.int32, rows=bags.num_ids) for name, bags in of_bags.items()},
+            row_bags={
+                name: rows_of(dtype=jnp.int32, rows=bags.num_ids)
                 for name, bags in of_bags.items()
-                if name in self._table_step.weighted
+                if not bags.has_one_each
+            },
+            row_weights={
+                name: rows_of(rows=bags.num_ids) for name, bags in of_bags.items() if name in self._table_step.weighted
             },
         )
 
@@ -280,16 +291,22 @@ class StepPrograms:
         found = {}
         own = levels[2 : 2 + len(self._job.device_features)] or smallest_levels(len(self._job.device_features))
         for name, level in zip(self._job.device_features, own, strict=True):
-            num = self._rows * math.prod(self._job.activation_shapes[name][:-1])
+            num = num_ids = self._rows * math.prod(self._job.activation_shapes[name][:-1])
             if name in self._job.sequences:
-                num = self._mesh.num_all_parts * self.padding.vectors(name, levels)
-            found[name] = _Bags(num, padded_ids(level))
+                num = num_ids = self._mesh.num_all_parts * self.padding.vectors(name, levels)
+            elif level != ONE_ID:
+                room = ids_of_room(level, num // self._mesh.num_hosts, num_devices=self._mesh.num_parts)
+                num_ids = self._mesh.num_all_parts * room
+            found[name] = _Bags(num, num_ids, has_one_each=level == ONE_ID)
         return found
 
 
 class _Bags(NamedTuple):
+    """The bags of a feature over all devices, and the ids that they have room for."""
+
     num: int
-    room: int
+    num_ids: int
+    has_one_each: bool
 
 
 def _of_one_part(step: Callable[..., Any], in_specs: Any) -> Callable[..., Any]:

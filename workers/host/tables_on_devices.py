@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.workers.data.input_errors import InputError
 from podembed.workers.device.shared_memory import BagArrays, ChannelEnd, IdsLayout, Record, RecordKind
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.padding import LARGEST_LEVELS, MOST_IDS, PaddingLevels, padding_level, room_level
+from podembed.workers.job.padding import LARGEST_LEVELS, ONE_ID, PaddingLevels, most_ids, room_level, rows_of_room
 from podembed.workers.job.tables import device_tables, weighted_features
 from podembed.workers.liveness.progress import Phase, Tracker
 
@@ -78,7 +79,8 @@ class DeviceIds:
         """
         if not self._num_rows:
             return others
-        own = [self._level(name, bags[name]) for name in self._num_rows]
+        before = self._levels or (ONE_ID,) * len(self._num_rows)
+        own = [self._level(name, bags[name], level) for name, level in zip(self._num_rows, before, strict=False)]
         self._num_batches += 1
         if self._num_batches & (self._num_batches - 1):
             own += self._levels[len(own) :]
@@ -98,7 +100,7 @@ class DeviceIds:
             levels.append(room_level(max(expected)))
         return levels
 
-    def _level(self, name: str, bags: Ragged) -> int:
+    def _level(self, name: str, bags: Ragged, before: int) -> int:
         values, num_rows = bags.values, self._num_rows[name]
         if len(values) and not 0 <= values.min() <= values.max() < num_rows:
             wrong = values[(values < 0) | (values >= num_rows)]
@@ -106,13 +108,18 @@ class DeviceIds:
                 f"Found id {wrong[0]} of feature '{name}'. Expected 0 to {num_rows - 1}, the rows of its table. Raise "
                 "vocabulary_size, or set invalid_ids of the table."
             )
-        longest = int(np.diff(bags.row_splits).max(initial=0))
-        if longest > MOST_IDS:
+        if before == ONE_ID and np.diff(bags.row_splits).max(initial=0) <= 1:
+            return ONE_ID
+        count, num_devices = self._layout.num_bags[name], self._device.num_devices
+        largest = int(np.diff(_ends(bags, count, num_devices)).max())
+        most = most_ids(count) // num_devices
+        if largest > most:
             raise InputError(
-                f"Found a bag of {longest} ids of feature '{name}', whose table lies on devices. Expected at most "
-                f"{MOST_IDS}. Leave place out, which keeps the table on the hosts."
+                f"Found {largest} ids of feature '{name}' in a device's part of a batch. Expected at most {most}, "
+                "since its table lies on devices. Leave place out, which keeps the table on the hosts, or make batches "
+                "smaller."
             )
-        return padding_level(longest)
+        return before if before != ONE_ID and rows_of_room(before) >= largest else room_level(largest)
 
     def agreed(self, levels: PaddingLevels) -> None:
         """Takes the levels of all hosts. A room never becomes smaller."""
@@ -122,8 +129,9 @@ class DeviceIds:
         """Into the memory of a batch."""
         arrays, own = self._device.buffers[buffer], levels[len(LARGEST_LEVELS) :]
         self._layout.say_levels(arrays, own)
-        for name, out in self._layout.bags_in(arrays, own).items():
-            _fill(out, bags[name])
+        num_devices = self._device.num_devices
+        for name, out in self._layout.bags_in(arrays, own, num_devices=num_devices).items():
+            _fill(out, bags[name], self._layout.num_bags[name], num_devices)
 
     def say_rates(self, buffer: int, rates: Sequence[float]) -> None:
         """The learning rates of a step.
@@ -140,20 +148,29 @@ def _part(bags: Ragged, at: int, num_parts: int) -> np.ndarray:
     return bags.values[begin:end]
 
 
-def _fill(out: BagArrays, bags: Ragged) -> None:
+def _ends(bags: Ragged, num_bags: int, num_devices: int) -> np.ndarray:
+    """int64 `[num_devices + 1]`: where the ids of each device begin among the ids, and where the last one's end."""
+    firsts = np.minimum(np.arange(num_devices + 1) * (num_bags // num_devices), bags.num_samples)
+    return bags.row_splits[firsts] - bags.row_splits[0]
+
+
+def _fill(out: BagArrays, bags: Ragged, num_bags: int, num_devices: int) -> None:
     """Bags behind those that there are become empty."""
-    count, lengths = bags.num_samples, np.diff(bags.row_splits)
-    out.rows[count:] = -1
-    if out.rows.shape[1] == 1 and bags.num_ids == count and (lengths == 1).all():
-        places = np.s_[:count, 0]
+    count, lengths, per_device = bags.num_samples, np.diff(bags.row_splits), num_bags // num_devices
+    if out.bags is None:
+        out.rows[count:] = -1
+        places: Any = np.s_[:count]
+        if bags.num_ids != count:
+            out.rows[:count] = -1
+            places = np.flatnonzero(lengths)
     else:
-        out.rows[:count] = -1
-        found = np.zeros(out.rows.shape, bool)
-        found[:count] = np.arange(out.rows.shape[1]) < lengths[:, None]
-        places = found
+        ends, room = _ends(bags, num_bags, num_devices), len(out.rows) // num_devices
+        own = np.diff(ends)
+        places = np.arange(bags.num_ids) + np.repeat(np.arange(num_devices) * room - ends[:-1], own)
+        out.rows[...], out.bags[...] = -1, per_device
+        out.bags[places] = np.repeat(np.arange(count) % per_device, lengths)
     out.rows[places] = bags.values
     if out.weights is not None:
-        # Sums of weights go over the whole room.
         out.weights[...] = 0
         out.weights[places] = 1.0 if bags.weights is None else bags.weights
 
@@ -262,7 +279,6 @@ class DeviceRows:
         for name, width in table.spec.widths.items():
             found[name] = memory[at : at + count * width].reshape(count, width)
             at += count * width
-        print("TAKE", count)
         rows = table.index.rows_of(memory[:count].view(np.int32).astype(np.int64))
         is_own = rows >= 0
         if is_own.any():

@@ -8,9 +8,9 @@ a restart. Level 0 is the largest size.
 they become fewer by the square root of two. The second is of the longest sample, which becomes shorter by half. Level 0
 has room for the declared maximum.
 
-*Bags* of a feature whose table is on devices have one level, a power of two ids. It holds the longest bag of a step on
-any host. Sizes never become smaller within a generation. Numbers are the same whatever the size, since the ids of a bag
-are summed one after another.
+*Ids* of a feature whose table is on devices have one level: of one id a bag, or of so many ids of all bags of a device,
+which lie one behind the other. Sizes never become smaller within a generation, and have a margin, so that few of them
+do. Numbers are the same whatever the size, since the ids of a bag are summed one after another.
 
 *Messages* between devices about sharded tables have one level for each array of them. It holds the distinct rows that a
 device asks of another, as a batch now and then shows, with a margin. What does not fit goes in another round.
@@ -30,9 +30,9 @@ from podembed.embedding.ragged import Ragged
 LEAST_VECTORS = 4096
 LEAST_LENGTH = 16
 _MULTIPLE = 16
-_LAST_LEVEL = 10
-MOST_IDS = 1 << _LAST_LEVEL
-"""Most ids of a bag of a table on devices."""
+_LAST_ROOM = 60
+ONE_ID = _LAST_ROOM + 1
+"""The level of a feature whose bags have one id at most."""
 
 PaddingLevels = tuple[int, ...]
 """Levels of the vectors and of the longest sample; empty for a job without sequences."""
@@ -117,22 +117,16 @@ def cut_to(rows: Ragged, longest: int) -> Ragged:
     return Ragged(values, np.arange(len(values) + 1), weights)
 
 
-def padding_level(longest: int) -> int:
-    """The highest level that has room for so many ids. Level 0 has room for `MOST_IDS`."""
-    return _LAST_LEVEL - (max(1, longest) - 1).bit_length()
-
-
-def padded_ids(level: int) -> int:
-    """The number of ids that a bag of a level has room for."""
-    return 1 << (_LAST_LEVEL - level)
-
-
-_LAST_ROOM = 60
+def most_ids(num_bags: int) -> int:
+    """The most ids that a host's share of a batch may have of a feature with so many bags, if its table is on devices:
+    1,024 a bag, or a million.
+    """
+    return max(num_bags << 10, 1 << 20)
 
 
 def room_level(expected: float) -> int:
-    """The highest level with room for as many rows as a device may want of another, if it wants so many of the average
-    one. Rows spread by chance, so four times the spread is added to a quarter.
+    """The highest level with room for so many rows or ids, and for more where chance decides: four times the spread is
+    added to a quarter.
     """
     wanted = math.ceil(1.25 * expected + 4 * math.sqrt(expected))
     level = _LAST_ROOM
@@ -142,10 +136,10 @@ def room_level(expected: float) -> int:
 
 
 def rows_of_room(level: int) -> int:
-    """The rows that a message of a level has room for: fewer by the square root of two from one level to the next."""
+    """The rows or ids that a level has room for: fewer by the square root of two from one level to the next."""
     return max(8, -(-math.isqrt(1 << (_LAST_ROOM - level)) // 8) * 8)
 
 
 def smallest_levels(count: int) -> tuple[int, ...]:
-    """The levels of so many features, with room for one id each."""
-    return (_LAST_LEVEL,) * count
+    """The levels of so many features, with room for one id a bag."""
+    return (ONE_ID,) * count

@@ -95,3 +95,18 @@ def test_the_plan_says_what_lies_on_the_devices() -> None:
     assert "1 on the devices, 6.2 KiB on each" in summary(found)
     assert sum(host.num_pooled for host in found.hosts) == 0
     assert "hosts send nothing for tables on the devices" in render_tables(found)
+    assert not found.messages
+
+
+def test_the_plan_says_what_devices_send_each_other_about_sharded_tables() -> None:
+    names = {"many": 200_000, "more": 90_000, "few": 3}
+    job = job_of({name: table(size, name, place="sharded") for name, size in names.items()})
+    (found,) = plan(job, num_hosts=2, parts_per_host=4).messages
+    assert found.tables == ("many", "more", "few")
+    # An eighth of the ids of an eighth of the batch, of the third table at most its three rows; and a margin.
+    ids = job.batch_size / 8
+    expected = 2 * ids / 8 + 3 / 4
+    assert expected + 4 * expected**0.5 < found.room < 3 * expected + 8 * expected**0.5 + 8
+    assert found.sent_bytes == 7 * found.room * 2 * (4 + 4 * 8)
+    text = render_tables(plan(job, num_hosts=2, parts_per_host=4))
+    assert f"3 tables, many ... few: if all ids differ, a message between two devices has room for {found.room}" in text

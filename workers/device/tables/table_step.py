@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -66,15 +67,12 @@ class TableStep:
         named, shards = dict(ids), {}
         for at, array in enumerate(self._arrays):
             features = {name: self._by_name[name].features for name in array.tables}
-            rows = {
-                table: jnp.concatenate([ids[name].rows.reshape(-1) for name in names])
-                for table, names in features.items()
-            }
+            rows = {table: jnp.concatenate([ids[name].rows for name in names]) for table, names in features.items()}
             shard, begin = AskedArray.of(rows, array, level=levels[at] if levels else None), 0
             for name in itertools.chain.from_iterable(features.values()):
                 one = ids[name].rows
-                places = shard.wanted.places[begin : begin + one.size].reshape(one.shape)
-                named[name], begin = ids[name]._replace(rows=places), begin + one.size
+                places = shard.wanted.places[begin : begin + one.size]
+                named[name], begin = replace(ids[name], rows=places), begin + one.size
             shards[array.name] = shard
         return Asked(named, shards)
 
@@ -95,7 +93,7 @@ class TableStep:
         for table in self.tables:
             rows = by_table[table.spec.name]
             for name in table.features:
-                vectors = pooled(rows, asked.ids[name], table.config.quantization_config)
+                vectors = pooled(rows, asked.ids[name], table.config.quantization_config, in_a_tree=self._in_a_tree)
                 inner = () if name in self._job.sequences else self._job.activation_shapes[name][:-1]
                 found[name] = vectors.reshape(vectors.shape[0] // math.prod(inner), *inner, vectors.shape[1])
         return tuple(found[name] for name in self._job.features), rounds
@@ -124,7 +122,7 @@ class TableStep:
                 number,
                 table,
                 table.spec.optimizer,
-                [_Part.of(asked.ids[name], found[name] * scale) for name in table.features],
+                [_Part.of(asked.ids[name], found[name] * scale, in_a_tree=self._in_a_tree) for name in table.features],
             )
             for number, table in enumerate(self.tables)
             if table.spec.optimizer is not None
@@ -136,7 +134,9 @@ class TableStep:
         for one, sums in zip(summed, _over_devices([one.sums() for one in summed]), strict=True):
             after[one.name] = update_all(tables[one.name], sums, one.optimizer, rates[one.number])
         others = [one for one in trained if not one.is_summed]
-        for one, parts in zip(others, _of_all_devices([one.parts for one in others]), strict=True):
+        for one, parts in zip(
+            others, _of_all_devices([[part.numbered() for part in one.parts] for one in others]), strict=True
+        ):
             after[one.name] = update_named(
                 tables[one.name], _entries(parts), one.optimizer, rates[one.number], in_a_tree=self._in_a_tree
             )
@@ -194,17 +194,25 @@ class _Part(NamedTuple):
     """A step's arrays for the rows of one feature.
 
     Attributes:
-      rows, weights: rows and weights of `BagIds`.
+      rows, bags, weights: those of `BagIds`.
       each: float32 `[num_bags, dim]`, of `gradients_of_bags`.
     """
 
     rows: jax.Array
+    bags: jax.Array | None
     each: jax.Array
     weights: jax.Array | None
 
     @staticmethod
-    def of(ids: BagIds, gradients: jax.Array) -> _Part:
-        return _Part(ids.rows, gradients_of_bags(gradients.reshape(-1, gradients.shape[-1]), ids), ids.weights)
+    def of(ids: BagIds, gradients: jax.Array, *, in_a_tree: bool) -> _Part:
+        each = gradients_of_bags(gradients.reshape(-1, gradients.shape[-1]), ids, in_a_tree=in_a_tree)
+        return _Part(ids.rows, ids.bags, each, ids.weights)
+
+    def numbered(self) -> _Part:
+        """The same with the numbers of bags among those of all devices."""
+        if self.bags is None:
+            return self
+        return self._replace(bags=self.bags + jax.lax.axis_index(AXIS) * self.each.shape[0])
 
 
 class _Trained(NamedTuple):
@@ -224,7 +232,7 @@ class _Trained(NamedTuple):
         """Whether each device has a sum for every row. It must not hang on the room of bags, which a restart may find
         smaller: then numbers would be others.
         """
-        num_bags = sum(part.rows.shape[0] for part in self.parts) * jax.lax.axis_size(AXIS)
+        num_bags = sum(part.each.shape[0] for part in self.parts) * jax.lax.axis_size(AXIS)
         return self.optimizer.touches_all_rows or self.table.spec.num_rows <= num_bags
 
     def sums(self) -> jax.Array:
@@ -234,8 +242,8 @@ class _Trained(NamedTuple):
 def _entries(parts: Sequence[_Part]) -> Entries:
     """The ids of several features with their gradients."""
     return Entries(
-        jnp.concatenate([part.rows.reshape(-1) for part in parts]),
-        jnp.concatenate([gradients_of_ids(part.each, part.rows, part.weights) for part in parts]),
+        jnp.concatenate([part.rows for part in parts]),
+        jnp.concatenate([gradients_of_ids(part.each, part.bags, part.weights) for part in parts]),
     )
 
 

@@ -104,14 +104,19 @@ def update_named(
     return {**after, CHANGED: changed}
 
 
-def sums_of_runs(values: jax.Array, is_first: jax.Array, number: jax.Array, *, in_a_tree: bool) -> jax.Array:
-    """The sum of each run of `values` `[m, dim]`, run after run, with zeros behind them.
+def sums_of_runs(
+    values: jax.Array, is_first: jax.Array, number: jax.Array, *, num: int | None = None, in_a_tree: bool
+) -> jax.Array:
+    """The sum of each run of `values` `[m, dim]`, by the number of the run, and zeros where there is none.
 
     Args:
-      is_first, number: `[m]`: which value begins a run, and the number of its run.
+      is_first, number: `[m]`: which value begins a run, and the number of its run, rising.
+      num: how many sums; others are dropped. None for `m`.
+      in_a_tree: sums in an order that is fixed also where additions to one place have none, as on GPUs.
     """
+    num = len(number) if num is None else num
     if not in_a_tree:
-        return jax.ops.segment_sum(values, number, num_segments=len(number), indices_are_sorted=True)
+        return jax.ops.segment_sum(values, number, num_segments=num, indices_are_sorted=True)
 
     def joined(left: tuple[jax.Array, jax.Array], right: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         begins, total = right
@@ -119,8 +124,8 @@ def sums_of_runs(values: jax.Array, is_first: jax.Array, number: jax.Array, *, i
 
     _, running = jax.lax.associative_scan(joined, (is_first[:, None], values))
     is_last = jnp.concatenate([is_first[1:], jnp.ones(1, bool)])
-    places = jnp.where(is_last, number, len(number))
-    return jnp.zeros_like(values).at[places].set(running, mode="drop")
+    places = jnp.where(is_last, number, num)
+    return jnp.zeros((num, values.shape[1]), values.dtype).at[places].set(running, mode="drop")
 
 
 def _updated(old: Arrays, gradients: jax.Array, optimizer: Optimizer, rate: jax.Array) -> dict[str, jax.Array]:

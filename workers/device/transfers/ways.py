@@ -71,11 +71,12 @@ class HostBatches:
         """A batch of these levels, without a copy."""
         if (buffer, levels) not in self._found:
             arrays = end.buffers[buffer]
-            bags = end.layout.on_devices.bags_in(arrays, levels[len(LARGEST_LEVELS) :])
+            bags = end.layout.on_devices.bags_in(arrays, levels[len(LARGEST_LEVELS) :], num_devices=self._num_parts)
             inputs: Any = {name: arrays[name] for name in ("dense", "labels", "weights")}
             inputs |= {"lengths": end.layout.lengths_in(arrays), "columns": end.layout.columns_in(arrays)}
             inputs["activations"] = self._tensors(end, arrays["activations"], levels)
             inputs["rows"] = {name: self._used(name, ids.rows, levels) for name, ids in bags.items()}
+            inputs["row_bags"] = {name: ids.bags for name, ids in bags.items() if ids.bags is not None}
             inputs["row_weights"] = {
                 name: self._used(name, ids.weights, levels) for name, ids in bags.items() if ids.weights is not None
             }

@@ -1,0 +1,95 @@
+"""Runs on awkward ids with all tables on hosts and with all cut over eight devices of the processor. Prints JSON: by
+kind of ids the largest differences of losses and of committed arrays, and the most rounds of a step.
+
+Usage: python -m tests.workers.device_tables.adversaries_process FOLDER few|all
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from podembed.orchestrator.api.result import Result
+from podembed.tools.metrics.reading import StreamReader
+from podembed.workers.storage.store import Store
+from tests.run_state import committed_state
+from tests.workers.device_tables import jobs
+from tests.workers.device_tables.jobs import NUM_ROWS, SIZES, train
+
+ALL = [*SIZES]
+KINDS = [
+    "a sample of 10,000 ids",
+    "all ids equal",
+    "all ids on one device",
+    "batches without ids",
+    "a batch smaller than the number of devices",
+]
+BATCH_SIZES = {"a batch smaller than the number of devices": 4}
+
+
+def bags_of(kind: str, size: int, random: np.random.Generator) -> list[list[int]]:
+    """A bag for each sample."""
+    bags = [random.integers(0, size, n).tolist() for n in random.integers(0, 4, NUM_ROWS)]
+    if kind == "all ids equal":
+        return [[size // 2] * 3] * NUM_ROWS
+    if kind == "all ids on one device":
+        # Its buckets come first.
+        num_buckets = min(256, 1 << (size - 1).bit_length())
+        return [(random.integers(0, max(1, size // num_buckets), 3) * num_buckets).tolist() for _ in bags]
+    if kind == "a sample of 10,000 ids":
+        bags[100] = random.integers(0, size, 10_000).tolist()
+    if kind == "batches without ids":
+        bags[: NUM_ROWS // 2] = [[]] * (NUM_ROWS // 2)
+    return bags
+
+
+def write(folder: Path, kind: str) -> None:
+    random = np.random.default_rng(11)
+    columns: dict[str, Any] = {
+        "label": random.integers(0, 2, NUM_ROWS).astype(np.float32),
+        "x": random.standard_normal(NUM_ROWS, np.float32),
+    }
+    for name, size in SIZES.items():
+        columns[f"{name}_bag"] = pa.array(bags_of(kind, size, random), pa.list_(pa.int64()))
+        columns[f"{name}_id"] = [bag[0] if bag else 0 for bag in bags_of(kind, size, random)]
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=16)
+
+
+def compared(found: Result, expected: Result) -> dict[str, float]:
+    arrays, others = committed_state(found.path), committed_state(expected.path)
+    assert arrays.keys() == others.keys()
+    windows = StreamReader(Store(found.path)).read().windows
+    return {
+        "losses": max(abs(found.losses[step] / loss - 1) for step, loss in expected.losses.items()),
+        # Of the size of the largest number, since sums of numbers of both signs may be as small as their errors.
+        "arrays": max(
+            float(np.abs(arrays[name] - values).max() / np.abs(values).max()) for name, values in others.items()
+        ),
+        "rounds": max(point.value("exchange_rounds") or 0 for point in windows),
+    }
+
+
+def main() -> None:
+    folder, found = Path(sys.argv[1]), {}
+    for kind in KINDS[: 1 if sys.argv[2] == "few" else None]:
+        jobs.BATCH_SIZE = BATCH_SIZES.get(kind, 40)
+        rows = folder / kind.replace(" ", "-") / "rows"
+        write(rows, kind)
+        expected = train(rows, rows.parent, "hosts", devices_per_host=8)
+        found[kind] = compared(train(rows, rows.parent, "sharded", sharded=ALL, devices_per_host=8), expected)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
