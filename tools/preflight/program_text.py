@@ -71,13 +71,13 @@ def collectives_in(text: str, *, num_devices: int) -> list[Collective]:
     ]
 
 
-def flaws_in(lowered: str, text: str, *, tables: Collection[tuple[int, int]]) -> list[str]:
+def flaws_in(lowered: str, text: str, *, tables: Collection[tuple[int, ...]]) -> list[str]:
     """What a program of a training step should not contain, a sentence each.
 
     Args:
       lowered: text of the program before it was compiled.
       text: text of the compiled program.
-      tables: shapes of the tables on a device.
+      tables: shapes of the tables' arrays on a device. Those of one axis say which rows changed, and are no tables.
     """
     found = []
     if _DOUBLE.search(lowered):
@@ -88,7 +88,9 @@ def flaws_in(lowered: str, text: str, *, tables: Collection[tuple[int, int]]) ->
     targets = [
         line.split(" = ", 1)[1].lstrip("(").split("}", 1)[0] + "}" for line in text.splitlines() if _COPY.match(line)
     ]
-    copied = {shape for target in targets for shape, _ in _arrays(target, is_main=True) if shape in tables}
+    copied = {
+        shape for target in targets for shape, _ in _arrays(target, is_main=True) if shape in tables and len(shape) == 2
+    }
     found += [
         f"a copy of a table of {shape[0]} x {shape[1]}: it takes memory for a second one. Is a table part of the "
         "model's own parameters, or computed with as a whole?"

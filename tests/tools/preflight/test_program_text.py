@@ -84,6 +84,8 @@ def test_what_does_not_belong_in_a_step_is_named() -> None:
     assert flaws_in("", begun, tables=[table]) == [copy]
     near = "  %copy.1 = f32[100,128]{0,1:T(8,128)S(1)} copy(%table)\n"
     assert flaws_in("", near, tables=[table]) == flaws_in("", copied, tables=[(7, 128)]) == []
+    changed = "  %copy.2 = pred[100]{0:T(512)} copy(%changed)\n"
+    assert flaws_in("", changed + copied, tables=[(100,), table]) == [copy]
     for text in (called, sent):
         (call,) = flaws_in(text, "", tables=[])
         assert call.startswith("a call to the host")
