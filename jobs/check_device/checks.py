@@ -189,7 +189,7 @@ class Checking:
                 for text in process.stdout or ():
                     with suppress(json.JSONDecodeError):
                         event = json.loads(text)
-                        seconds += [event["values"]["total_s"]] if event["event"] == "recovery" else []
+                        seconds += [round(event["values"]["total_s"], 2)] if event["event"] == "recovery" else []
                 code = process.wait()
             finally:
                 timer.cancel()

@@ -16,7 +16,11 @@ import pytest
 
 from podembed.jobs.check_device import answers, checks, command
 from podembed.jobs.check_device.findings import MEASURED
+from podembed.jobs.check_device.jobs import NO_DATA
 from podembed.jobs.cli.main import main
+from podembed.tools.preflight.compiling import compile_for
+from podembed.tools.preflight.slices import parse_slice
+from podembed.workers.job.reference import JobReference
 from tests.long_tests import is_long
 from tests.tools.preflight.test_compile import needs_libtpu
 
@@ -101,6 +105,17 @@ def test_a_step_stands_beside_its_bound(kind: str, count: int, topology: str) ->
     found = checking._bound()
     assert (found.state, found.figures["topology"], found.figures["samples"]) == (MEASURED, topology, 512)
     assert found.figures["times"] == pytest.approx(3.0 / found.figures["bound_ms"], rel=0.05)
+
+
+@is_long
+@needs_libtpu
+@pytest.mark.parametrize(("model", "place"), [("tables", "sharded"), ("sasrec", "sharded"), ("hstu", "host")])
+def test_programs_that_a_tpu_shall_run_compile_for_one(model: str, place: str) -> None:
+    arguments = {"rows": NO_DATA, "model": model, "place": place}
+    job = JobReference(function="podembed.jobs.check_device.jobs:check_job", arguments=arguments)
+    (account,) = compile_for(job, [parse_slice("v6e:2x2")], environ=os.environ)
+    assert account.failures == {}
+    assert {program.name.split()[0] for program in account.programs} == {"forward", "train"}
 
 
 @is_long
