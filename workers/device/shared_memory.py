@@ -246,6 +246,7 @@ class ChannelEnd:
     """One end of the channel: shared arrays and the record socket. Mutated by `close` only, and by waiting.
 
     Attributes:
+      row_memory: memory for rows of tables on devices, on their way from and to the host.
       is_waiting: whether a thread is in `receive`.
     """
 
@@ -256,11 +257,10 @@ class ChannelEnd:
     _partner: str
     _pending: bytes = field(default=b"")
     is_waiting: bool = False
+    row_memory: np.ndarray = field(init=False)
 
-    @property
-    def row_memory(self) -> np.ndarray:
-        """Memory for rows of tables on devices, on their way from and to the host."""
-        return self.layout.row_memory(self._memory)
+    def __post_init__(self) -> None:
+        self.row_memory = self.layout.row_memory(self._memory)
 
     @property
     def num_devices(self) -> int:
@@ -348,7 +348,7 @@ class ChannelEnd:
     def close(self) -> None:
         """Closes the socket and lets the memory go with its last view. Safe to call twice."""
         self._socket.close()
-        self.buffers = ()
+        self.buffers, self.row_memory = (), np.zeros(0, np.float32)
         # numpy or JAX may still hold a view; the mapping then goes when they do.
         with contextlib.suppress(BufferError):
             self._memory.close()
