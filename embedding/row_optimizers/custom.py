@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ class CustomRowOptimizer(Optimizer):
       update: `update(gradient, row, slots, learning_rate, hyperparameters) -> (new_row, new_slots)`. `gradient` and
         `row` are float32 `[dim]`, `slots` a tuple of float32 arrays `[dim]` or `[1]` in the order of `slots`.
         `hyperparameters` has one float attribute for each name. It must not write into its arguments. It is compiled by
-        numba if numba understands it and runs in Python if not.
+        numba if numba understands it and runs in Python if not. Of a table on devices it is traced by JAX, with the
+        functions of `jax.numpy` where it calls those of numpy.
       slots: the state of a row; with more than 4 slots the rule is not compiled.
       hyperparameters: names and values of constants.
 
@@ -87,6 +89,42 @@ class CustomRowOptimizer(Optimizer):
         """False: a rule of the user may run in Python, and then it may keep something between two rows."""
         return False
 
+    def oracle(
+        self, weight: Any, slots: Sequence[Any], gradient: Any, rate: Any, xp: Any = np
+    ) -> tuple[Any, list[Any]]:
+        """See `Optimizer.oracle`, for arrays of JAX."""
+        import jax  # host workers never load it for a rule
+
+        rule, constants = _with_functions_of(xp, self.update), _named(tuple(dict(self.hyperparameters).items()))
+
+        def of_row(weight: Any, slots: tuple[Any, ...], gradient: Any) -> Any:
+            return rule(gradient, weight, slots, rate, constants)
+
+        new, after = jax.vmap(of_row)(weight, tuple(slots), gradient)
+        return new.astype(weight.dtype), [slot.astype(weight.dtype) for slot in after]
+
+    def why_not_on_devices(self, dim: int) -> str | None:
+        """Why JAX cannot trace the rule for rows of so many columns; None if it can. No device is touched."""
+        import jax
+        import jax.numpy as jnp
+
+        def shape(width: int) -> Any:
+            return jax.ShapeDtypeStruct((1, width), jnp.float32)
+
+        slots = [shape(slot.columns(dim)) for slot in self.slots]
+        try:
+            new, after = jax.eval_shape(
+                lambda weight, slots, gradient, rate: self.oracle(weight, slots, gradient, rate, xp=jnp),
+                shape(dim),
+                slots,
+                shape(dim),
+                jax.ShapeDtypeStruct((), jnp.float32),
+            )
+        except Exception as error:  # whatever the user's function raises
+            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        found, expected = [one.shape[1:] for one in (new, *after)], [one.shape[1:] for one in (shape(dim), *slots)]
+        return None if found == expected else f"it returned arrays of shapes {found} in the place of {expected}"
+
     def run(self, step: RowStep) -> None:
         summed = step.summed_gradients()
         if len(step.touched.rows):
@@ -107,12 +145,27 @@ def custom_rule(optimizer: CustomRowOptimizer, dim: int) -> Callable[..., None]:
     return _custom_rule(optimizer.update, tuple(dict(optimizer.hyperparameters).items()), dim, widths)
 
 
+def _named(constants: tuple[tuple[str, float], ...]) -> Any:
+    """The hyperparameters as rules see them."""
+    names = [name for name, _ in constants]
+    return namedtuple("hyperparameters", names)(*(float(value) for _, value in constants))
+
+
+def _with_functions_of(xp: Any, update: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with another module in the place of numpy."""
+    if not isinstance(update, FunctionType):
+        return update
+    names = {name: xp if value is np else value for name, value in update.__globals__.items()}
+    made = FunctionType(update.__code__, names, update.__name__, update.__defaults__, update.__closure__)
+    made.__kwdefaults__ = update.__kwdefaults__
+    return made
+
+
 @cache
 def _custom_rule(
     update: Callable[..., Any], constants: tuple[tuple[str, float], ...], dim: int, widths: tuple[int, ...]
 ) -> Callable[..., None]:
-    names = [name for name, _ in constants]
-    hyperparameters = namedtuple("hyperparameters", names)(*(float(value) for _, value in constants))
+    hyperparameters = _named(constants)
     _check_rule(update, hyperparameters, dim, widths)
     in_python = _rule_over_rows(update, hyperparameters, _take_slots, _put_slots)
     if len(widths) > _MAX_COMPILED_SLOTS:

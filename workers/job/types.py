@@ -30,7 +30,6 @@ MOST_BYTES = 4 << 30
 MOST_SHARDED_ROWS = 1 << 30
 """Of one table with place='sharded'. Places on all devices, with padding, are counted in 32 bits."""
 
-_DEVICE_RULES = tuple(rule for rule in ROW_OPTIMIZERS if rule is not CustomRowOptimizer)
 _ON_HOSTS = "Leave place out, which keeps the table on the hosts"
 
 
@@ -350,10 +349,16 @@ def _device_table_problem(table: TableConfig, default: Optimizer) -> str | None:
         )
     if not table.trainable:
         return None
-    if type(optimizer) not in _DEVICE_RULES:
+    if type(optimizer) not in ROW_OPTIMIZERS:
         return (
             f"Found {name} with {placed} and a {type(optimizer).__name__}, whose rule is compiled for hosts. "
-            f"Expected {', '.join(rule.__name__ for rule in _DEVICE_RULES)}. {_ON_HOSTS}."
+            f"Expected {', '.join(rule.__name__ for rule in ROW_OPTIMIZERS)}. {_ON_HOSTS}."
+        )
+    if isinstance(optimizer, CustomRowOptimizer) and (why := optimizer.why_not_on_devices(table.dim)) is not None:
+        return (
+            f"Found {name} with {placed} and a CustomRowOptimizer whose rule JAX cannot trace: {why}. Expected "
+            f"arithmetic and functions of numpy on whole arrays, without branches on their values. {_ON_HOSTS}, or "
+            "write the rule so."
         )
     if not optimizer.use_gradient_accumulation:
         return (

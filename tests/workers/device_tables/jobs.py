@@ -17,7 +17,18 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Lion, Momentum, RowWiseAdagrad
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    CustomRowOptimizer,
+    Lion,
+    Momentum,
+    RowWiseAdagrad,
+    SlotSpec,
+)
 from podembed.jobs.fitting import fit
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
@@ -66,6 +77,23 @@ def write_rows(folder: Path) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=16)
+
+
+def own_rule(gradient: Any, row: Any, slots: Any, learning_rate: Any, hyperparameters: Any) -> Any:
+    """Of a user: two kinds of slots, numpy's functions, and numbers of the whole row."""
+    norm, velocity = slots
+    norm = norm + np.sqrt(np.sum(gradient * gradient))
+    velocity = hyperparameters.momentum * velocity + gradient / norm
+    return row - learning_rate * np.maximum(velocity, -2.0), (norm, velocity)
+
+
+OWN = CustomRowOptimizer(
+    own_rule,
+    slots=(SlotSpec(name="norm", width="row", initial_value=0.1), SlotSpec(name="velocity", width="element")),
+    hyperparameters={"momentum": 0.9},
+    learning_rate=0.1,
+    clip_weight_max=0.4,
+)
 
 
 def placed_job(folder: str, on_devices: Sequence[str] = (), sharded: Sequence[str] = ()) -> JobConfig:
@@ -126,6 +154,7 @@ def wide_job(folder: str, place: Any = "host") -> JobConfig:
         "momentum": few(name="momentum", optimizer=AdagradMomentum(0.1, momentum=0.9)),
         "ball": many(name="ball", optimizer=Momentum(0.1, use_nesterov=True)),
         "lion": many(name="lion", optimizer=Lion(0.01)),
+        "own": many(name="own", optimizer=OWN),
     }
     features = {name: FeatureConfig(table) for name, table in tables.items() if name != "history"}
     features["item"] = FeatureConfig(tables["history"])

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,8 +23,8 @@ class Halving(Adagrad):
     """A rule of a user's own."""
 
 
-def halved(rows: jax.Array, gradients: jax.Array, learning_rate: float) -> jax.Array:
-    return rows - learning_rate * gradients
+def branching(gradient: Any, row: Any, slots: Any, learning_rate: Any, hyperparameters: Any) -> Any:
+    return (row - learning_rate * gradient if gradient.sum() > 0 else row), slots
 
 
 def job_of(
@@ -65,7 +64,12 @@ def job_of(
         (10, Halving(), {"place": "sharded"}, r"place='sharded' and a Halving, whose rule is compiled for hosts"),
         (8_000_000, SGD(), {"trainable": False, "dim": 256}, r"8,192,000,000 bytes"),
         (10, SGD(), {"staleness": 1}, r"staleness=1 beside TableConfig\(place='replicated'\). Expected staleness=0"),
-        (10, CustomRowOptimizer(halved), {}, r"a CustomRowOptimizer, whose rule is compiled for hosts"),
+        (
+            10,
+            CustomRowOptimizer(branching),
+            {"place": "sharded"},
+            r"a CustomRowOptimizer whose rule JAX cannot trace: TracerBoolConversionError",
+        ),
         (10, Halving(), {}, r"a Halving, whose rule is compiled for hosts"),
         (10, replace(SGD(), use_gradient_accumulation=False), {}, r"use_gradient_accumulation=False"),
     ],

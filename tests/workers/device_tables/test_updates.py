@@ -20,6 +20,7 @@ from tests.embedding.row_optimizers.test_update_rules import (
     with_options,
 )
 from tests.long_tests import long_case
+from tests.workers.device_tables.jobs import OWN
 
 DIM = 8
 # Each rule as it is, and each option with the simplest rule.
@@ -48,7 +49,15 @@ def in_a_tree(table: Any, entries: Entries, optimizer: Any) -> Any:
     ],
 )
 def test_a_rule_on_devices_is_that_of_hosts(update: Any, rule: str, option: str) -> None:
-    optimizer = with_options(rule, option)
+    assert_same_on_devices(update, with_options(rule, option))
+
+
+@pytest.mark.parametrize("update", [by_sums, by_runs])
+def test_a_rule_of_the_user_on_devices_is_that_of_hosts(update: Any) -> None:
+    assert_same_on_devices(update, OWN)
+
+
+def assert_same_on_devices(update: Any, optimizer: Any) -> None:
     if optimizer.touches_all_rows and update is not by_sums:
         pytest.skip("rows that no sample named have no entries")
     table, random = make_table(optimizer, DIM), np.random.default_rng(1)
