@@ -30,7 +30,7 @@ from podembed.embedding.optimizers import (
     SlotSpec,
 )
 from podembed.jobs.fitting import fit
-from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig, WarmStart
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.opening import create_run, open_run
@@ -192,6 +192,7 @@ def train(
     devices_per_host: int | None = None,
     mesh: Mapping[str, int] | None = None,
     in_process: bool | None = None,
+    warm_start: WarmStart | None = None,
     checkpoints: CheckpointConfig = CheckpointConfig(every_steps=5),  # noqa: B008  # frozen
     job: str = "placed_job",
     **arguments: Any,
@@ -213,7 +214,11 @@ def train(
     )
     reference = JobReference(function=f"{__name__}:{job}", arguments={"folder": str(folder), **arguments})
     url = f"{storage}/{name}"
-    run = open_run(url, settings=arguments) if Path(url).exists() else create_run(url, reference.resolve(), reference)
+    run = (
+        open_run(url, settings=arguments)
+        if Path(url).exists()
+        else create_run(url, reference.resolve(), reference, warm_start=warm_start)
+    )
     return fit(run, scaling=scaling, config=config, reporter=reporter or SilentReporter())
 
 

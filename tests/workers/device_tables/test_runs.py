@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.api.config import CheckpointConfig, WarmStart
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.serving.artifact.export_model import export_model
@@ -110,13 +110,24 @@ def test_deltas_hold_the_rows_that_changed(folder: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(tables_on_devices, "ROW_BYTES", 20_000)
     often = CheckpointConfig(every_steps=5, full_every=10)
     placed = {"hosts": {}, "replicated": {"on_devices": [*SIZES]}, "sharded": {"sharded": [*SIZES]}}
-    found = {
-        name: named_rows(train(folder, tmp_path, name, checkpoints=often, **tables)) for name, tables in placed.items()
-    }
+    runs = {name: train(folder, tmp_path, name, checkpoints=often, **tables) for name, tables in placed.items()}
+    found = {name: named_rows(run) for name, run in runs.items()}
     assert len(found["hosts"]) == 3 * len(SIZES)
     assert found["hosts"] == found["replicated"] == found["sharded"]
     # In a run of 20 steps most rows of the largest table stay as they were.
     assert all(0 < count < SIZES["cut"] // 2 for (_, table), count in found["hosts"].items() if table == "cut")
+    assert_served(runs["sharded"], folder, tmp_path)
+
+
+def test_a_run_begins_from_one_whose_tables_lie_elsewhere(folder: Path, tmp_path: Path, on_hosts: Result) -> None:
+    """From hosts to parts, and from parts to hosts: as from hosts to hosts."""
+    sharded = train(folder, tmp_path, "sharded", sharded=[*SIZES])
+    expected = train(folder, tmp_path, "begun", max_steps=5, warm_start=WarmStart(source=on_hosts.path))
+    assert expected.losses[0] < on_hosts.losses[0]
+    there = train(folder, tmp_path, "there", max_steps=5, warm_start=WarmStart(source=on_hosts.path), sharded=[*SIZES])
+    back = train(folder, tmp_path, "back", max_steps=5, warm_start=WarmStart(source=sharded.path))
+    for found in (there, back):
+        assert_close(found, expected)
 
 
 def named_rows(run: Result) -> dict[tuple[str, str], int]:
