@@ -34,7 +34,7 @@ def render_tables(found: PlacementPlan) -> str:
 
 
 def _named(tables: Sequence[str]) -> str:
-    return tables[0] if len(tables) == 1 else printable(f"{len(tables)} tables, {tables[0]} ... {tables[-1]}")
+    return printable(tables[0] if len(tables) == 1 else f"{len(tables)} tables, {tables[0]} ... {tables[-1]}")
 
 
 def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:

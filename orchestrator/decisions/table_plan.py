@@ -145,6 +145,8 @@ def plan(
 def _messages(
     job: JobConfig, specs: Sequence[TableSpec], lengths: Sequence[float | None], *, num_parts: int
 ) -> tuple[PlannedMessages, ...]:
+    if num_parts == 1:
+        return ()
     by_name = {spec.name: spec for spec in specs}
     num_ids = dict.fromkeys(by_name, 0.0)
     for feature, length in zip(feature_bindings(job), lengths, strict=True):

@@ -89,7 +89,7 @@ class IdsLayout:
       num_bags: by feature that looks up in such a table, those of a host with padding.
       weighted: of these features, those whose ids have weights.
       num_tables: how many there are.
-      num_arrays: in how many arrays the sharded ones among them lie.
+      num_arrays: in how many arrays the sharded ones among them lie at most.
       row_floats: room for rows with their slots, at least for the largest bucket of any.
     """
 
@@ -133,12 +133,13 @@ class IdsLayout:
 
     def levels_in(self, arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:
         """The padding level of each feature in a batch, and those of messages between devices."""
-        return tuple(arrays[_LEVELS].tolist()) if self.num_bags else ()
+        return tuple(level for level in arrays[_LEVELS].tolist() if level >= 0) if self.num_bags else ()
 
     def say_levels(self, arrays: Mapping[str, np.ndarray], levels: Sequence[int]) -> None:
         """Writes what `levels_in` reads."""
         if self.num_bags:
-            arrays[_LEVELS][:] = levels
+            arrays[_LEVELS][:] = -1
+            arrays[_LEVELS][: len(levels)] = levels
 
     def rates_in(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """float32, the learning rate of each table on devices in a step."""

@@ -31,6 +31,8 @@ from podembed.workers.liveness.progress import Phase, Tracker
 
 ROW_BYTES = 16 << 20
 """Rows that are handed over at once, unless a bucket is larger. Pages that stay unused take no memory."""
+_LOOK_EVERY = 256
+"""Batches from one look at how many distinct rows they name to the next. Of the first ones more are looked at."""
 
 
 def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) -> IdsLayout:
@@ -47,7 +49,7 @@ def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) 
         num_bags={name: num_samples * math.prod(job.activation_shapes[name][:-1]) for name in job.device_features},
         weighted=weighted_features(job),
         num_tables=len(held),
-        num_arrays=len(sharded_arrays([specs[one.at] for one in held], 1)),
+        num_arrays=sum(specs[one.at].is_sharded for one in held),
         row_floats=max(ROW_BYTES, *(specs[one.at].bucket_bytes for one in held)) // 4,
     )
 
@@ -82,7 +84,7 @@ class DeviceIds:
         before = self._levels or (ONE_ID,) * len(self._num_rows)
         own = [self._level(name, bags[name], level) for name, level in zip(self._num_rows, before, strict=False)]
         self._num_batches += 1
-        if self._num_batches & (self._num_batches - 1):
+        if self._num_batches & (self._num_batches - 1) and self._num_batches % _LOOK_EVERY:
             own += self._levels[len(own) :]
         else:
             # Numbers of distinct rows change little from one batch to another.

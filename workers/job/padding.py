@@ -1,8 +1,8 @@
 """Padding sizes: how much room a step has for sequences, and for bags of tables on devices.
 
 A size follows from the batch, in levels, so that few programs are compiled. All devices of all hosts use the same
-levels, those in which every host's part of the batch fits. So levels are a function of the batch alone: the same after
-a restart. Level 0 is the largest size.
+levels, those in which every host's part of the batch fits. Of sequences levels are a function of the batch alone: the
+same after a restart. Level 0 is the largest size.
 
 *Sequences* have two levels. The first is of the vectors that a device holds, by feature. From one level to the next
 they become fewer by the square root of two. The second is of the longest sample, which becomes shorter by half. Level 0

@@ -3,8 +3,8 @@
 Pure functions of the arrays of one device, within a map over all devices. A device makes the slots of its ids distinct
 and sorts them, so those of each owner lie in a row. A message has a fixed *room* of ids for each pair of devices. An
 owner of more than that is asked in several *rounds*. All devices agree where a round ends at each owner: at the first
-slot for which some device has no more room. So a row is wholly in one round, and numbers do not hang on the room. All
-arrays share a round's messages. Nearly all steps have one round.
+slot for which some device has no more room. So a row is wholly in one round, and sums that are made in order do not
+hang on the room. All arrays share a round's messages. Nearly all steps have one round.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.device.tables.updates import CHANGED, layout_of
-from podembed.workers.device.transfers.ways import own_parts
+from podembed.workers.device.transfers.ways import own_shards
 from podembed.workers.job.tables import DeviceTable
 
 ABOUT_ROWS = (RecordKind.GIVE_BUCKETS, RecordKind.JOIN_BUCKETS, RecordKind.TAKE_CHANGED, RecordKind.TAKE_ROWS)
@@ -144,7 +144,7 @@ class HeldTables:
 
     def _parts_of(self, spec: TableSpec, array: jax.Array) -> list[Any]:
         """The parts of an array in this process. Of a replicated table there is one, and all devices have the same."""
-        return own_parts(self._mesh, array) if spec.is_sharded else [array.addressable_data(0)]
+        return own_shards(array) if spec.is_sharded else [array.addressable_data(0)]
 
     def _coming_of(self, name: str) -> dict[str, _Here]:
         """What hosts have sent of an array."""

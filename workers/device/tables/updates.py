@@ -18,9 +18,9 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from podembed.embedding.row_optimizers.base import Optimizer
 
 ROWS = "rows"
-CHANGED = "changed"
+CHANGED = "changed/"  # no name that a slot may have
 Arrays = Mapping[str, jax.Array]
-"""Arrays of a table: `rows` and each slot, `[num_rows, width]`. And `changed`, bool `[num_rows]`: the rows that steps
+"""Arrays of a table: `rows` and each slot, `[num_rows, width]`. And `CHANGED`, bool `[num_rows]`: the rows that steps
 named since hosts took them. It is not there if all rows change, or none.
 """
 

@@ -343,7 +343,7 @@ class PackedTransfers:
         return jnp.concatenate(parts)[None]
 
     def fetch(self, gradients: Any, arrays: HostArrays, scale: np.float32) -> list[Callable[[], None]]:
-        parts, calls, at = [Arriving(in_pinned(part)) for part in _own_shards(gradients)], [], 0
+        parts, calls, at = [Arriving(in_pinned(part)) for part in own_shards(gradients)], [], 0
         for out in arrays.gradients:
             size = out.size // len(parts)
             calls.append(partial(_unpack, parts, slice(at, at + size), out, scale))
@@ -360,14 +360,15 @@ def own_parts(mesh: GangMesh, array: jax.Array) -> list[jax.Array]:
 
     On one CPU device there is nothing to copy.
     """
-    parts = _own_shards(array)
+    parts = own_shards(array)
     if not mesh.is_one_cpu:
         for part in parts:
             part.copy_to_host_async()
     return parts
 
 
-def _own_shards(array: jax.Array) -> list[jax.Array]:
+def own_shards(array: jax.Array) -> list[jax.Array]:
+    """The same where they are, on the devices."""
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
     return [shard.data for shard in sorted(shards, key=lambda shard: shard.index[0].start or 0)]
 
