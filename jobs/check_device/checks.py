@@ -157,7 +157,15 @@ class Checking:
 
     def _recovery(self) -> DeviceFinding:
         """A run of which the device process is killed. It must end as the undisturbed one on the CPU."""
+        if not self.devices:
+            # No check before has found out what they are.
+            with closing(self._answers.to([_DLRM], on_devices=True)) as answers:
+                next(answers, None)
+        if not self.devices:
+            return self._failed("recovery", "the devices could not be asked what they are", NOT_RUN)
         seconds, code, last = self._killed_run()
+        if self._left_s() <= 0:
+            return self._failed("recovery", "the time was over; --minutes gives more", NOT_RUN)
         if code or not seconds:
             return self._failed("recovery", f"the run ended with {code} after {len(seconds)} recoveries: {last}")
         expected = self._expected or next(self._answers.to([_DLRM], on_devices=False), {}).get("arrays", {})
