@@ -5,16 +5,13 @@ A process that dies is followed by another one, for the checks behind the one th
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from podembed.tools.preflight.answering import answers_of
 
 CHILD = "podembed.jobs.check_device.child"
 
@@ -89,28 +86,9 @@ class Answers:
             "arrays": f"{self._folder}/{side}",
             "checks": [check._asdict() for check in checks],
         }
-        asked = Path(self._folder, f"{side}.json")
-        asked.write_text(json.dumps(request), encoding="utf-8")
-        with asked.open() as source, Path(self._folder, f"{side}.log").open("w+", errors="replace") as words:
-            process = subprocess.Popen(
-                [sys.executable, "-m", CHILD],
-                stdin=source,
-                stdout=subprocess.PIPE,
-                stderr=words,
-                text=True,
-                env=self._on_devices if on_devices else self._on_cpu,
-            )
-            timer = threading.Timer(self._left_s(), process.kill)
-            timer.start()
-            try:
-                yield from map(json.loads, process.stdout or ())
-                code = process.wait()
-            finally:
-                timer.cancel()
-                process.kill()
-                process.wait()
-            words.seek(0)
-            self._last_words = f"the process ended with {code}: {last_line(words.read())}"
+        environ = self._on_devices if on_devices else self._on_cpu
+        code, words = yield from answers_of(CHILD, request, environ=environ, limit_s=self._left_s())
+        self._last_words = f"the process ended with {code}: {last_line(words)}"
 
 
 def last_line(text: str) -> str:

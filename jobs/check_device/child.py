@@ -7,9 +7,6 @@ that are to be compared go to a file.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +15,7 @@ import jax
 import numpy as np
 
 from podembed.jobs.check_device import programs, speeds
+from podembed.tools.preflight.answering import answering
 
 _MEASURES = {"copies": speeds.copies, "steps": speeds.steps}
 _CHECKS: dict[str, Callable[..., Any]] = {
@@ -30,15 +28,7 @@ _CHECKS: dict[str, Callable[..., Any]] = {
 
 def main() -> None:
     """Answers one request."""
-    request = json.load(sys.stdin)
-    # Libraries may print.
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def tell(**values: Any) -> None:
-        out.write(json.dumps(values) + "\n")
-        out.flush()
-
+    request, tell = answering()
     device = jax.devices()[0]
     memory = device.memory_stats() or {}
     tell(

@@ -54,10 +54,11 @@ class PlannedTable:
 
     @property
     def device_bytes(self) -> int:
-        """Rows and slots of it that each device holds."""
+        """Rows and slots of it that each device holds, and a byte a row that says whether it changed."""
+        row_bytes = self.spec.row_bytes + (self.spec.optimizer is not None)
         if self.spec.is_sharded:
-            return ShardLayout(table=self.spec.layout, num_parts=self.num_parts).rows_per_part * self.spec.row_bytes
-        return self.spec.num_rows * self.spec.row_bytes if self.is_on_devices else 0
+            return ShardLayout(table=self.spec.layout, num_parts=self.num_parts).rows_per_part * row_bytes
+        return self.spec.num_rows * row_bytes if self.is_on_devices else 0
 
     @property
     def is_whole(self) -> bool:
@@ -81,7 +82,8 @@ class PlannedHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMessages:
-    """What two devices send each other in a step about sharded tables of one width and rule, if all ids differ.
+    """What two devices send each other in a step about sharded tables of one width and rule, if all ids differ. A list
+    whose length neither the declaration nor the files say counts as one id.
 
     Attributes:
       tables: names of these tables.

@@ -7,10 +7,7 @@ JSON from its input, and writes lines of JSON to its output. What else is printe
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -23,6 +20,7 @@ from jax.experimental import topologies
 
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts
+from podembed.tools.preflight.answering import answering
 from podembed.tools.preflight.memory_traffic import accessed_in_memory
 from podembed.tools.preflight.program_text import collectives_in, flaws_in
 from podembed.workers.device.device_mesh import GangMesh
@@ -45,15 +43,7 @@ class _Program(NamedTuple):
 
 def main() -> None:
     """Answers one request."""
-    request = json.load(sys.stdin)
-    # A job may print.
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def tell(**values: Any) -> None:
-        out.write(json.dumps(values) + "\n")
-        out.flush()
-
+    request, tell = answering()
     try:
         job = JobReference(**request["job"]).resolve()
     except JobError as error:

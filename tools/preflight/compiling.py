@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.tools.preflight.account import ProgramAccount, account_of
+from podembed.tools.preflight.answering import answers_of
 from podembed.tools.preflight.slices import SliceShape
 from podembed.workers.device.options import DeviceOptions
 from podembed.workers.job.reference import JobReference
@@ -162,29 +159,8 @@ def compile_for(
 
 def _lines_of(request: dict[str, Any], environ: Mapping[str, str]) -> Iterator[dict[str, Any] | str]:
     """The answers of the compiling process. At last a text, if it failed."""
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8") as asked,
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as words,
-    ):
-        json.dump(request, asked)
-        asked.seek(0)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "podembed.tools.preflight.child"],
-            stdin=asked,
-            stdout=subprocess.PIPE,
-            stderr=words,
-            text=True,
-            env={**environ, **ENVIRONMENT},
-        )
-        try:
-            for line in process.stdout or ():
-                yield json.loads(line)
-            code = process.wait()
-        finally:
-            # Where the reader stopped, nobody waits for the rest.
-            process.kill()
-            process.wait()
-        if code:
-            words.seek(0)
-            ended = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            yield f"{ended}\n{words.read()[-_LAST_WORDS:].strip()}"
+    environ = {**environ, **ENVIRONMENT}
+    code, words = yield from answers_of("podembed.tools.preflight.child", request, environ=environ)
+    if code:
+        ended = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        yield f"{ended}\n{words[-_LAST_WORDS:].strip()}"

@@ -14,7 +14,8 @@ _COLLECTIVE = re.compile(
     r"collective-broadcast)(?P<begins>-start)?\((?P<rest>.*)"
 )
 _GROUPS = re.compile(r"replica_groups=(?:\{\{(?P<first>[\d,]*)\}|\[(?P<num>\d+),(?P<size>\d+)\])")
-_COPY = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = .*?\b(?:copy|copy-start|transpose)\(")
+_RESULT = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\S+)")
+_COPY = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?P<result>.*?)\b(?:copy|copy-start|transpose)\(%?(?P<source>[\w.-]*)")
 # A callback to Python becomes a message to the host. Looked for before compiling: between slices, the compiler sends
 # through hosts of its own accord.
 _HOST_CALL = re.compile(r"stablehlo\.(?:infeed|outfeed)|is_host_transfer = true|custom_call @\w*callback")
@@ -84,19 +85,25 @@ def flaws_in(lowered: str, text: str, *, tables: Collection[tuple[int, ...]]) ->
         found.append("float64: a TPU computes it in many steps of float32. Use float32, and leave jax_enable_x64 off.")
     if _HOST_CALL.search(lowered):
         found.append("a call to the host: the devices wait for it in each step. Leave callbacks out of the model.")
-    # A copy in the fast memory within the chip is meant. What begins one names its target first.
-    targets = [
-        line.split(" = ", 1)[1].lstrip("(").split("}", 1)[0] + "}" for line in text.splitlines() if _COPY.match(line)
-    ]
-    copied = {
-        shape for target in targets for shape, _ in _arrays(target, is_main=True) if shape in tables and len(shape) == 2
-    }
+    copied = {shape for shape in _copied(text) if shape in tables and len(shape) == 2}
     found += [
         f"a copy of a table of {shape[0]} x {shape[1]}: it takes memory for a second one. Is a table part of the "
         "model's own parameters, or computed with as a whole?"
         for shape in sorted(copied)
     ]
     return found
+
+
+def _copied(text: str) -> Iterator[tuple[int, ...]]:
+    """The shapes of arrays that are copied within the chip's large memory. A copy into the fast memory within the chip
+    is meant, and so is one back.
+    """
+    results = {match[1]: match[2] for match in map(_RESULT.match, text.splitlines()) if match}
+    for match in filter(None, map(_COPY.match, text.splitlines())):
+        # What begins one gives its target, and then its source.
+        ends = [*_ARRAY.findall(match["result"])[:2], *_ARRAY.findall(results.get(match["source"], ""))[:1]]
+        if not any(space for _, _, space in ends):
+            yield tuple(int(side) for side in ends[0][1].split(",") if side)
 
 
 def array_bytes(text: str, *, is_main: bool = False) -> int:

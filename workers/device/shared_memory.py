@@ -88,6 +88,7 @@ class IdsLayout:
     Attributes:
       num_bags: by feature that looks up in such a table, those of a host with padding.
       weighted: of these features, those whose ids have weights.
+      of_positions: of these, those whose bags are positions of a sample, with one id at most.
       num_tables: how many there are.
       num_arrays: in how many arrays the sharded ones among them lie at most.
       row_floats: room for rows with their slots, at least for the largest bucket of any.
@@ -95,6 +96,7 @@ class IdsLayout:
 
     num_bags: Mapping[str, int] = field(default_factory=dict)
     weighted: frozenset[str] = frozenset()
+    of_positions: frozenset[str] = frozenset()
     num_tables: int = 0
     num_arrays: int = 0
     row_floats: int = 0
@@ -108,8 +110,13 @@ class IdsLayout:
             _RATES: (self.num_tables,),
         }
         for name, count in self.num_bags.items():
-            kinds = (_ROWS, _BAGS, _WEIGHTS) if name in self.weighted else (_ROWS, _BAGS)
-            found |= {f"{kind}{name}": (most_ids(count),) for kind in kinds}
+            kinds = (_ROWS, _WEIGHTS) if name in self.weighted else (_ROWS,)
+            size = most_ids(count)
+            if name in self.of_positions:
+                size = count
+            else:
+                kinds += (_BAGS,)
+            found |= {f"{kind}{name}": (size,) for kind in kinds}
         return found
 
     def dtypes(self) -> dict[str, str]:
@@ -398,10 +405,19 @@ class ChannelServer:
             self._door.close()
 
     def _pass_memory(self, peer: socket.socket) -> ChannelEnd:
-        descriptor = os.memfd_create("podembed-channel", os.MFD_CLOEXEC)
+        descriptor, size = os.memfd_create("podembed-channel", os.MFD_CLOEXEC), self._layout.size_bytes
         try:
-            os.ftruncate(descriptor, self._layout.size_bytes)
-            memory = mmap.mmap(descriptor, self._layout.size_bytes)
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+        except OSError as error:
+            os.close(descriptor)
+            peer.close()
+            raise ChannelLost(
+                f"Found no room for {size:,} bytes of addresses that host and device process share ({error}). Expected "
+                "as many; pages that stay unused take no memory. Raise the limit (ulimit -v), make batches smaller, or "
+                "keep tables of features with many ids on the hosts (place='host')."
+            ) from error
+        try:
             socket.send_fds(peer, [b"m"], [descriptor])
         except OSError as error:
             os.close(descriptor)

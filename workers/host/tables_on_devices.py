@@ -26,7 +26,7 @@ from podembed.workers.data.input_errors import InputError
 from podembed.workers.device.shared_memory import BagArrays, ChannelEnd, IdsLayout, Record, RecordKind
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.padding import LARGEST_LEVELS, ONE_ID, PaddingLevels, most_ids, room_level, rows_of_room
-from podembed.workers.job.tables import device_tables, weighted_features
+from podembed.workers.job.tables import Bags, device_tables, weighted_features
 from podembed.workers.liveness.progress import Phase, Tracker
 
 ROW_BYTES = 16 << 20
@@ -42,12 +42,13 @@ def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) 
       specs: specs of all tables.
       num_samples: number of samples of this host's share of a batch, with padding.
     """
-    held = device_tables(job)
+    held, bags = device_tables(job), Bags(job)
     if not held:
         return IdsLayout()
     return IdsLayout(
         num_bags={name: num_samples * math.prod(job.activation_shapes[name][:-1]) for name in job.device_features},
         weighted=weighted_features(job),
+        of_positions=frozenset(name for name in job.device_features if bags.positions(name)),
         num_tables=len(held),
         num_arrays=sum(specs[one.at].is_sharded for one in held),
         row_floats=max(ROW_BYTES, *(specs[one.at].bucket_bytes for one in held)) // 4,

@@ -90,9 +90,9 @@ def test_the_plan_says_what_lies_on_the_devices() -> None:
     (line,) = [line for line in render_tables(found).splitlines() if line.split()[:1] == ["small"]]
     assert "all devices" in line
     assert line.endswith("place='replicated'; each holds all of it, hosts keep what was committed")
-    # 100 rows of 8 floats, and as many accumulators.
-    assert "6.2 KiB" in line
-    assert "1 on the devices, 6.2 KiB on each" in summary(found)
+    # 100 rows of 8 floats, as many accumulators, and a byte each that says whether it changed.
+    assert "6.3 KiB" in line
+    assert "1 on the devices, 6.3 KiB on each" in summary(found)
     assert sum(host.num_pooled for host in found.hosts) == 0
     assert "hosts send nothing for tables on the devices" in render_tables(found)
     assert not found.messages

@@ -84,6 +84,10 @@ def test_what_does_not_belong_in_a_step_is_named() -> None:
     assert flaws_in("", begun, tables=[table]) == [copy]
     near = "  %copy.1 = f32[100,128]{0,1:T(8,128)S(1)} copy(%table)\n"
     assert flaws_in("", near, tables=[table]) == flaws_in("", copied, tables=[(7, 128)]) == []
+    # The way back from there.
+    back = "  %copy-start.2 = (f32[100,128]{1,0}, f32[100,128]{1,0:S(1)}, u32[]{:S(2)}) copy-start(%near)\n"
+    near += "  %back = f32[100,128]{0,1} copy(%copy.1)\n"
+    assert flaws_in("", near + back, tables=[table]) == []
     changed = "  %copy.2 = pred[100]{0:T(512)} copy(%changed)\n"
     assert flaws_in("", changed + copied, tables=[(100,), table]) == [copy]
     for text in (called, sent):
