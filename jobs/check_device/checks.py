@@ -128,11 +128,11 @@ class Checking:
 
     def _bound(self) -> DeviceFinding:
         """The longest measured step beside what the TPU's compiler makes of it."""
-        kind = self.devices.get("kind", "none")
+        if not self._steps:
+            return self._failed("bound", "no step was measured; `steps` does that", NOT_RUN)
+        kind = self.devices["kind"]
         if kind not in _KINDS:
             return self._failed("bound", f"`podembed compile` knows TPUs, and no {kind}", NOT_RUN)
-        if not self._steps:
-            return self._failed("bound", "no step was measured", NOT_RUN)
         samples, (name, cores) = max(map(int, self._steps)), _KINDS[kind]
         job = JobReference(function=f"{_JOBS}:timed_job", arguments={"batch_size": samples})
         try:
