@@ -25,9 +25,9 @@ class Linear:
 
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
         x = jnp.concatenate(list(activations.values()), axis=1)
-        if self.kind == "callback":
+        if "callback" in self.kind:
             jax.debug.print("{}", x.sum())
-        if self.kind == "float64":
+        if "float64" in self.kind:
             with jax.enable_x64(True):
                 x = (x.astype(jnp.float64) * 1.000001).astype(jnp.float32)
         if self.kind == "killed":

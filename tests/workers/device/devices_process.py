@@ -103,9 +103,8 @@ def plain(
         losses = optax.sigmoid_binary_cross_entropy(scores, labels) + 0.1 * softmax
         return (losses * weights).sum() / total + 0.01 * (params["w"] ** 2).sum(), kept
 
-    (loss, kept), (dense_gradients, gradients) = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
-        params, [jnp.asarray(one) for one in activations]
-    )
+    differentiated = jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True))
+    (loss, kept), (dense_gradients, gradients) = differentiated(params, [jnp.asarray(one) for one in activations])
     after = {name: params[name] - 0.1 * dense_gradients[name] for name in params}
     return results(loss, after, kept, gradients)
 
