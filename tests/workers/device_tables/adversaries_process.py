@@ -1,5 +1,6 @@
-"""Runs on awkward ids with all tables on hosts and with all cut over eight devices of the processor. Prints JSON: by
-kind of ids the largest differences of losses and of committed arrays, and the most rounds of a step.
+"""Runs on awkward ids with all tables on hosts and with all cut over devices of the processor: eight with `all`, four
+with `few`. Prints JSON: by kind of ids the largest differences of losses and of committed arrays, and the most rounds
+of a step.
 
 Usage: python -m tests.workers.device_tables.adversaries_process FOLDER few|all
 """
@@ -12,9 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={8 if sys.argv[2] == 'all' else 4}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +36,8 @@ KINDS = [
     "batches without ids",
     "a batch smaller than the number of devices",
 ]
+# An epoch.
+NUM_STEPS = 10
 BATCH_SIZES = {"a batch smaller than the number of devices": 4}
 
 
@@ -86,8 +90,9 @@ def main() -> None:
         jobs.BATCH_SIZE = BATCH_SIZES.get(kind, 40)
         rows = folder / kind.replace(" ", "-") / "rows"
         write(rows, kind)
-        expected = train(rows, rows.parent, "hosts", devices_per_host=8)
-        found[kind] = compared(train(rows, rows.parent, "sharded", sharded=ALL, devices_per_host=8), expected)
+        given: dict[str, Any] = {"devices_per_host": jax.device_count(), "max_steps": NUM_STEPS}
+        expected = train(rows, rows.parent, "hosts", **given)
+        found[kind] = compared(train(rows, rows.parent, "sharded", sharded=ALL, **given), expected)
     print(json.dumps(found))
 
 

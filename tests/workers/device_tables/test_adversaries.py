@@ -30,7 +30,7 @@ def test_no_id_is_lost_whatever_the_ids(kinds: str, tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) == (1 if kinds == "few" else 5)
     for kind, one in found.items():
-        # After twenty steps, each of which adds in another order.
+        # After ten steps, each of which adds in another order.
         assert one["losses"] < 1e-5, kind
         assert one["arrays"] < 1e-5, kind
         assert one["rounds"] >= 1, kind

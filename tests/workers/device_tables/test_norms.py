@@ -1,5 +1,5 @@
-"""Norms of samples of tables on devices: beside numpy over whole tables of commits, and beside the same run with all
-tables on hosts.
+"""Norms of samples of tables on devices beside numpy over whole tables of commits. test_runs.py has them beside those
+of runs with all tables on hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from podembed.workers.host.row_norms import QUANTILES, sampled_ids
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
 from tests.run_state import committed_state
-from tests.workers.device_tables.jobs import SIZES, placed_job, train, wide_job, write_rows
+from tests.workers.device_tables.jobs import SIZES, placed_job, train, write_rows
 
 SERIES = ("table_trained_ratio", "table_row_norm", "table_row_growth")
 
@@ -32,21 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def each_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample_each_window(monkeypatch)
-
-
-def sample_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def sample_each_window(monkeypatch: pytest.MonkeyPatch, *, often: bool = False) -> None:
+    """With `often`, hosts in this process look at their rows in each."""
     monkeypatch.setattr(windows, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(windows, "LOOK_SHARE", 0.0)
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts in this process look at each window."""
-    monkeypatch.setattr(row_norms, "FIRST_LOOK", 0)
-    monkeypatch.setattr(row_norms, "LOOK_EVERY", 1)
+    if often:
+        monkeypatch.setattr(row_norms, "FIRST_LOOK", 0)
+        monkeypatch.setattr(row_norms, "LOOK_EVERY", 1)
 
 
 def looks(path: str) -> dict[int, Point]:
@@ -80,13 +72,19 @@ def assert_said_of_the_rows(point: Point, name: str, after: dict[str, np.ndarray
         assert point.value("table_row_norm", **labels) == pytest.approx(np.quantile(norms, quantile), rel=1e-4)
 
 
-# In make test one host in this process is below, and two are looked at in test_runs.py.
+# In make test a host in this process and two hosts are looked at in test_runs.py.
 @is_long
 @pytest.mark.ray
 @pytest.mark.parametrize(("num_hosts", "devices"), [(1, {}), (2, {}), (2, {"mesh": {"data": 1, "model": 2}})])
 def test_norms_are_those_of_all_rows(
-    folder: Path, tmp_path: Path, ray_cluster: None, num_hosts: int, devices: dict[str, object]
+    folder: Path,
+    tmp_path: Path,
+    ray_cluster: None,
+    num_hosts: int,
+    devices: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    sample_each_window(monkeypatch)
     found = train(
         folder,
         tmp_path,
@@ -99,19 +97,16 @@ def test_norms_are_those_of_all_rows(
     assert_said_of_all_rows(found.path, folder, tmp_path)
 
 
-@pytest.mark.usefixtures("often")
-def test_norms_are_those_of_tables_on_hosts(folder: Path, tmp_path: Path) -> None:
-    """All rules, tables of which each step updates all rows, sequences, and one that is not trained."""
-    expected = looks(train(folder, tmp_path, "hosts", job="wide_job").path)
-    found = looks(train(folder, tmp_path, "devices", job="wide_job", place="device").path)
-    steps = sorted(expected.keys() & found.keys())
+def assert_the_same_is_said(found: str, expected: str, *, tables: set[str]) -> None:
+    """Two runs have the same figures of these tables, and of no others."""
+    numbers, others = looks(found), looks(expected)
+    steps = sorted(numbers.keys() & others.keys())
     assert {5, 10, 15, 20} <= {*steps}
     for step in steps:
-        numbers, others = said(found[step]), said(expected[step])
-        assert numbers.keys() == others.keys()
-        assert numbers == {key: pytest.approx(value, rel=5e-3, abs=1e-6) for key, value in others.items()}
-    trained = {table.name for table in wide_job(str(folder)).tables} - {"read"}
-    assert {table for _, table, _ in said(found[steps[-1]])} == trained
+        assert said(numbers[step]) == {
+            key: pytest.approx(value, rel=5e-3, abs=1e-6) for key, value in said(others[step]).items()
+        }
+    assert {table for _, table, _ in said(numbers[steps[-1]])} == tables
 
 
 def said(point: Point) -> dict[tuple[str, str, str], float]:

@@ -25,8 +25,12 @@ from podembed.workers.storage.store import Store
 from tests.long_tests import is_long, long_case
 from tests.processes import actor_processes
 from tests.run_state import committed_state
-from tests.workers.device_tables.jobs import SIZES, assert_close, train, write_rows
-from tests.workers.device_tables.test_norms import assert_said_of_all_rows, sample_each_window
+from tests.workers.device_tables.jobs import SIZES, assert_close, train, wide_job, write_rows
+from tests.workers.device_tables.test_norms import (
+    assert_said_of_all_rows,
+    assert_the_same_is_said,
+    sample_each_window,
+)
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +102,19 @@ def test_two_hosts_hold_the_same_tables_on_their_devices(
     assert_close(train(folder, tmp_path, "run", on_devices=["cut"], sharded=["few"]), on_hosts)
 
 
-def test_all_that_a_table_may_be_is_the_same_on_devices(folder: Path, tmp_path: Path) -> None:
-    """Combiners, weights, each rule, limits, rates that change, rounded lookups, sequences, and rows that are read."""
+def test_all_that_a_table_may_be_is_the_same_on_devices(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Combiners, weights, each rule, limits, rates that change, rounded lookups, sequences, and rows that are read. So
+    are the norms of all rows that are trained.
+    """
+    sample_each_window(monkeypatch, often=True)
+    trained = {table.name for table in wide_job(str(folder)).tables} - {"read"}
     expected = train(folder, tmp_path, "hosts", job="wide_job")
-    assert_close(train(folder, tmp_path, "devices", job="wide_job", place="device"), expected)
-    assert_close(train(folder, tmp_path, "parts", job="wide_job", place="sharded"), expected)
+    for place in ("device", "sharded"):
+        found = train(folder, tmp_path, place, job="wide_job", place=place)
+        assert_close(found, expected)
+        assert_the_same_is_said(found.path, expected.path, tables=trained)
 
 
 def test_deltas_hold_the_rows_that_changed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
