@@ -20,7 +20,7 @@ import numpy as np
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.table_spec import TableSpec
 
-FEWEST_BUCKETS = 256
+_FEWEST_BUCKETS = 256
 """Of a sharded table of a new run, if it has as many rows. Then the busiest of 32 devices has an even share."""
 
 MOST_SLOTS = 2**31 - 2**20
@@ -141,6 +141,11 @@ def sharded_arrays(specs: Sequence[TableSpec], num_parts: int) -> list[ShardedAr
         else:
             found.append((spec, {spec.name: layout}))
     return [ShardedArray(tables) for _, tables in found]
+
+
+def fewest_buckets(num_rows: int) -> int:
+    """The buckets that a sharded table needs. No bucket needs less than one row."""
+    return min(_FEWEST_BUCKETS, 1 << (num_rows - 1).bit_length())
 
 
 def owners_of_shards(num_buckets: int, num_hosts: int) -> np.ndarray:

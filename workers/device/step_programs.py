@@ -7,7 +7,7 @@ evaluation first needs it. All devices of a gang need it in the same step. The l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from podembed.workers.device.transfers.side_by_side import side_by_side
 from podembed.workers.device.transfers.ways import TransferWay
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.padding import ONE_ID, PaddingLevels, SequencePadding, smallest_levels
-from podembed.workers.job.tables import DeviceTable
+from podembed.workers.job.tables import DeviceTable, weighted_features
 from podembed.workers.model.context import Shares
 
 
@@ -73,7 +73,8 @@ class StepPrograms:
         self._job, self._optimizer, self._mesh, self._way, self._shares = job, optimizer, mesh, way, shares
         self._values = jax.tree.map(_shape_of, values)
         self._tables = tables
-        self._table_step = TableStep(job, on_devices, num_parts=mesh.num_all_parts, platform=mesh.platform)
+        self._table_step = TableStep(on_devices, num_parts=mesh.num_all_parts, platform=mesh.platform)
+        self._weighted = weighted_features(job)
         self._cut = tuple(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(self._values[0]))
         self._compiling = compiling
         self._rows = shares.num_samples * mesh.num_hosts
@@ -137,10 +138,8 @@ class StepPrograms:
 
         def forward(params: Any, state: Any, tables: Tables, *arguments: Any) -> jax.Array:
             own, step, _ = way.unpacked(inputs, arguments)
-            found, _ = on_tables.looked_up(
-                tables, on_tables.asked(self._bags(own, levels), self._room_levels(levels)), own.activations
-            )
-            full = replace(own, activations=found)
+            asked = on_tables.asked(self._bags(own, levels), self._room_levels(levels))
+            full = self._with_vectors(own, on_tables.looked_up(tables, asked)[0])
             return scores_of_batch(job, shares, longest, params, state, full, step)
 
         on_tables = self._table_step
@@ -175,19 +174,36 @@ class StepPrograms:
         """The step as one device sees it."""
         job, way, shares, longest = self._job, self._way, self._shares, self._longest(levels)
         inputs, cut, on_tables = self._inputs(levels), self._cut if any(self._cut) else (), self._table_step
+        trained = [name for name, is_trained in zip(job.features, job.trained_features, strict=True) if is_trained]
 
         def train(params: Any, optimizer_state: Any, state: Any, tables: Tables, rates: Any, *arguments: Any) -> Any:
             own, step, scale = way.unpacked(inputs, arguments)
             asked = on_tables.asked(self._bags(own, levels), self._room_levels(levels))
-            found, rounds = on_tables.looked_up(tables, asked, own.activations)
-            full = replace(own, activations=found)
+            found, rounds = on_tables.looked_up(tables, asked)
+            full = self._with_vectors(own, found)
             *states, gradients, loss, measured = training_step(
                 job, self._optimizer, shares, longest, params, optimizer_state, state, full, step, scale, cut=cut
             )
-            gradients, after = on_tables.updated(tables, asked, gradients, scale=scale, rates=rates)
-            return *states, after, way.packed(gradients), loss, measured._replace(rounds=rounds)
+            of_features = dict(zip(trained, gradients, strict=True))
+            scaled = {name: of_features[name] * scale for name in trained if name not in job.host_features}
+            after = on_tables.updated(tables, asked, scaled, rates=rates)
+            of_hosts = tuple(of_features[name] for name in trained if name in job.host_features)
+            return *states, after, way.packed(of_hosts), loss, measured._replace(rounds=rounds)
 
         return train
+
+    def _with_vectors(self, inputs: Inputs, vectors: Mapping[str, jax.Array]) -> Inputs:
+        """The inputs with the activations of all features in the job's order.
+
+        Args:
+          vectors: vectors of the features whose tables lie on devices.
+        """
+        job = self._job
+        found = dict(zip(job.host_features, inputs.activations, strict=True))
+        for name, own in vectors.items():
+            inner = () if name in job.sequences else job.activation_shapes[name][:-1]
+            found[name] = own.reshape(own.shape[0] // math.prod(inner), *inner, own.shape[1])
+        return replace(inputs, activations=tuple(found[name] for name in job.features))
 
     def _train_of(self, levels: PaddingLevels, train: Callable[..., Any]) -> Any:
         """A step, traced over all devices."""
@@ -281,9 +297,7 @@ class StepPrograms:
                 for name, bags in of_bags.items()
                 if not bags.has_one_each
             },
-            row_weights={
-                name: rows_of(rows=bags.num_ids) for name, bags in of_bags.items() if name in self._table_step.weighted
-            },
+            row_weights={name: rows_of(rows=bags.num_ids) for name, bags in of_bags.items() if name in self._weighted},
         )
 
     def _bags_at(self, levels: PaddingLevels) -> dict[str, _Bags]:

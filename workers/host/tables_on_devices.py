@@ -1,6 +1,6 @@
 """What a host does for tables that live on its devices: `DeviceIds` with each batch, `DeviceRows` between commits.
 
-`DeviceIds` writes the ids of a batch into the memory of the device.
+`DeviceIds` writes the ids of a batch into the memory of the device, in rooms that `id_rooms.py` finds.
 
 The host owns its buckets of such a table, saves them and restores them like those of others. Before the first step of a
 generation `DeviceRows` gives the device what the host owns. For a commit it takes back the rows that changed, so deltas
@@ -11,28 +11,24 @@ from them after a fault without a read of the storage, and norms ask the devices
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.shards import sharded_arrays
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.data.input_errors import InputError
-from podembed.workers.device.shared_memory import BagArrays, ChannelEnd, IdsLayout, Record, RecordKind
+from podembed.workers.device.shared_memory import ChannelEnd, IdsLayout, Record, RecordKind
+from podembed.workers.host.id_rooms import IdRooms, write_bags
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.padding import LARGEST_LEVELS, ONE_ID, PaddingLevels, most_ids, room_level, rows_of_room
+from podembed.workers.job.padding import LARGEST_LEVELS, PaddingLevels
 from podembed.workers.job.tables import Bags, device_tables, weighted_features
 from podembed.workers.liveness.progress import Phase, Tracker
 
 ROW_BYTES = 16 << 20
 """Rows that are handed over at once, unless a bucket is larger. Pages that stay unused take no memory."""
-_LOOK_EVERY = 256
-"""Batches from one look at how many distinct rows they name to the next. Of the first ones more are looked at."""
 
 
 def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) -> IdsLayout:
@@ -56,8 +52,7 @@ def ids_layout(job: JobConfig, specs: Sequence[TableSpec], *, num_samples: int) 
 
 
 class DeviceIds:
-    """The ids of one host in one generation. Mutated: the padding levels that hosts agreed on, and the shared
-    memory.
+    """The ids of one host in one generation. Mutated: the shared memory.
 
     Args:
       specs: specs of all tables.
@@ -66,67 +61,28 @@ class DeviceIds:
     """
 
     def __init__(self, job: JobConfig, specs: Sequence[TableSpec], device: ChannelEnd, *, num_hosts: int) -> None:
-        self._device, self._layout, self._num_hosts = device, device.layout.on_devices, num_hosts
-        self._num_rows = {name: feature.table.vocabulary_size for name, feature in job.device_features.items()}
-        self._levels: tuple[int, ...] = ()
-        self._held = [(specs[table.at], [*table.features]) for table in device_tables(job)]
+        self._device, self._layout = device, device.layout.on_devices
         self._tables = [table.at for table in device_tables(job)]
-        self._num_batches = 0
+        self._rooms = IdRooms(
+            {name: feature.table.vocabulary_size for name, feature in job.device_features.items()},
+            [(specs[table.at], table.features) for table in device_tables(job)],
+            num_hosts=num_hosts,
+        )
 
     def levels(self, bags: Mapping[str, Ragged], others: PaddingLevels) -> PaddingLevels:
-        """The room that a batch needs: `others` of its sequences, behind them one level a feature, and one an array of
-        sharded tables.
+        """The room that a batch needs: `others` of its sequences, and behind them those of `IdRooms.levels`.
 
         Raises:
           InputError: an id lies outside its table, or a bag has too many of them.
         """
-        if not self._num_rows:
+        if not self._layout.num_bags:
             return others
-        before = self._levels or (ONE_ID,) * len(self._num_rows)
-        own = [self._level(name, bags[name], level) for name, level in zip(self._num_rows, before, strict=False)]
-        self._num_batches += 1
-        if self._num_batches & (self._num_batches - 1) and self._num_batches % _LOOK_EVERY:
-            own += self._levels[len(own) :]
-        else:
-            # Numbers of distinct rows change little from one batch to another.
-            own += self._room_levels(bags)
-        return (*(others or LARGEST_LEVELS), *map(min, own, self._levels or own))
-
-    def _room_levels(self, bags: Mapping[str, Ragged]) -> list[int]:
-        num_devices, features = self._device.num_devices, {spec.name: names for spec, names in self._held}
-        levels = []
-        for array in sharded_arrays([spec for spec, _ in self._held], self._num_hosts * num_devices):
-            expected = [0.0] * num_devices
-            for at, (table, layout) in itertools.product(range(num_devices), array.tables.items()):
-                wanted = np.concatenate([_part(bags[name], at, num_devices) for name in features[table]])
-                expected[at] += layout.largest_share * len(np.unique(wanted))
-            levels.append(room_level(max(expected)))
-        return levels
-
-    def _level(self, name: str, bags: Ragged, before: int) -> int:
-        values, num_rows = bags.values, self._num_rows[name]
-        if len(values) and not 0 <= values.min() <= values.max() < num_rows:
-            wrong = values[(values < 0) | (values >= num_rows)]
-            raise InputError(
-                f"Found id {wrong[0]} of feature '{name}'. Expected 0 to {num_rows - 1}, the rows of its table. Raise "
-                "vocabulary_size, or set invalid_ids of the table."
-            )
-        if before == ONE_ID and np.diff(bags.row_splits).max(initial=0) <= 1:
-            return ONE_ID
-        count, num_devices = self._layout.num_bags[name], self._device.num_devices
-        largest = int(np.diff(_ends(bags, count, num_devices)).max())
-        most = most_ids(count) // num_devices
-        if largest > most:
-            raise InputError(
-                f"Found {largest} ids of feature '{name}' in a device's part of a batch. Expected at most {most}, "
-                "since its table lies on devices. Leave place out, which keeps the table on the hosts, or make batches "
-                "smaller."
-            )
-        return before if before != ONE_ID and rows_of_room(before) >= largest else room_level(largest)
+        own = self._rooms.levels(bags, self._layout.num_bags, num_devices=self._device.num_devices)
+        return (*(others or LARGEST_LEVELS), *own)
 
     def agreed(self, levels: PaddingLevels) -> None:
-        """Takes the levels of all hosts. A room never becomes smaller."""
-        self._levels = levels[len(LARGEST_LEVELS) :]
+        """Takes the levels of all hosts."""
+        self._rooms.agreed(levels[len(LARGEST_LEVELS) :])
 
     def write(self, buffer: int, bags: Mapping[str, Ragged], levels: PaddingLevels) -> None:
         """Into the memory of a batch."""
@@ -134,7 +90,7 @@ class DeviceIds:
         self._layout.say_levels(arrays, own)
         num_devices = self._device.num_devices
         for name, out in self._layout.bags_in(arrays, own, num_devices=num_devices).items():
-            _fill(out, bags[name], self._layout.num_bags[name], num_devices)
+            write_bags(out, bags[name], self._layout.num_bags[name], num_devices)
 
     def say_rates(self, buffer: int, rates: Sequence[float]) -> None:
         """The learning rates of a step.
@@ -145,37 +101,15 @@ class DeviceIds:
         self._layout.rates_in(self._device.buffers[buffer])[:] = [rates[at] for at in self._tables]
 
 
-def _part(bags: Ragged, at: int, num_parts: int) -> np.ndarray:
-    """About the ids of one device."""
-    begin, end = at * len(bags.values) // num_parts, (at + 1) * len(bags.values) // num_parts
-    return bags.values[begin:end]
+class RowsEnd(Protocol):
+    """What `DeviceRows` needs of a `ChannelEnd`."""
 
+    @property
+    def row_memory(self) -> np.ndarray: ...
 
-def _ends(bags: Ragged, num_bags: int, num_devices: int) -> np.ndarray:
-    """int64 `[num_devices + 1]`: where the ids of each device begin among the ids, and where the last one's end."""
-    firsts = np.minimum(np.arange(num_devices + 1) * (num_bags // num_devices), bags.num_samples)
-    return bags.row_splits[firsts] - bags.row_splits[0]
+    def send(self, record: Record) -> None: ...
 
-
-def _fill(out: BagArrays, bags: Ragged, num_bags: int, num_devices: int) -> None:
-    """Bags behind those that there are become empty."""
-    count, lengths, per_device = bags.num_samples, np.diff(bags.row_splits), num_bags // num_devices
-    if out.bags is None:
-        out.rows[count:] = -1
-        places: Any = np.s_[:count]
-        if bags.num_ids != count:
-            out.rows[:count] = -1
-            places = np.flatnonzero(lengths)
-    else:
-        ends, room = _ends(bags, num_bags, num_devices), len(out.rows) // num_devices
-        own = np.diff(ends)
-        places = np.arange(bags.num_ids) + np.repeat(np.arange(num_devices) * room - ends[:-1], own)
-        out.rows[...], out.bags[...] = -1, per_device
-        out.bags[places] = np.repeat(np.arange(count) % per_device, lengths)
-    out.rows[places] = bags.values
-    if out.weights is not None:
-        out.weights[...] = 0
-        out.weights[places] = 1.0 if bags.weights is None else bags.weights
+    def receive(self, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> Record: ...
 
 
 class DeviceRows:
@@ -192,7 +126,7 @@ class DeviceRows:
     def __init__(
         self,
         tables: Mapping[int, Table],
-        device: ChannelEnd,
+        device: RowsEnd,
         *,
         timeout_s: float,
         check: Callable[[], None],

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from podembed.embedding.buckets import within_reason
-from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.config import QuantizationConfig, TableConfig
 from podembed.embedding.features.id_policies import fit_ids
 from podembed.embedding.lookup.placement import Chosen, buckets_for_work
 from podembed.embedding.lookup.pooling_choice import CutWay, cut_way, why_not_pooled
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import learning_rate_at
 from podembed.embedding.ragged import Ragged, by_position
-from podembed.embedding.shards import FEWEST_BUCKETS
+from podembed.embedding.shards import fewest_buckets
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.formats.rows_file import RowsOfFile
 from podembed.workers.job.feature_shapes import keeps_positions
@@ -41,8 +41,7 @@ def choose_buckets(job: JobConfig) -> tuple[int, ...]:
                 all_features=sum(features),
                 most_hosts=job.num_lanes,
             ),
-            # No more than one row a bucket needs.
-            min(FEWEST_BUCKETS, 1 << (spec.num_rows - 1).bit_length()) if spec.is_sharded else 1,
+            fewest_buckets(spec.num_rows) if spec.is_sharded else 1,
         )
         for spec, count in zip(table_specs(job, (None,) * len(job.tables)), features, strict=True)
     )
@@ -254,14 +253,14 @@ class DeviceTable:
     Attributes:
       at: its position among all tables of the job.
       spec: description of the table.
-      config: as it was declared.
+      quantization: how vectors are rounded, or None.
       features: features that look up in it, in the job's order.
     """
 
     at: int
     spec: TableSpec
-    config: TableConfig
-    features: Mapping[str, FeatureConfig]
+    quantization: QuantizationConfig | None
+    features: tuple[str, ...]
 
 
 def device_tables(job: JobConfig, table_buckets: Sequence[int | None] = ()) -> tuple[DeviceTable, ...]:
@@ -274,8 +273,8 @@ def device_tables(job: JobConfig, table_buckets: Sequence[int | None] = ()) -> t
         DeviceTable(
             at=at,
             spec=spec,
-            config=config,
-            features={name: feature for name, feature in job.features.items() if feature.table is config},
+            quantization=config.quantization_config,
+            features=tuple(name for name, feature in job.features.items() if feature.table is config),
         )
         for at, (spec, config) in enumerate(
             zip(table_specs(job, table_buckets or choose_buckets(job)), job.tables, strict=True)

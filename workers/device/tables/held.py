@@ -56,6 +56,8 @@ class HeldTables:
         self.arrays: Any = {name: self._shapes(spec) for name, spec in self._first.items()}
         self._coming: dict[str, dict[str, _Here]] = {}
         self._rates: tuple[bytes, jax.Array] | None = None
+        # By table, those that its host has not taken yet.
+        self._changed: dict[int, np.ndarray] = {}
 
     def _array_of(self, spec: TableSpec) -> str:
         """The name of the array that a table is in."""
@@ -95,26 +97,32 @@ class HeldTables:
 
     def serve(self, end: ChannelEnd, record: Record, *, receive: Callable[[], Record]) -> Record:
         """Answers the records about rows, from `record` on. Returns the first one that is about something else."""
-        changed: dict[int, np.ndarray] = {}
+        self._changed = {}
         while record.kind in ABOUT_ROWS:
-            answer = Record(kind=RecordKind.DONE, step=record.step)
-            if record.kind is RecordKind.JOIN_BUCKETS:
-                self._join()
-            elif record.kind is RecordKind.TAKE_ROWS:
-                self._write_rows(end, record.step, end.row_memory[: record.buffer].view(np.int32).copy(), at=0)
-            elif record.kind is RecordKind.GIVE_BUCKETS:
-                self._read_buckets(end, record)
-            else:
-                if not record.buffer:
-                    changed |= {} if record.step in changed else self._take_changed(record.step)
-                spec, left = self._specs[record.step], changed[record.step][record.buffer :]
-                rows = left[: len(end.row_memory) // (1 + sum(spec.widths.values()))]
-                end.row_memory[: len(rows)].view(np.int32)[:] = rows
-                self._write_rows(end, record.step, rows, at=len(rows))
-                answer = replace(answer, buffer=len(rows), levels=(len(left) - len(rows), 0))
-            end.send(answer)
+            end.send(self.answer(record, end.row_memory))
             record = receive()
         return record
+
+    def answer(self, record: Record, memory: np.ndarray) -> Record:
+        """Does what a record about rows asks for, by the memory that this process has in common with the host."""
+        answer = Record(kind=RecordKind.DONE, step=record.step)
+        if record.kind is RecordKind.JOIN_BUCKETS:
+            self._join()
+        elif record.kind is RecordKind.TAKE_ROWS:
+            self._write_rows(memory, record.step, memory[: record.buffer].view(np.int32).copy(), at=0)
+        elif record.kind is RecordKind.GIVE_BUCKETS:
+            self._read_buckets(memory, record)
+        else:
+            if not record.buffer:
+                self._changed |= {} if record.step in self._changed else self._take_changed(record.step)
+            spec, left = self._specs[record.step], self._changed[record.step][record.buffer :]
+            rows = left[: len(memory) // (1 + sum(spec.widths.values()))]
+            memory[: len(rows)].view(np.int32)[:] = rows
+            self._write_rows(memory, record.step, rows, at=len(rows))
+            if len(rows) == len(left):
+                del self._changed[record.step]
+            answer = replace(answer, buffer=len(rows), levels=(len(left) - len(rows), 0))
+        return answer
 
     def _take_changed(self, at: int) -> dict[int, np.ndarray]:
         """The rows that changed, int32 in no order that matters, of all tables in the array of a table. None are
@@ -159,7 +167,7 @@ class HeldTables:
             }
         return self._coming[name]
 
-    def _read_buckets(self, end: ChannelEnd, record: Record) -> None:
+    def _read_buckets(self, memory: np.ndarray, record: Record) -> None:
         """Takes buckets that follow each other from the memory that is shared with the host."""
         spec, at = self._specs[record.step], 0
         coming, layout = self._coming_of(self._array_of(spec)), spec.layout
@@ -172,10 +180,10 @@ class HeldTables:
             # As the host has them: compiled programs give a table's arrays back in alphabetical order.
             for name in spec.widths:
                 own = coming[name][part][rows]
-                own[...] = end.row_memory[at : at + own.size].reshape(own.shape)
+                own[...] = memory[at : at + own.size].reshape(own.shape)
                 at += own.size
 
-    def _write_rows(self, end: ChannelEnd, number: int, rows: np.ndarray, *, at: int) -> None:
+    def _write_rows(self, memory: np.ndarray, number: int, rows: np.ndarray, *, at: int) -> None:
         """Some rows of a table, int32, and their slots, into the memory from `at` on."""
         spec = self._specs[number]
         parts = np.zeros(len(rows), np.int64)
@@ -183,16 +191,16 @@ class HeldTables:
             array = self._sharded[spec.name]
             parts, rows = np.divmod(array.slots_of(spec.name, rows), array.rows_per_part)
             parts -= self._mesh.first_part
-        memory, shards, arrays = {}, {}, self.arrays[self._array_of(spec)]
+        out, shards, arrays = {}, {}, self.arrays[self._array_of(spec)]
         for name, width in spec.widths.items():
-            memory[name] = end.row_memory[at : at + len(rows) * width].reshape(len(rows), width)
+            out[name] = memory[at : at + len(rows) * width].reshape(len(rows), width)
             shards[name] = self._parts_of(spec, arrays[name])
             at += len(rows) * width
         for part in np.unique(parts):
             wanted, own = parts == part, {name: of_part[part] for name, of_part in shards.items()}
             found = (rows_here if self._mesh.platform == "cpu" else rows_there)(own, rows[wanted])
             for name, values in found.items():
-                memory[name][wanted] = values
+                out[name][wanted] = values
 
     def _join(self) -> None:
         """Brings what came onto all devices. Every process of the gang has the same part in it."""

@@ -1,4 +1,4 @@
-"""`TableStep`: what the compiled programs of a job do with tables on devices. Pure functions of arrays.
+"""`TableStep`: what compiled programs do with tables on devices. Pure functions of arrays.
 
 A step looks up with the rows that the step before left, and differentiates the model by these vectors as by those of
 hosts. Then it updates the rows. Replicated tables are whole on every device, and stay the same on all of them. Of
@@ -8,7 +8,6 @@ sharded ones each device has a part, and `exchange.py` brings ids, vectors and g
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -29,32 +28,26 @@ from podembed.workers.device.tables.updates import (
     update_all,
     update_named,
 )
-from podembed.workers.job.job import JobConfig
 from podembed.workers.job.padding import PaddingLevels
-from podembed.workers.job.tables import DeviceTable, weighted_features
+from podembed.workers.job.tables import DeviceTable
 
 Tables = Mapping[str, Arrays]
 """By name of the replicated table, and of the array that sharded ones are in."""
 
 
 class TableStep:
-    """The tables on devices within the programs of a job.
+    """The tables on devices within compiled programs.
 
     Args:
       tables: tables in the job's order.
       num_parts: parts of the samples, over all hosts.
       platform: platform of the devices, as JAX calls it.
-
-    Attributes:
-      weighted: features whose ids have weights.
     """
 
-    def __init__(self, job: JobConfig, tables: Sequence[DeviceTable], *, num_parts: int, platform: str) -> None:
-        self._job = job
+    def __init__(self, tables: Sequence[DeviceTable], *, num_parts: int, platform: str) -> None:
         self.tables = tuple(tables)
         self._arrays = sharded_arrays([table.spec for table in tables], num_parts)
         self._by_name = {table.spec.name: table for table in tables}
-        self.weighted = weighted_features(job)
         # Additions to one place have no order on GPUs, and each device would get other sums.
         self._in_a_tree = platform not in ("cpu", "tpu")
 
@@ -76,15 +69,9 @@ class TableStep:
             shards[array.name] = shard
         return Asked(named, shards)
 
-    def looked_up(
-        self, tables: Tables, asked: Asked, activations: Sequence[jax.Array]
-    ) -> tuple[tuple[Any, ...], jax.Array | None]:
-        """The activations of all features in the job's order, and the rounds of sharded tables; None without any.
-
-        Args:
-          activations: activations of the features that hosts look up.
-        """
-        found = dict(zip(self._job.host_features, activations, strict=True))
+    def looked_up(self, tables: Tables, asked: Asked) -> tuple[dict[str, jax.Array], jax.Array | None]:
+        """The vectors of each feature, `[num_bags, dim]`, and the rounds of sharded tables; None without any."""
+        found = {}
         by_table, rounds = {name: arrays[ROWS] for name, arrays in tables.items()}, None
         if asked.shards:
             fetching, rounds = fetched([*asked.shards.values()], [by_table[name] for name in asked.shards])
@@ -93,36 +80,24 @@ class TableStep:
         for table in self.tables:
             rows = by_table[table.spec.name]
             for name in table.features:
-                vectors = pooled(rows, asked.ids[name], table.config.quantization_config, in_a_tree=self._in_a_tree)
-                inner = () if name in self._job.sequences else self._job.activation_shapes[name][:-1]
-                found[name] = vectors.reshape(vectors.shape[0] // math.prod(inner), *inner, vectors.shape[1])
-        return tuple(found[name] for name in self._job.features), rounds
+                found[name] = pooled(rows, asked.ids[name], table.quantization, in_a_tree=self._in_a_tree)
+        return found, rounds
 
     def updated(
-        self,
-        tables: Tables,
-        asked: Asked,
-        gradients: Sequence[jax.Array],
-        *,
-        scale: jax.Array,
-        rates: jax.Array,
-    ) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
-        """The gradients that hosts get, and the tables after the step.
+        self, tables: Tables, asked: Asked, gradients: Mapping[str, jax.Array], *, rates: jax.Array
+    ) -> dict[str, Any]:
+        """The tables after the step.
 
         Args:
-          gradients: gradients of all features whose tables are trained, in the job's order, not scaled.
-          scale: what they are multiplied with.
+          gradients: by feature whose table is trained, `[..., dim]`, one for each bag.
           rates: float32, the learning rate of each table on devices.
         """
-        job = self._job
-        named = [name for name, is_trained in zip(job.features, job.trained_features, strict=True) if is_trained]
-        found = dict(zip(named, gradients, strict=True))
         trained = [
             _Trained(
                 number,
                 table,
                 table.spec.optimizer,
-                [_Part.of(asked.ids[name], found[name] * scale, in_a_tree=self._in_a_tree) for name in table.features],
+                [_Part.of(asked.ids[name], gradients[name], in_a_tree=self._in_a_tree) for name in table.features],
             )
             for number, table in enumerate(self.tables)
             if table.spec.optimizer is not None
@@ -140,7 +115,7 @@ class TableStep:
             after[one.name] = update_named(
                 tables[one.name], _entries(parts), one.optimizer, rates[one.number], in_a_tree=self._in_a_tree
             )
-        return tuple(found[name] for name in named if name in job.host_features), after
+        return after
 
     def _shards_updated(
         self, tables: Tables, asked: Asked, trained: Mapping[str, _Trained], rates: jax.Array
