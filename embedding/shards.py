@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,12 @@ def sharded_arrays(specs: Sequence[TableSpec], num_parts: int) -> list[ShardedAr
 def fewest_buckets(num_rows: int) -> int:
     """The buckets that a sharded table needs. No bucket needs less than one row."""
     return min(_FEWEST_BUCKETS, 1 << (num_rows - 1).bit_length())
+
+
+def cut_finely(spec: TableSpec) -> TableSpec:
+    """A sharded table with as many buckets as it needs, or more."""
+    num_buckets = max(spec.layout.num_buckets, fewest_buckets(spec.num_rows))
+    return replace(spec, layout=BucketLayout(num_rows=spec.num_rows, num_buckets=num_buckets))
 
 
 def owners_of_shards(num_buckets: int, num_hosts: int) -> np.ndarray:

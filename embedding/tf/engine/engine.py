@@ -46,6 +46,7 @@ class EngineSpec:
       paths: paths of the features, in flat order.
       output_shapes: output shapes of a whole batch, per feature; empty if they are not known.
       learning_rates: per table the rate, None for a callable; only to be compared.
+      rate_tags: per table the tag of its callable, None for a number; tables of one tag share a rate.
       invalid_ids: per table what is done with ids outside the vocabulary.
       configs: serialized configurations of this engine, by which `send_tpu_embedding_gradients` finds it; none if it
         cannot be expressed.
@@ -59,6 +60,7 @@ class EngineSpec:
     paths: tuple[str, ...] = ()
     output_shapes: tuple[tuple[int | None, ...], ...] = ()
     learning_rates: tuple[float | None, ...] = ()
+    rate_tags: tuple[int | None, ...] = ()
     invalid_ids: tuple[str, ...] = ()
     configs: tuple[bytes, ...] = ()
 
@@ -122,6 +124,12 @@ class EngineSpec:
             way = cut_way(spec, lengths=[None] * len(bags), num_bags=max(bags, default=0), num_hosts=num_hosts)
             found.append(way.is_pooled and not as_rows)
         return found
+
+    def of_hosts(self) -> EngineSpec:
+        """The same with the features that hosts look up. Sharded tables then have none."""
+        kept = [at for at, feature in enumerate(self.features) if not self.tables[feature.table].is_sharded]
+        shapes = tuple(self.output_shapes[at] for at in kept) if self.output_shapes else ()
+        return replace(self, features=tuple(self.features[at] for at in kept), output_shapes=shapes)
 
     def for_replicas(self) -> EngineSpec:
         """The same without what only owners of rows need and what may be slow to pack: the initializers."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from podembed.embedding.lookup.steps import LookupStep, LookupSteps
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
 from podembed.embedding.tf.engine import table_storage
+from podembed.embedding.tf.engine.device_tables import DeviceTables, device_tables
 from podembed.embedding.tf.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
 from podembed.embedding.tf.engine.order import OrderError, StepOrder
 
@@ -61,12 +62,21 @@ class _Counters:
     altered_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What the update of a batch needs; `asked` of the tables on devices."""
+
+    step: LookupStep
+    asked: Any = None
+
+
 class HostEngine:
     """One host's part of an engine. Mutable.
 
     Args:
       steps: over the lookups of `spec`.
       memory: where activations and gradients lie; None for `OwnMemory`.
+      on_devices: sharded tables, if there are any. The lookups are those of the other tables then.
     """
 
     def __init__(
@@ -74,18 +84,35 @@ class HostEngine:
         spec: EngineSpec,
         steps: LookupSteps,
         memory: StepMemory | None = None,
+        on_devices: DeviceTables | None = None,
     ) -> None:
         self.spec = spec
         self._steps = steps
+        self._on_devices = on_devices
+        is_sharded = [spec.tables[feature.table].is_sharded for feature in spec.features]
+        self._of_hosts = [at for at, is_there in enumerate(is_sharded) if not is_there]
+        self._of_devices = [at for at, is_there in enumerate(is_sharded) if is_there]
         self._layout = steps.lookups.layout
         self._memory = memory or OwnMemory()
         self._num_lookups = 0
-        self._order: StepOrder[Sequence[Ragged], LookupStep] = StepOrder(
+        self._order: StepOrder[Sequence[Ragged], _Prepared] = StepOrder(
             self._forward, self._backward, is_pipelined=spec.is_pipelined
         )
         self._counters = _Counters(altered_ids=np.zeros(len(spec.tables), np.int64))
 
-    def _forward(self, bags: Sequence[Ragged]) -> tuple[LookupStep, list[np.ndarray]]:
+    def _forward(self, bags: Sequence[Ragged]) -> tuple[_Prepared, list[Any]]:
+        if self._on_devices is None:
+            step, activations = self._forward_on_host(bags)
+            return _Prepared(step), activations
+        # Devices begin first: they work beside the host.
+        asked, of_devices = self._on_devices.look_up([bags[at] for at in self._of_devices])
+        step, of_hosts = self._forward_on_host([bags[at] for at in self._of_hosts])
+        found: dict[int, Any] = dict(zip(self._of_devices, of_devices, strict=True))
+        # JAX combines no arrays that lie on different devices.
+        found |= zip(self._of_hosts, map(self._on_devices.placed, of_hosts), strict=True)
+        return _Prepared(step, asked), [found[at] for at in range(len(bags))]
+
+    def _forward_on_host(self, bags: Sequence[Ragged]) -> tuple[LookupStep, list[np.ndarray]]:
         # Shares of a batch may differ by a sample, and parts of replicas by more.
         self._layout = layout = self._layout.with_vectors([own.num_samples for own in bags])
         number = self._num_lookups + 1
@@ -102,15 +129,17 @@ class HostEngine:
         self._steps.forward(step, activations)
         return step, list(activations.arrays)
 
-    def _backward(self, step: LookupStep, gradients: Sequence[np.ndarray], learning_rates: Sequence[float]) -> None:
-        own = [np.ascontiguousarray(gradient, np.float32) for gradient in gradients]
+    def _backward(self, prepared: _Prepared, gradients: Sequence[Any], learning_rates: Sequence[float]) -> None:
+        if self._on_devices is not None:
+            self._on_devices.update(prepared.asked, [gradients[at] for at in self._of_devices], learning_rates)
+        step, own = prepared.step, [np.ascontiguousarray(gradients[at], np.float32) for at in self._of_hosts]
         self._steps.backward(step, self._memory.gradients(step.number, Blocks(step.layout, own)), learning_rates)
 
     @property
     def next_lookup_to_update(self) -> int | None:
         """The number of the lookup whose gradients are to come next, as far as that is known now."""
-        step = self._order.next_unapplied
-        return None if step is None else step.number
+        prepared = self._order.next_unapplied
+        return None if prepared is None else prepared.step.number
 
     @property
     def has_room(self) -> bool:
@@ -140,6 +169,17 @@ class HostEngine:
         """Gives all rows and slots of this host their first values."""
         for table in self.tables:
             table.initialize()
+        self.give_rows()
+
+    def give_rows(self) -> None:
+        """Brings what `tables` have of sharded tables to the devices."""
+        if self._on_devices is not None:
+            self._on_devices.give()
+
+    def take_rows(self) -> None:
+        """Brings the rows that devices changed back to `tables`."""
+        if self._on_devices is not None:
+            self._on_devices.take()
 
     def enqueue(self, share: Share) -> None:
         self._order.enqueue(share.features, is_training=share.is_training, name=share.name)
@@ -218,8 +258,11 @@ class InProcessEngine:
         # Under way. The first one goes on.
         self._calls: list[object] = []
         placement = [np.zeros(table.layout.num_buckets, np.int32) for table in spec.tables]
-        lookups = spec.lookups(placement, host=0, num_hosts=1)
-        self._engine: HostEngine | None = HostEngine(spec, LookupSteps(lookups, SingleHost()))
+        lookups = spec.of_hosts().lookups(placement, host=0, num_hosts=1)
+        sharded = {at: table for at, table in enumerate(lookups.tables) if table.spec.is_sharded}
+        on_devices = device_tables(spec, sharded) if sharded else None
+        steps = LookupSteps(lookups, SingleHost())
+        self._engine: HostEngine | None = HostEngine(spec, steps, on_devices=on_devices)
         if restore_from is None:
             self._host.initialize()
         else:
@@ -256,15 +299,15 @@ class InProcessEngine:
         return self._host.metrics()
 
     def read_tables(self) -> list[dict[str, np.ndarray]]:
-        self._host.drain()
+        self._drain_to_host()
         return [whole_table(table) for table in self._host.tables]
 
     def save(self, path: str) -> None:
-        self._host.drain()
+        self._drain_to_host()
         table_storage.storage().save(path, self._host.tables, num_steps=self._host.num_steps)
 
     def write(self, path: str) -> table_storage.WrittenTables:
-        self._host.drain()
+        self._drain_to_host()
         return table_storage.storage().write(path, self._host.tables, num_steps=self._host.num_steps)
 
     @_alone
@@ -272,9 +315,14 @@ class InProcessEngine:
         self._host.require_none_in_flight("restore")
         self._host.drain()
         self._host.num_steps = table_storage.storage().restore(path, self._host.tables)
+        self._host.give_rows()
 
     def close(self) -> None:
         self._engine = None
+
+    def _drain_to_host(self) -> None:
+        self._host.drain()
+        self._host.take_rows()
 
     @property
     def _host(self) -> HostEngine:

@@ -195,7 +195,7 @@ class StepValues:
             array = self._checked(at, path, gradient, expected)
             ends = [0, len(array)] if num_shares == 1 else _ends(array, at, expected[0], sizes, num_shares)
             for share, own in enumerate(per_share):
-                own.append(array[ends[share] : ends[share + 1]])
+                own.append(array if num_shares == 1 else array[ends[share] : ends[share + 1]])
         return per_share
 
     def missing_gradients(self, gradients: Any) -> dict[str, str]:
@@ -211,7 +211,7 @@ class StepValues:
             f"{effect or 'Rows stay as they are, weight decay and limits aside'}."
         )
 
-    def _checked(self, at: int, path: str, gradient: Any, expected: tuple[int, ...]) -> np.ndarray:
+    def _checked(self, at: int, path: str, gradient: Any, expected: tuple[int, ...]) -> Any:
         if gradient is None:
             return np.zeros((num_vectors(expected[:-1]), expected[-1]), np.float32)
         if not isinstance(gradient, jax.Array):
@@ -229,13 +229,19 @@ class StepValues:
                 f"Found gradient of dtype {gradient.dtype} at path {shown_path(path)}. Expected float32. Pass "
                 "gradient.astype(jnp.float32)."
             )
+        if self.declared.features[at].table.is_sharded and not isinstance(gradient, jax.core.Tracer):
+            # It goes to the devices, where it most likely is.
+            return gradient.reshape(-1, expected[-1]) if gradient.ndim > 2 else gradient
         return host_array(path, gradient).reshape(-1, expected[-1])
 
 
-def all_to_jax(arrays: Sequence[np.ndarray]) -> list[jax.Array]:
+def all_to_jax(arrays: Sequence[Any]) -> list[jax.Array]:
     """As `to_jax`, for all features. Several small arrays go through one program: to hand one over by itself costs more
     than its copy. The copies are the caller's own.
     """
+    if any(isinstance(array, jax.Array) for array in arrays):
+        # Of an engine with tables on devices: all of them lie there.
+        return list(arrays)
     if len(arrays) < _SEVERAL or sum(array.nbytes for array in arrays) > _SMALL_BYTES * len(arrays):
         return [to_jax(array) for array in arrays]
     return _copied(list(arrays))

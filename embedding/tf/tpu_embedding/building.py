@@ -26,7 +26,13 @@ from podembed.embedding.tf.features.shapes import (
 from podembed.embedding.tf.keras.module_members import ModuleMembers
 from podembed.embedding.tf.replicas.dynamic_rates import DynamicRates, RatesOfDriver
 from podembed.embedding.tf.replicas.kept import Kept
-from podembed.embedding.tf.replicas.strategies import RemoteStrategy, Strategy, current_strategy, get_replica_context
+from podembed.embedding.tf.replicas.strategies import (
+    LocalStrategy,
+    RemoteStrategy,
+    Strategy,
+    current_strategy,
+    get_replica_context,
+)
 from podembed.embedding.tf.tpu_config.learning_rate_tags import learning_rate_tags
 from podembed.embedding.tf.tpu_embedding.attaching import require_same_configuration
 from podembed.embedding.tf.tpu_embedding.declared import DeclaredTables
@@ -62,6 +68,8 @@ class BuiltEmbedding(ModuleMembers):
         self._is_pipelined = bool(pipeline_execution_with_tensor_core)
         self._starts_engine = bool(initialize_tpu_embedding)
         self._declared = DeclaredTables.of(feature_config, optimizer, needs_optimizer=self._strategy is not None)
+        if self._strategy is not None and not isinstance(self._strategy, LocalStrategy):
+            _refuse_sharded(self._declared)
         # As replicas get it, once it was packed.
         self._declared_there: Kept[DeclaredTables] | None = None
         numbered = learning_rate_tags(self._declared.tables)
@@ -265,6 +273,16 @@ class BuiltEmbedding(ModuleMembers):
             raise RuntimeError(
                 f"{method} called on unbuilt TPUEmbedding object. Expected enqueue or build first. Call one of them, "
                 "or pass batch_size."
+            )
+
+
+def _refuse_sharded(declared: DeclaredTables) -> None:
+    for table in declared.tables:
+        if table.is_sharded:
+            raise ValueError(
+                f"Found table '{table.name}' with place='sharded' in the scope of a strategy over hosts. Expected a "
+                "LocalStrategy, whose process has the devices. Use one, leave place out, or train with a Trainer, "
+                "which cuts tables over the devices of all hosts."
             )
 
 

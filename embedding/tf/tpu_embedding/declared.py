@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.device_places import problem_on_devices
 from podembed.embedding.features.id_policies import shown_path
 from podembed.embedding.optimizers import ROW_OPTIMIZERS, Optimizer
+from podembed.embedding.shards import cut_finely
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.features.structures import flatten_with_paths, pack_like
 from podembed.embedding.tf.tpu_config.learning_rate_tags import TaggedLearningRate
@@ -110,7 +112,8 @@ class DeclaredTables:
     def specs(self, *, seed: int) -> tuple[TableSpec, ...]:
         """The tables as engines hold them."""
         # What saves them writes a file a bucket, so large tables are cut as for few hosts.
-        return tuple(TableSpec.of(table, seed=seed, most_hosts=1) for table in self.tables)
+        found = [TableSpec.of(table, seed=seed, most_hosts=1) for table in self.tables]
+        return tuple(cut_finely(spec) if spec.is_sharded else spec for spec in found)
 
 
 def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_optimizer: bool) -> None:
@@ -125,6 +128,10 @@ def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_
         )
     if table.name is None:
         table.name = f"table_{at}"
+    if table.is_sharded and table.optimizer is not None:
+        problem = problem_on_devices(table, table.optimizer)
+        if problem is not None:
+            raise ValueError(problem)
 
 
 def _refuse_what_trainers_take(table: TableConfig, at: int) -> None:
@@ -134,10 +141,10 @@ def _refuse_what_trainers_take(table: TableConfig, at: int) -> None:
             f"Found table '{name}' with trainable=False. Expected tables that train, since `apply_gradients` takes "
             "gradients of all. Pass optimizer=SGD(0.0), or train with a Trainer."
         )
-    if table.is_on_devices:
+    if table.is_on_devices and not table.is_sharded:
         raise ValueError(
-            f"Found table '{name}' with place={table.place!r}. Expected tables on hosts, since `apply_gradients` takes "
-            "gradients there. Leave place out, or train with a Trainer."
+            f"Found table '{name}' with place={table.place!r}. Expected 'host' or 'sharded', the places for "
+            "a TPUEmbedding. Say place='sharded', leave it out, or train with a Trainer."
         )
     if table.initial_rows_path is not None:
         raise ValueError(

@@ -11,6 +11,7 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.engine.engine import EngineSpec
 from podembed.embedding.tf.features.shapes import Shape, is_sequence, share_of
 from podembed.embedding.tf.replicas.strategies import Strategy
+from podembed.embedding.tf.tpu_config.learning_rate_tags import learning_rate_tags
 from podembed.embedding.tf.tpu_config.serialized import UnsupportedConfigField, serialize_config, to_config
 from podembed.embedding.tf.tpu_embedding.declared import DeclaredTables
 
@@ -44,6 +45,7 @@ def engine_spec(
         paths=declared.paths,
         output_shapes=tuple(tuple(shape) for shape in output_shapes),
         learning_rates=tuple(None if rate is None or callable(rate) else float(rate) for rate in rates),
+        rate_tags=learning_rate_tags(declared.tables).tags,
         invalid_ids=tuple(table.invalid_ids for table in declared.tables),
         configs=_configs(declared, strategy, output_shapes, batch_size, is_pipelined=is_pipelined),
     )
