@@ -116,10 +116,11 @@ class TableConfig:
       initial_rows: the first values, in the place of an initializer: an array `[vocabulary_size, dim]` of floating
         point, or its path or URL. A file is `.npy`, or safetensors with one tensor, and is for a `Trainer`.
       trainable: whether rows are updated. A table that is not has no slots, and gets no gradients. For a `Trainer`.
-      place: where rows live while a `Trainer` runs. With "host" each host has a part. Otherwise the compiled step looks
-        them up and updates them on the devices. With "replicated" each device has all, for tables of up to a few
-        million rows. With "sharded" each device of each host has a part. Commits are the same, so a run may change it
-        when it resumes. "device" is another name of "replicated".
+      place: where rows live while they are trained. With "host" each host has a part. Otherwise compiled programs look
+        them up and update them on the devices. With "replicated" each device has all, for tables of up to a few million
+        rows and a `Trainer`. With "sharded" each device of each host has a part; a `TPUEmbedding` takes it in the scope
+        of a `LocalStrategy`. Commits are the same, so a run may change it when it resumes. "device" is another name of
+        "replicated".
 
     Raises:
       ValueError: an argument outside its range, see the message.

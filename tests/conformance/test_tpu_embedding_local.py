@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import replace
-from functools import partialmethod
 
 import jax.numpy as jnp
 import numpy as np
@@ -81,13 +80,3 @@ class TestRowsInFiles(TestLocal):
     @pytest.fixture(params=["sgd, one by one", "adagrad", "adam, not lazy"])
     def optimizer_name(self, request):
         return request.param
-
-
-class TestSharded(TestLocal):
-    """With tables on the devices of this process."""
-
-    @pytest.fixture(autouse=True)
-    def places(self, monkeypatch):
-        real = TableConfig.__init__
-        sharded = partialmethod(real, place="sharded")
-        monkeypatch.setattr(TableConfig, "__init__", sharded)

@@ -27,6 +27,11 @@ class TestPod(TPUEmbeddingConformance):
     def optimizer_name(self, request):
         return request.param
 
+    def test_tables_on_devices_are_refused_where_they_are_declared(self, make):
+        table = TableConfig(12, 2, name="t", place="sharded")
+        with pytest.raises(ValueError, match="'t' with place='sharded' in the scope of a strategy over hosts"):
+            make(FeatureConfig(table), 4, SGD(1.0))
+
     def test_one_thread_may_enqueue_what_another_one_takes(self, make):
         table = TableConfig(12, 2, name="t", initializer=Constant(0.0))
         embedding = make(FeatureConfig(table), 4, SGD(1.0), True)

@@ -75,6 +75,7 @@ def _of_table(table: TableSpec) -> dict[str, Any]:
         f"vocabulary_size of table '{table.name}'": table.num_rows,
         f"dim of table '{table.name}'": table.dim,
         f"combiner of table '{table.name}'": table.combiner,
+        f"place of table '{table.name}'": "sharded" if table.is_sharded else "host",
         f"optimizer of table '{table.name}'": table.optimizer,
     }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from podembed.embedding.features.id_policies import fit_ids, shown_path
 from podembed.embedding.optimizers import FTRL, AdagradMomentum, Adam, Lion, Momentum
@@ -229,7 +230,7 @@ class StepValues:
                 f"Found gradient of dtype {gradient.dtype} at path {shown_path(path)}. Expected float32. Pass "
                 "gradient.astype(jnp.float32)."
             )
-        if self.declared.features[at].table.is_sharded and not isinstance(gradient, jax.core.Tracer):
+        if self.declared.features[at].table.is_sharded and not isinstance(gradient, Tracer):
             # It goes to the devices, where it most likely is.
             return gradient.reshape(-1, expected[-1]) if gradient.ndim > 2 else gradient
         return host_array(path, gradient).reshape(-1, expected[-1])

@@ -206,9 +206,10 @@ class _Place:
         if isinstance(self.leaf, Variable):
             self.leaf.assign(array)
             return self.leaf
-        if isinstance(self.leaf, jax.Array):
+        if isinstance(self.leaf, jax.Array) and self.leaf.committed:
             return jax.device_put(array, self.leaf.sharding)
-        if isinstance(self.leaf, jax.ShapeDtypeStruct):
+        if isinstance(self.leaf, jax.Array | jax.ShapeDtypeStruct):
+            # Bound to no device, as what was there. So it may meet activations that lie on several.
             return jax.numpy.asarray(array)
         return array[()] if isinstance(self.leaf, np.generic) else array
 

@@ -12,7 +12,6 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, CustomRowOptimizer, Optimizer
-from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.input_errors import InputError
 from podembed.workers.job.job import JobConfig, JobError
@@ -84,12 +83,6 @@ def test_other_places_do_not_exist() -> None:
     assert TableConfig(10, 8, place="device").place == "replicated"
     with pytest.raises(ValueError, match="place"):
         TableConfig(10, 8, place="chip")  # pyright: ignore[reportArgumentType]
-
-
-def test_the_steps_of_a_user_take_tables_on_hosts() -> None:
-    features = {"t": FeatureConfig(TableConfig(10, 8, name="t", place="device"))}
-    with pytest.raises(ValueError, match="place='replicated'. Expected tables on hosts"):
-        TPUEmbedding(feature_config=features, optimizer=SGD(), batch_size=4)
 
 
 def test_an_id_outside_its_table_and_more_ids_than_have_room_end_the_run(tmp_path: Path) -> None:
