@@ -18,8 +18,8 @@ CORE = ("embedding", "workers", "orchestrator")
 ANNEXES = ("embedding/tf", "workers/stepwise", "orchestrator/stepwise")
 # The public face names what it imports when it is used.
 FACES = {"embedding/__init__.py"}
-# A port that looks its storage up by name, so that a program may import the lowest floor alone.
-KNOWS_ABOVE = {"embedding/tf/engine/table_storage.py"}
+# Ports that look storage and devices up by name, so that a program may import the lowest floor alone.
+KNOWS_ABOVE = {"embedding/tf/engine/device_tables.py", "embedding/tf/engine/table_storage.py"}
 KNOWS_RAY = {
     "workers/actors.py",
     "workers/stepwise/actors.py",

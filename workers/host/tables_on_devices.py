@@ -82,7 +82,8 @@ class DeviceIds:
 
     def agreed(self, levels: PaddingLevels) -> None:
         """Takes the levels of all hosts."""
-        self._rooms.agreed(levels[len(LARGEST_LEVELS) :])
+        if self._layout.num_bags:
+            self._rooms.agreed(levels[len(LARGEST_LEVELS) :])
 
     def write(self, buffer: int, bags: Mapping[str, Ragged], levels: PaddingLevels) -> None:
         """Into the memory of a batch."""
