@@ -29,9 +29,9 @@ SHORT = {"dense": (2,), "item": (WIDTH,), "user": (WIDTH,)}
 NEXT: dict[str, Any] = {"history": "history", "item": "item", "blocks": 2, "heads": 2, "dropout": 0.0}
 MODELS = {
     "sasrec": SASRec(**NEXT, positives="next", negatives="other"),
-    "sasrec of the last state": SASRec(**NEXT),
+    "sasrec of the last state": SASRec(**NEXT | {"blocks": 1}),
     "hstu": HSTU(**NEXT, positives="next", negatives="other"),
-    "hstu of the last state": HSTU(**NEXT),
+    "hstu of the last state": HSTU(**NEXT | {"blocks": 1}),
     "din": DIN(target="item", history="history"),
     "mmoe": MMoE(tasks=("a", "b"), num_experts=3, expert=(6, 5), tower=(4,)),
     "ple": PLE(tasks=("a", "b"), expert=(5,), tower=(4,)),
