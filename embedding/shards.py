@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from podembed.embedding.buckets import BucketLayout
+from podembed.embedding.buckets import MOST_OVER_MEAN, BucketLayout
 from podembed.embedding.table_spec import TableSpec
 
 _FEWEST_BUCKETS = 256
@@ -148,9 +148,11 @@ def fewest_buckets(num_rows: int) -> int:
     return min(_FEWEST_BUCKETS, 1 << (num_rows - 1).bit_length())
 
 
-def cut_finely(spec: TableSpec) -> TableSpec:
-    """A sharded table with as many buckets as it needs, or more."""
-    num_buckets = max(spec.layout.num_buckets, fewest_buckets(spec.num_rows))
+def cut_for_parts(spec: TableSpec, num_parts: int) -> TableSpec:
+    """A sharded table with more buckets, if so many parts would not have an even share each."""
+    num_buckets, most = spec.layout.num_buckets, fewest_buckets(spec.num_rows)
+    while num_buckets < most and -(-num_buckets // num_parts) * num_parts > MOST_OVER_MEAN * num_buckets:
+        num_buckets *= 2
     return replace(spec, layout=BucketLayout(num_rows=spec.num_rows, num_buckets=num_buckets))
 
 

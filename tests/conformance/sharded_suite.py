@@ -94,6 +94,18 @@ def test_all_places_have_the_same_numbers(optimizer: Optimizer) -> None:
         )
 
 
+def test_one_array_has_one_rate() -> None:
+    """Also where a program gives a table another optimizer when it lies there already."""
+    first, second = (TableConfig(10, 4, name=name, optimizer=Adagrad(0.1)) for name in ("first", "second"))
+    with LocalStrategy().scope():
+        embedding = TPUEmbedding([FeatureConfig(first), FeatureConfig(second)], 4)
+    embedding.enqueue([np.arange(4)] * 2)
+    activations = embedding.dequeue()
+    second.optimizer = Adagrad(0.2)
+    with pytest.raises(ValueError, match="learning rates 0.1 and 0.2 of tables 'first' and 'second'"):
+        embedding.apply_gradients(activations)
+
+
 def test_activations_and_rows_lie_over_all_devices() -> None:
     num_devices = int(os.environ["PODEMBED_TEST_DEVICES"])
     table = TableConfig(1000, 4, name="t")

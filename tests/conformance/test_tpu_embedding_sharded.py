@@ -19,7 +19,7 @@ from tests.long_tests import VARIABLE, long_case
 ROOT = Path(__file__).parents[2]
 # What makes other programs than the rest: weights, sequences, slots, rules for all rows, pipelines. The compiler takes
 # long, so the others are long tests.
-SHORT = ("all_places", "lie_over_all", "oracle", "drained_in_the_middle", "quantized", "uneven", "restore_refuses")
+SHORT = ("all_places", "lie_over_all", "oracle", "drained_in_the_middle", "quantized", "uneven", "one_rate")
 
 
 @pytest.mark.parametrize("num_devices", [4, *map(long_case, (1, 3, 8))])

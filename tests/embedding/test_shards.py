@@ -11,7 +11,7 @@ from podembed.embedding import shards
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.config import TableConfig
 from podembed.embedding.optimizers import SGD
-from podembed.embedding.shards import ShardedArray, ShardLayout, owners_of_shards, sharded_arrays
+from podembed.embedding.shards import ShardedArray, ShardLayout, cut_for_parts, owners_of_shards, sharded_arrays
 from podembed.embedding.table_spec import TableSpec
 
 
@@ -40,6 +40,17 @@ def test_every_row_has_a_slot_of_its_own_in_the_part_of_its_bucket(
         own, places = array.slots_of("table", layout.table.ids_of(bucket)), array.rows_of_bucket("table", bucket)
         expected = np.arange(places.start, places.stop)
         np.testing.assert_array_equal(own, layout.part_of(bucket) * array.rows_per_part + expected)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_parts", "num_buckets"),
+    [(5_000, 1, 1), (5_000, 8, 8), (5_000, 3, 128), (5_000, 6, 256), (5, 8, 8)],
+)
+def test_a_table_is_cut_as_finely_as_its_parts_need(num_rows: int, num_parts: int, num_buckets: int) -> None:
+    """Files have a bucket each, so no finer."""
+    spec = TableSpec.of(TableConfig(num_rows, 4, name="t"), seed=1, most_hosts=1)
+    assert spec.layout.num_buckets == 1
+    assert cut_for_parts(spec, num_parts).layout == BucketLayout(num_rows=num_rows, num_buckets=num_buckets)
 
 
 def test_tables_of_one_width_and_rule_share_an_array_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:

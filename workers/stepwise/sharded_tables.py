@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.shards import cut_for_parts, sharded_arrays
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.engine.engine import EngineSpec
@@ -89,6 +90,10 @@ class ShardedTables:
             [(one.spec, one.features) for one in self._held_tables],
             num_hosts=1,
         )
+        numbers = {one.spec.name: one.at for one in self._held_tables}
+        arrays = sharded_arrays([one.spec for one in self._held_tables], self._mesh.num_all_parts)
+        # By array the numbers of its tables.
+        self._of_array = [[numbers[name] for name in array.tables] for array in arrays]
         self._programs: dict[BatchShape, _Programs] = {}
         self._held: HeldTables
         self._rows: DeviceRows
@@ -115,6 +120,7 @@ class ShardedTables:
         return asked, self._programs_for(shape).look_up(self._held.arrays, asked.words)
 
     def update(self, asked: AskedBatch, gradients: Sequence[Any], learning_rates: Sequence[float]) -> None:
+        self._require_equal_rates(learning_rates)
         rates = np.array([learning_rates[one.at] for one in self._held_tables], np.float32)
         own = [jax.device_put(gradient, self._sharding(len(gradient))) for gradient in gradients]
         update = self._programs_for(asked.shape).update
@@ -122,6 +128,18 @@ class ShardedTables:
 
     def placed(self, activations: np.ndarray) -> jax.Array:
         return jax.device_put(activations, self._sharding(len(activations)))
+
+    def _require_equal_rates(self, learning_rates: Sequence[float]) -> None:
+        """Raises ValueError if a table got another optimizer since the engine was started."""
+        for first, *others in self._of_array:
+            for other in others:
+                if learning_rates[other] != learning_rates[first]:
+                    names = " and ".join(f"'{self._tables[at].spec.name}'" for at in (first, other))
+                    raise ValueError(
+                        f"Found learning rates {learning_rates[first]} and {learning_rates[other]} of tables {names}. "
+                        "Expected one, as when the embedding was built, since they lie in one array of the devices. "
+                        "Use a callable as learning rate, one for each table."
+                    )
 
     def _sharding(self, num_bags: int) -> Any:
         """Over the devices, if each has as many bags. JAX knows no other arrays."""
@@ -211,6 +229,12 @@ class ShardedTables:
 
     def _on_devices(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         return jax.shard_map(function, mesh=self._mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def cut_for_devices(spec: EngineSpec) -> EngineSpec:
+    """As of `embedding.tf.engine.device_tables`. Where rows lie is no property of what is saved."""
+    num_parts = len(jax.local_devices())
+    return replace(spec, tables=tuple(cut_for_parts(one, num_parts) if one.is_sharded else one for one in spec.tables))
 
 
 class _InProcess:

@@ -53,6 +53,13 @@ class DeviceTables(Protocol):
         ...
 
 
+def cut_for_devices(spec: EngineSpec) -> EngineSpec:
+    """The same with so many buckets of each sharded table that all devices of this process have an even share."""
+    if not any(table.is_sharded for table in spec.tables):
+        return spec
+    return importlib.import_module(_TABLES).cut_for_devices(spec)
+
+
 def device_tables(spec: EngineSpec, tables: Mapping[int, Table]) -> DeviceTables:
     """The sharded tables of an engine.
 

@@ -19,7 +19,7 @@ from podembed.embedding.lookup.steps import LookupStep, LookupSteps
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
 from podembed.embedding.tf.engine import table_storage
-from podembed.embedding.tf.engine.device_tables import DeviceTables, device_tables
+from podembed.embedding.tf.engine.device_tables import DeviceTables, cut_for_devices, device_tables
 from podembed.embedding.tf.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
 from podembed.embedding.tf.engine.order import OrderError, StepOrder
 
@@ -254,7 +254,7 @@ class InProcessEngine:
     num_shares = 1
 
     def __init__(self, spec: EngineSpec, *, restore_from: str | None = None) -> None:
-        self.spec = spec
+        self.spec = spec = cut_for_devices(spec)
         # Under way. The first one goes on.
         self._calls: list[object] = []
         placement = [np.zeros(table.layout.num_buckets, np.int32) for table in spec.tables]

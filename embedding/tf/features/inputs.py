@@ -236,6 +236,7 @@ def is_of(value: Any, library: str) -> bool:
 
 
 def _read_dense(path: str, value: np.ndarray | jax.Array) -> FeatureInput:
+    _refuse_tpus(path, value)
     array = host_array(path, value)
     ids = _as_ids(path, array).reshape(-1)
     width = array.shape[-1] if array.ndim > 1 else 1
@@ -248,7 +249,7 @@ def host_array(path: str, value: Any) -> np.ndarray:
     """A JAX or numpy array as numpy, without a copy where it lies in the host's memory.
 
     Raises:
-      ValueError: it lies on a TPU, is a tracer of a function under jit, or has masked elements.
+      ValueError: it is a tracer of a function under jit, or has masked elements.
     """
     if isinstance(value, np.ndarray):
         if np.ma.is_masked(value):
@@ -257,18 +258,27 @@ def host_array(path: str, value: Any) -> np.ndarray:
                 "it, or pass the others as Sparse or Ragged."
             )
         return value
+    refuse_traced(path, value)
+    return np.asarray(value)
+
+
+def refuse_traced(path: str, value: Any) -> None:
+    """Raises ValueError for a tracer of a function under jit."""
     if isinstance(value, Tracer):
         raise ValueError(
             f"Received input tensor {shown_path(path)} inside a function that JAX traces. Expected an array with "
             "values. Call enqueue and apply_gradients outside jit."
         )
-    for device in value.devices():
+
+
+def _refuse_tpus(path: str, value: np.ndarray | jax.Array) -> None:
+    """Ids are read on the host, and their way back from a device takes longer than a step."""
+    for device in () if isinstance(value, np.ndarray | Tracer) else value.devices():
         if device.platform == "tpu":
             raise ValueError(
                 f"Received input tensor {shown_path(path)} which is on a TPU input device {device}. Expected ids in "
                 "the memory of the host. Pass the numpy array before it is put on the device."
             )
-    return np.asarray(value)
 
 
 def _as_ids(path: str, array: np.ndarray) -> np.ndarray:

@@ -14,14 +14,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from podembed.embedding.features.id_policies import fit_ids, shown_path
 from podembed.embedding.optimizers import FTRL, AdagradMomentum, Adam, Lion, Momentum
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.tf.engine.engine import Share
 from podembed.embedding.tf.features.bags import bags_of, share_ends, split_bags
-from podembed.embedding.tf.features.inputs import FeatureInput, host_array, read_input, with_weight
+from podembed.embedding.tf.features.inputs import FeatureInput, host_array, read_input, refuse_traced, with_weight
 from podembed.embedding.tf.features.shapes import (
     Shape,
     is_sequence,
@@ -230,7 +229,8 @@ class StepValues:
                 f"Found gradient of dtype {gradient.dtype} at path {shown_path(path)}. Expected float32. Pass "
                 "gradient.astype(jnp.float32)."
             )
-        if self.declared.features[at].table.is_sharded and not isinstance(gradient, Tracer):
+        if self.declared.features[at].table.is_sharded:
+            refuse_traced(path, gradient)
             # It goes to the devices, where it most likely is.
             return gradient.reshape(-1, expected[-1]) if gradient.ndim > 2 else gradient
         return host_array(path, gradient).reshape(-1, expected[-1])

@@ -13,7 +13,6 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.device_places import problem_on_devices
 from podembed.embedding.features.id_policies import shown_path
 from podembed.embedding.optimizers import ROW_OPTIMIZERS, Optimizer
-from podembed.embedding.shards import cut_finely
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.features.structures import flatten_with_paths, pack_like
 from podembed.embedding.tf.tpu_config.learning_rate_tags import TaggedLearningRate
@@ -112,8 +111,7 @@ class DeclaredTables:
     def specs(self, *, seed: int) -> tuple[TableSpec, ...]:
         """The tables as engines hold them."""
         # What saves them writes a file a bucket, so large tables are cut as for few hosts.
-        found = [TableSpec.of(table, seed=seed, most_hosts=1) for table in self.tables]
-        return tuple(cut_finely(spec) if spec.is_sharded else spec for spec in found)
+        return tuple(TableSpec.of(table, seed=seed, most_hosts=1) for table in self.tables)
 
 
 def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_optimizer: bool) -> None:
