@@ -58,8 +58,8 @@ class AskedBatch(NamedTuple):
 
 
 class _Programs(NamedTuple):
-    look_up: Callable[..., Any]
-    update: Callable[..., Any]
+    look_up: Any
+    update: Any
 
 
 class ShardedTables:
@@ -68,11 +68,14 @@ class ShardedTables:
     Args:
       spec: description of the engine.
       tables: by position those that are sharded, as this host holds them.
+      mesh: mesh of the devices, which need not be there for `lowered`; None for all of this process.
     """
 
-    def __init__(self, spec: EngineSpec, tables: Mapping[int, Table]) -> None:
-        own = jax.local_devices()
-        self._mesh = GangMesh.over(own, own, DeviceOptions(), num_hosts=1)
+    def __init__(self, spec: EngineSpec, tables: Mapping[int, Table], *, mesh: GangMesh | None = None) -> None:
+        if mesh is None:
+            own = jax.local_devices()
+            mesh = GangMesh.over(own, own, DeviceOptions(), num_hosts=1)
+        self._mesh = mesh
         self._tables = tables
         self._features = [feature for feature in spec.features if feature.table in tables]
         self._held_tables = tuple(
@@ -95,7 +98,7 @@ class ShardedTables:
         # By array the numbers of its tables.
         self._of_array = [[numbers[name] for name in array.tables] for array in arrays]
         self._programs: dict[BatchShape, _Programs] = {}
-        self._held: HeldTables
+        self._held = HeldTables(self._held_tables, self._mesh)
         self._rows: DeviceRows
 
     def give(self) -> None:
@@ -128,6 +131,24 @@ class ShardedTables:
 
     def placed(self, activations: np.ndarray) -> jax.Array:
         return jax.device_put(activations, self._sharding(len(activations)))
+
+    def lowered(self, shape: BatchShape) -> tuple[Any, Any]:
+        """Lookup and update of a batch, lowered. Touches no device."""
+        programs, by_sample = self._programs_for(shape), self._mesh.by_sample
+        num_words = sum(
+            num_ids * (1 + (not has_one_each) + is_weighted)
+            for (_, num_ids, has_one_each), is_weighted in zip(self._rooms_of(shape), shape.is_weighted, strict=True)
+        )
+        words = jax.ShapeDtypeStruct((self._mesh.num_parts, num_words), jnp.int32, sharding=by_sample)
+        gradients = [
+            jax.ShapeDtypeStruct(
+                (count, self._tables[feature.table].spec.dim), jnp.float32, sharding=self._sharding(count)
+            )
+            for feature, count in zip(self._features, shape.num_bags, strict=True)
+        ]
+        rates = jax.ShapeDtypeStruct((len(self._held_tables),), jnp.float32, sharding=self._mesh.replicated)
+        arrays = self._held.arrays
+        return programs.look_up.lower(arrays, words), programs.update.lower(arrays, words, gradients, rates)
 
     def _require_equal_rates(self, learning_rates: Sequence[float]) -> None:
         """Raises ValueError if a table got another optimizer since the engine was started."""
