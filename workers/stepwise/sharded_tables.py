@@ -125,7 +125,8 @@ class ShardedTables:
     def update(self, asked: AskedBatch, gradients: Sequence[Any], learning_rates: Sequence[float]) -> None:
         self._require_equal_rates(learning_rates)
         rates = np.array([learning_rates[one.at] for one in self._held_tables], np.float32)
-        own = [jax.device_put(gradient, self._sharding(len(gradient))) for gradient in gradients]
+        # One call for all, since each has a cost.
+        own = jax.device_put([*gradients], [self._sharding(count) for count in asked.shape.num_bags])
         update = self._programs_for(asked.shape).update
         self._held.arrays = update(self._held.arrays, asked.words, own, self._held.rates(rates))
 
