@@ -14,12 +14,13 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import FTRL, Adagrad, Adam, Momentum, Optimizer
+from podembed.embedding.ragged import Ragged
 from podembed.embedding.tf.replicas.strategies import LocalStrategy
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from tests.conformance import training_runs as runs
 from tests.conformance.test_from_tpuembedding import test_in_one_process as test_the_page  # noqa: F401
 from tests.conformance.tpu_embedding_suite import OPTIMIZERS, TPUEmbeddingConformance
-from tests.long_tests import long_case
+from tests.long_tests import is_long, long_case
 
 SHORT = "adam, not lazy"
 ACCUMULATING = [name for name, rule in OPTIMIZERS.items() if rule.use_gradient_accumulation]
@@ -92,6 +93,32 @@ def test_all_places_have_the_same_numbers(optimizer: Optimizer) -> None:
         jax.tree.map(
             lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6), trained(*places), expected
         )
+
+
+@is_long
+def test_more_rows_than_messages_have_room_for_come_in_several_rounds() -> None:
+    """Rooms are found by batches 1, 2, 4 and so on, which name few rows here. Batch 3 names 1,024 rows, and batch 5 as
+    many of a single device.
+    """
+    few, many = np.repeat(np.arange(16), 64), np.arange(1024)
+
+    def trained(place: Any) -> list[Any]:
+        table = TableConfig(4096, 4, name="t", place=place)
+        with LocalStrategy(seed=2).scope():
+            embedding = TPUEmbedding(FeatureConfig(table), 16, Adagrad(0.1))
+        seen = []
+        for ids in (few, few, many, few, 4 * many):
+            embedding.enqueue(Ragged(ids, np.arange(0, 1025, 64)))
+            activations = embedding.dequeue()
+            embedding.apply_gradients(activations - 0.3)
+            seen.append(np.asarray(activations))
+        return [seen, embedding.read_tables()[table]]
+
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6),
+        trained("sharded"),
+        trained("host"),
+    )
 
 
 def test_one_array_has_one_rate() -> None:
