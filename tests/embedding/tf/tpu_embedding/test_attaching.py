@@ -106,6 +106,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
         "quantization_config of table 't' is QuantizationConfig",
     ),
     "policy": (lambda: attached(features(invalid_ids="drop")), "invalid_ids of table 't' is 'drop' here and 'error'"),
+    "place": (lambda: attached(features(place="sharded")), "place of table 't' is 'sharded' here and 'host'"),
     "sequence": (lambda: attached(features(sequence=3)), "max_sequence_length of feature 'a' is 3 here and 1"),
     "features": (
         lambda: attached({**features(), "c": FeatureConfig(TableConfig(3, 2, name="c"))}),
