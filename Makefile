@@ -87,7 +87,7 @@ tests-without-ray: $(STAMP)
 # tests/scheduling.py divides them. To read the other files would take either process as long as a test. While one
 # process has its last file the other waits, so files of a minute come before others; first the two of the largest groups.
 FILES_WITH_RAY = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
-LONGEST = $(addprefix tests/,conformance/test_from_tpuembedding.py conformance/test_full_jobs.py faults/storage/test_object_store_run.py installation/test_ray_jobs.py faults/test_ray_jobs.py faults/test_leaks.py test_pages.py)
+LONGEST = $(addprefix tests/,conformance/test_from_tpuembedding.py conformance/test_full_jobs.py faults/storage/test_object_store_run.py installation/test_ray_jobs.py faults/test_leaks.py test_pages.py)
 WITH_RAY = $(LONGEST) $(filter-out $(LONGEST),$(FILES_WITH_RAY))
 
 tests-with-ray: $(STAMP)

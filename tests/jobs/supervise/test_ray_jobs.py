@@ -239,3 +239,9 @@ def test_a_job_that_somebody_stopped_through_ray_is_told_from_one_that_was_froze
     cluster.jobs["clicks-a2"].status = "STOPPED"
     assert runner.poll() == LOST_EXIT_CODE
     assert not runner.was_stopped_by_others
+
+
+def test_no_cluster_is_said_at_once() -> None:
+    """By Ray's own client."""
+    with pytest.raises(ConfigurationError, match="Found no Ray cluster at http://127.0.0.1:1"):
+        RayJobRunner(address="http://127.0.0.1:1", working_dir=".", name="train", notice=lambda text: None)
