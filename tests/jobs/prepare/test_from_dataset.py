@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -79,15 +80,25 @@ def test_a_hugging_face_dataset_keeps_its_order(tmp_path: Path) -> None:
 def test_a_dataset_of_ray_keeps_its_order(ray_cluster: None, tmp_path: Path) -> None:
     import ray.data
 
-    parts = [table().slice(start, 5) for start in range(0, NUM_ROWS, 5)]
-    given = ray.data.from_arrow(parts).map_batches(_with_vector, batch_size=None, batch_format="pyarrow")
+    # For each of them Ray starts a process, which takes seconds of a processor.
+    parts = [table().slice(0, 13), table().slice(13)]
+    (done := tmp_path / "done").mkdir()
+    given = ray.data.from_arrow(parts).map_batches(
+        _with_vector, batch_size=None, batch_format="pyarrow", fn_kwargs={"done": done}
+    )
     found = rows_of(prepare_dataset(given, tmp_path / "set", rows_per_group=8))
     assert [row.pop("vector") for row in found] == [[float(row["y"]), 1.0] for row in found]
     assert found == table().to_pylist()
     assert not given.context.execution_options.preserve_order
 
 
-def _with_vector(part: pa.Table) -> pa.Table:
+def _with_vector(part: pa.Table, *, done: Path) -> pa.Table:
+    """The first part is done after the last one."""
+    if part.num_rows == 13:
+        deadline = time.monotonic() + 60.0
+        while not list(done.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    (done / str(part.num_rows)).touch()
     vectors = [[float(label), 1.0] for label in part.column("y").to_pylist()]
     return part.append_column("vector", pa.array(vectors))
 
