@@ -57,7 +57,8 @@ def wait_for(what: str, found: Callable[[], bool], process: psutil.Process) -> N
         assert process.is_running(), f"the driver is gone while waiting for {what}"
         assert process.status() != psutil.STATUS_ZOMBIE, f"the driver is gone while waiting for {what}"
         assert time.monotonic() < deadline, f"no {what} within {TIMEOUT_S} s"
-        time.sleep(0.2)
+        # A look takes a twentieth of a second of a processor, here and of the service.
+        time.sleep(1.0)
 
 
 def head(store: Store) -> tuple[int, int]:
