@@ -26,6 +26,7 @@ from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.router import Router
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.row_index import KeyRequest
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.replicas.strategies import LocalStrategy
@@ -55,7 +56,7 @@ class BareKernels:
         self._count = count = kernels.unique_ids(ids, self._hash_slots, self._unique, self._inverse)
         unique, local, rows = self._unique[:count], self._local[:count], self._rows[:count]
         self._router.route(unique, self._counts, local, self._position)
-        table.index.resolve(local, local)
+        table.index.accept([KeyRequest(local, local)], None)
         table.gather(local, rows)
         kernels.row_of_each_id(self._position, self._inverse, self._index)
         kernels.pool(rows, self._index, bags.row_splits, None, "sum", self.activations)

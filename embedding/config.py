@@ -21,6 +21,8 @@ from podembed.embedding.initializers import GivenRows, TruncatedNormal
 from podembed.embedding.initializers import RowId as RowIdInitializer
 from podembed.embedding.optimizers import Optimizer, is_number
 from podembed.embedding.row_index import DenseKeys, KeySpace
+from podembed.embedding.vocabulary.key_space import DynamicKeys
+from podembed.embedding.vocabulary.policies import DEFAULTS, Admit, Always, Evict, Never, SmallNorm
 
 COMBINERS = ("mean", "sum", "sqrtn")
 INVALID_IDS = ("error", "drop", "clip", "hash")
@@ -35,6 +37,9 @@ _INTEGERS = {
     "dim": "Pass the number of columns of a row, such as 16.",
     "max_sequence_length": "Pass how many rows of a sample stay apart, or 0 to combine them.",
     "num_buckets": "Pass the number of levels, such as 256.",
+    "capacity": "Pass the number of keys for which there is room.",
+    "forget_after": "Pass a number of steps.",
+    "waiting": "Pass the number of keys that may wait.",
 }
 
 
@@ -99,7 +104,7 @@ class TableConfig:
     """One embedding table: how many rows, how wide, how they start and how they are trained.
 
     Args:
-      vocabulary_size: number of rows.
+      vocabulary_size: number of rows, where ids are the numbers of rows.
       dim: columns of a row.
       initializer: None for a truncated normal with standard deviation 1/sqrt(dim), or any callable
         `embedding.initializers` understands.
@@ -121,6 +126,16 @@ class TableConfig:
         rows and a `Trainer`. With "sharded" each device of each host has a part; a `TPUEmbedding` takes it in the scope
         of a `LocalStrategy`. Commits are the same, so a run may change it when it resumes. "device" is another name of
         "replicated".
+      capacity: instead of `vocabulary_size`, room for so many keys that come and go. Any 64-bit integer or text is a
+        key then, and gets its row when it is admitted.
+      keys: "any" with `capacity` and "rows" without; may be left out.
+      admit: which keys get a row: `Always()`, `MinCount(k)` or `Probability(p)`.
+      evict: which keys lose theirs when there is no room: `Never()`, `LeastRecent()`, `LeastFrequent(half_life)` or
+        `SmallNorm()`.
+      forget_after: steps after which a key that nobody names is forgotten, at the latest a sixteenth later.
+      waiting: keys without a row whose occurrences are remembered; with `MinCount` as many as there are rows.
+      default: what a key without a row is looked up as: "first", the value that its row would begin with; "zeros"; or
+        "shared", a row that the keys without one train together.
 
     Raises:
       ValueError: an argument outside its range, see the message.
@@ -128,8 +143,8 @@ class TableConfig:
 
     def __init__(
         self,
-        vocabulary_size: int,
-        dim: int,
+        vocabulary_size: int | None = None,
+        dim: int | None = None,
         initializer: Callable[..., Any] | None = None,
         optimizer: Optimizer | None = None,
         combiner: str = "mean",
@@ -138,13 +153,27 @@ class TableConfig:
         layout: Any = None,
         dtype: DTypeLike = np.float32,
         *,
+        capacity: int | None = None,
+        keys: Literal["rows", "any"] | None = None,
+        admit: Admit | None = None,
+        evict: Evict | None = None,
+        forget_after: int | None = None,
+        waiting: int | None = None,
+        default: Literal["first", "zeros", "shared"] | None = None,
         invalid_ids: Literal["error", "drop", "clip", "hash"] = "error",
         initial_rows: Any = None,
         trainable: bool = True,
         place: Literal["host", "replicated", "sharded", "device"] = "host",
     ) -> None:
-        self.vocabulary_size = _positive_int("vocabulary_size", vocabulary_size)
-        self.dim = _positive_int("dim", dim)
+        self.dim = dim = _positive_int("dim", dim)
+        self.dynamic_keys = _dynamic_keys(
+            vocabulary_size, capacity, keys, admit, evict, forget_after=forget_after, waiting=waiting, default=default
+        )
+        self.vocabulary_size = (
+            _positive_int("vocabulary_size", vocabulary_size)
+            if self.dynamic_keys is None
+            else self.dynamic_keys.capacity
+        )
         if initializer is not None and not callable(initializer):
             raise ValueError(
                 f"Found initializer={initializer!r}. Expected a callable or None. Pass Constant(x) for one value."
@@ -158,7 +187,7 @@ class TableConfig:
         if isinstance(initial_rows, str | os.PathLike):
             self.initial_rows_path = os.fspath(initial_rows)
         elif initial_rows is not None:
-            self.initializer = GivenRows(_checked_rows(initial_rows, (vocabulary_size, dim)))
+            self.initializer = GivenRows(_checked_rows(initial_rows, (self.vocabulary_size, dim)))
         if not isinstance(trainable, bool):
             raise ValueError(f"Found trainable={trainable!r}. Expected True or False. Pass a bool.")
         self.trainable = trainable
@@ -175,6 +204,8 @@ class TableConfig:
             )
         self.quantization_config = quantization_config
         self.layout = layout
+        if self.dynamic_keys is not None:
+            self._check_dynamic(place, invalid_ids, initial_rows)
         self.dtype = _table_dtype(dtype)
         self.invalid_ids: str = _one_of("invalid_ids", invalid_ids, INVALID_IDS)
         # As `TableSpec.stores`. To be set by whoever brings stores of another kind.
@@ -192,8 +223,28 @@ class TableConfig:
 
     @property
     def key_space(self) -> KeySpace:
-        """What ids are: the numbers of rows. A subclass may have others, and an index that finds their rows."""
-        return DenseKeys()
+        """What ids are: the numbers of rows, or, with a capacity, anything. A subclass may have others, and an index
+        that finds their rows.
+        """
+        return DenseKeys() if self.dynamic_keys is None else self.dynamic_keys
+
+    def _check_dynamic(self, place: str, invalid_ids: str, initial_rows: Any) -> None:
+        """Refuses what does not go with keys that come and go."""
+        found = [
+            (place != "host", f"place={place!r}", "place='host', since hosts decide which keys have a row"),
+            (invalid_ids != "error", f"invalid_ids={invalid_ids!r}", "none, since every id is a key"),
+            (initial_rows is not None, "initial_rows", "an initializer, since rows come with their keys"),
+            (
+                isinstance(self.dynamic_keys and self.dynamic_keys.evict, SmallNorm)
+                and isinstance(self.optimizer, Optimizer)
+                and self.optimizer.touches_all_rows,
+                f"evict=SmallNorm() with {self.optimizer!r}, which changes all rows in every step",
+                "another policy or optimizer, since norms would depend on how far the step before has come",
+            ),
+        ]
+        for is_refused, what, expected in found:
+            if is_refused:
+                raise ValueError(f"Found {what} beside capacity. Expected {expected}. Leave one of them out.")
 
     def __repr__(self) -> str:
         default = TruncatedNormal(stddev=1 / math.sqrt(self.dim))
@@ -203,6 +254,52 @@ class TableConfig:
             f"optimizer={self.optimizer!r}, combiner={self.combiner!r}, name={self.name!r}, "
             f"quantization_config={self.quantization_config!r})"
         )
+
+
+def _dynamic_keys(
+    vocabulary_size: int | None,
+    capacity: int | None,
+    keys: str | None,
+    admit: Admit | None,
+    evict: Evict | None,
+    **others: Any,
+) -> DynamicKeys | None:
+    """The key space of a table with a capacity; None of one with a vocabulary size."""
+    given = {"admit": admit, "evict": evict} | others
+    if capacity is None:
+        named = [name for name, value in given.items() if value is not None] + (["keys"] if keys == "any" else [])
+        if named:
+            raise ValueError(
+                f"Found {', '.join(named)} without capacity. Expected capacity=..., the number of keys for which there "
+                "is room. Pass it in the place of vocabulary_size, or leave the others out."
+            )
+        if keys is not None:
+            _one_of("keys", keys, ("rows", "any"))
+        return None
+    if vocabulary_size is not None or keys == "rows":
+        other = f"vocabulary_size={vocabulary_size!r}" if vocabulary_size is not None else "keys='rows'"
+        raise ValueError(
+            f"Found capacity={capacity!r} beside {other}. Expected one of them: vocabulary_size where ids are the "
+            "numbers of rows, capacity where any number or text is a key. Leave the other out."
+        )
+    if keys is not None:
+        _one_of("keys", keys, ("any",))
+    for name, value, kinds in (("admit", admit, Admit), ("evict", evict, Evict)):
+        if value is not None and not isinstance(value, kinds):
+            names = ", ".join(kind.__name__ for kind in kinds.__args__)
+            raise ValueError(f"Found {name}={value!r}. Expected one of {names}. Pass one with its arguments.")
+    for name, least in (("forget_after", 1), ("waiting", 0)):
+        if others[name] is not None:
+            _positive_int(name, others[name], least=least)
+    default = others["default"]
+    return DynamicKeys(
+        capacity=_positive_int("capacity", capacity),
+        admit=admit or Always(),
+        evict=evict or Never(),
+        forget_after=others["forget_after"],
+        waiting=others["waiting"],
+        default="first" if default is None else _one_of("default", default, DEFAULTS),
+    )
 
 
 def _checked_rows(rows: Any, shape: tuple[int, int]) -> np.ndarray:

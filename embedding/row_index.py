@@ -7,9 +7,9 @@ an index everything counts in local rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -17,31 +17,29 @@ from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.kernels.many_tables import resolve_dense
 from podembed.embedding.kernels.row_numbers import outside, rows_of_dense_keys
 
+if TYPE_CHECKING:
+    from podembed.embedding.table.stores.store import RowStore
+    from podembed.embedding.table_spec import TableSpec
+
 
 class RowIndex(Protocol):
     """Which local row has the values of a key, for the buckets of one table that a host holds."""
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether keys come and go. If not, `begin_step` and `rebuild` are never called."""
-        ...
-
-    def begin_step(self, number: int, keys: Sequence[np.ndarray]) -> None:
-        """Decides which keys have a row in a step of training. Called before any lookup of the step, while the update
-        of the step before may still be under way, so rows of that one must stay.
-
-        Args:
-          number: number of the step.
-          keys: int32 or int64 arrays of all keys that the hosts request of this one, in host order; they may repeat.
+        """Whether keys come and go. If not, rows follow from keys alone, `rebuild` is never called, and several threads
+        may call `accept`.
         """
         ...
 
-    def resolve(self, keys: np.ndarray, out: np.ndarray) -> None:
-        """The row of each key that a host requests.
+    def accept(self, requests: Sequence[KeyRequest], step: int | None) -> None:
+        """Finds the row of every key that the hosts request of this one. Where keys come and go, those of training
+        first decide which of them have a row. Called before any lookup of the step, while the update of the step before
+        may still be under way, so rows of that one must stay.
 
         Args:
-          keys: int32 or int64 `[n]`.
-          out: int32 or int64 `[n]`, may be the memory of `keys`.
+          requests: all those of one step, in host order.
+          step: number of the step of training; None where nothing is trained.
 
         Raises:
           ValueError: the bucket of a key is not held here.
@@ -56,9 +54,29 @@ class RowIndex(Protocol):
         """int64, the keys that the first rows of a bucket have from the start, in the order of the rows."""
         ...
 
+    @property
+    def existing_rows(self) -> np.ndarray:
+        """int64, rising: rows that have a key. Of an index that is dynamic."""
+        ...
+
     def rebuild(self) -> None:
         """Reads its columns again: rows came from a commit, from another host, or out of the undo log."""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyRequest:
+    """Keys that a host requests, and where their rows go.
+
+    Attributes:
+      keys: int32 or int64 `[n]`; may repeat.
+      out: int32 or int64 `[n]`, which may begin where `keys` begins: receives the local rows.
+      times: int64 `[n]`, occurrences of each key in the batch of that host; None for one each.
+    """
+
+    keys: np.ndarray
+    out: np.ndarray
+    times: np.ndarray | None = None
 
 
 class KeyedRows(Protocol):
@@ -67,6 +85,35 @@ class KeyedRows(Protocol):
     @property
     def buckets(self) -> np.ndarray:
         """int64, the buckets held here, rising; row k of the i-th is the local row `i * rows_per_bucket + k`."""
+        ...
+
+    @property
+    def spec(self) -> TableSpec:
+        """Spec of the table."""
+        ...
+
+    @property
+    def store(self) -> RowStore:
+        """Rows and all columns, to be read."""
+        ...
+
+    def announce(self, local_rows: np.ndarray) -> None:
+        """Says that rows (int64) are about to change. To be called before columns are written where they lie."""
+        ...
+
+    def spare_rows(self, half: int, keys: np.ndarray | None) -> np.ndarray:
+        """Rows that belong to no bucket, for one request: what an update makes of them is lost.
+
+        Args:
+          half: 0 or 1. The rows of the request before are those of the other half.
+          keys: int64 `[n]`, which get a row each with its first value; None for one row of zeros.
+
+        Returns:
+          int64 `[n]`, or `[1]`.
+
+        Raises:
+          ValueError: there are not so many.
+        """
         ...
 
     def columns(self, names: Sequence[str], rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -92,6 +139,16 @@ class KeySpace(Protocol):
         """
         ...
 
+    @property
+    def num_spare(self) -> int:
+        """Rows of a host beyond those of its buckets that its index may want at a time, twice; see `KeyedRows`."""
+        ...
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters how often a batch names a key, not only that it does."""
+        ...
+
     def num_keys(self, layout: BucketLayout) -> int:
         """Keys are 0 to this number, itself excluded; -1 where every 64-bit integer is a key."""
         ...
@@ -112,6 +169,14 @@ class DenseKeys:
     @property
     def columns(self) -> Mapping[str, int]:
         return {}
+
+    @property
+    def num_spare(self) -> int:
+        return 0
+
+    @property
+    def counts(self) -> bool:
+        return False
 
     def num_keys(self, layout: BucketLayout) -> int:
         return layout.num_rows
@@ -139,14 +204,12 @@ class DenseIndex:
         self._places = np.full(layout.num_buckets, -1, np.int32)
         self._places[buckets] = np.arange(len(buckets))
 
-    def begin_step(self, number: int, keys: Sequence[np.ndarray]) -> None:
-        """See `RowIndex`."""
-
-    def resolve(self, keys: np.ndarray, out: np.ndarray) -> None:
+    def accept(self, requests: Sequence[KeyRequest], step: int | None) -> None:
         """See `RowIndex`."""
         bad = np.zeros(1, np.int64)
-        if not rows_of_dense_keys(keys, self._places, self._layout.rows_per_bucket, out, bad):
-            raise self.refusal(int(bad[0]))
+        for request in requests:
+            if not rows_of_dense_keys(request.keys, self._places, self._layout.rows_per_bucket, request.out, bad):
+                raise self.refusal(int(bad[0]))
 
     @property
     def line(self) -> tuple[int, int, int, bool]:
@@ -185,45 +248,41 @@ class DenseIndex:
         """See `RowIndex`."""
         return self._layout.ids_of(bucket)
 
+    @property
+    def existing_rows(self) -> np.ndarray:
+        """See `RowIndex`."""
+        return np.arange(int(np.count_nonzero(self._places >= 0)) * self._layout.rows_per_bucket)
+
     def rebuild(self) -> None:
         """See `RowIndex`."""
 
 
-class RowIndexes:
-    """The indexes of the features that a host pools: those of dense tables are asked together.
+class DenseIndexes:
+    """The indexes of dense tables among those of the features that a host pools, which are asked together.
 
     Args:
       indexes: index of the table of each feature.
     """
 
     def __init__(self, indexes: Sequence[RowIndex]) -> None:
-        self._indexes = tuple(indexes)
         dense = [(at, index) for at, index in enumerate(indexes) if isinstance(index, DenseIndex)]
         self._dense, self._refusals = [at for at, _ in dense], [index.refusal for _, index in dense]
-        self._others = [at for at, index in enumerate(indexes) if not isinstance(index, DenseIndex)]
+        self._has_others = len(dense) < len(indexes)
         self._lines = np.array([index.line for _, index in dense], np.int64).reshape(-1, 4)
 
-    def resolve(
-        self, keys: np.ndarray, asked: np.ndarray, arrays: Callable[[], Sequence[tuple[np.ndarray, np.ndarray]]]
-    ) -> None:
-        """Finds the rows of what one host asks.
+    def resolve(self, keys: np.ndarray, asked: np.ndarray) -> None:
+        """Finds the rows of what one host asks of these tables.
 
         Args:
           keys: int64 `[n, 2]`: address of the keys of each feature, and the bytes of a key, 4 or 8. Keys may lie where
             the rows go.
           asked: int64 `[n, BAGS]`; rows are written to its int32 rows.
-          arrays: called for the keys of each feature as an array, and the array of its rows, where there are other
-            indexes than dense ones.
 
         Raises:
           ValueError: the bucket of a key is not held here.
         """
-        some = self._dense if self._others else slice(None)
+        some = self._dense if self._has_others else slice(None)
         bad = resolve_dense(keys[some], self._lines, asked[some])
         if bad is not None:
             feature, key = bad
             raise self._refusals[feature](key)
-        if self._others:
-            found = arrays()
-            for at in self._others:
-                self._indexes[at].resolve(*found[at])

@@ -99,12 +99,16 @@ class TableSpec:
         chosen = optimizer if config.optimizer is None else config.optimizer
         chosen = chosen if config.trainable else None
         row_bytes = chosen.row_bytes(config.dim) if isinstance(chosen, Optimizer) else 4 * config.dim
-        layout = bucket_layout(num_rows=config.vocabulary_size, row_bytes=row_bytes, most_hosts=most_hosts)
-        if num_buckets is not None:
+        if config.dynamic_keys is not None:
+            beside = 4 * sum(config.dynamic_keys.columns.values())
+            layout = config.dynamic_keys.layout(row_bytes + beside, num_buckets)
+        elif num_buckets is not None:
             layout = BucketLayout(num_rows=config.vocabulary_size, num_buckets=num_buckets)
+        else:
+            layout = bucket_layout(num_rows=config.vocabulary_size, row_bytes=row_bytes, most_hosts=most_hosts)
         return TableSpec(
             name=final_name,
-            num_rows=config.vocabulary_size,
+            num_rows=layout.num_rows,
             dim=config.dim,
             layout=layout,
             optimizer=chosen,

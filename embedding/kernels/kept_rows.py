@@ -32,6 +32,8 @@ LOG_COLUMNS = 8
 SNAPSHOT_CHANGED, SNAPSHOT_HEADS, RELEASED, ROOM, IS_LINKED = range(LOG_COLUMNS, LOG_COLUMNS + 5)
 """Of its snapshot. `SNAPSHOT_CHANGED` is 0 where there is none. `IS_LINKED` says that it may link to the log."""
 SNAPSHOT_COLUMNS = 5
+NUM_ROWS = LOG_COLUMNS + SNAPSHOT_COLUMNS
+"""How many rows the table has. Those behind them are spare ones, of which nothing is kept."""
 ROOM_FOLLOWING, ROOM_OFFSETS, ROOM_FREE, NUM_FREE = range(4)
 """Of a room: addresses, and how many entries are free."""
 NUM_LOGGED, NUM_LOST, NUM_ROOMED = range(3)
@@ -51,7 +53,7 @@ def claim_rows(tables, rooms, touched, table, number, came, log_rows, log_entrie
     """Marks rows as changed and gives entries to those that have to be kept. They are not copied yet.
 
     Args:
-      tables: int64 `[t, LOG_COLUMNS + SNAPSHOT_COLUMNS]`.
+      tables: int64 `[t, LOG_COLUMNS + SNAPSHOT_COLUMNS + 1]`.
       rooms: int64 `[r, 4]`; `NUM_FREE` changes.
       touched: int64 `[t, 2]`, address of each table's rows (int64) and how many they are.
       table, number: where to begin: which table, and which of its rows.
@@ -89,7 +91,7 @@ def _claim_of_table(table, of_room, rows, number, came, log_rows, log_entries, r
     frozen_heads = array_at(table[SNAPSHOT_HEADS], _ANY, np.int32)
     room_following = array_at(of_room[ROOM_FOLLOWING], _ANY, np.int32)
     room_offsets = array_at(of_room[ROOM_OFFSETS], _ANY, np.int32)
-    free, num_free = array_at(of_room[ROOM_FREE], _ANY, np.int32), of_room[NUM_FREE]
+    free, num_free, num_rows = array_at(of_room[ROOM_FREE], _ANY, np.int32), of_room[NUM_FREE], table[NUM_ROWS]
     logged = num_lost = roomed = 0
     stop = rows.shape[0]
     for own in range(number, rows.shape[0]):
@@ -99,6 +101,8 @@ def _claim_of_table(table, of_room, rows, number, came, log_rows, log_entries, r
         if freezes:
             prefetch_item(frozen_changed, ahead)
         row = rows[own]
+        if row >= num_rows:
+            continue
         byte, bit, group = row >> 3, 1 << (row & 7), row // GROUP_ROWS
         is_new = logs and not changed[byte] & bit
         is_newly_frozen = freezes and not frozen_changed[byte] & bit

@@ -38,7 +38,7 @@ from podembed.embedding.lookup.router import Router
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.lookup.way import LookupPhase
 from podembed.embedding.ragged import Ragged
-from podembed.embedding.row_index import RowIndexes
+from podembed.embedding.row_index import DenseIndexes, KeyRequest
 from podembed.embedding.table.stores.store import PooledFeature
 from podembed.embedding.table.table import Pooling, Table, kind_of, pool_in_parallel
 
@@ -109,7 +109,8 @@ class PooledWay:
             num_hosts=num_hosts,
         )
         self._lines = BlockLines()
-        self._indexes = RowIndexes([tables[features[at].table].index for at in owned])
+        self._dense_indexes = DenseIndexes([tables[features[at].table].index for at in owned])
+        self._dynamic = [table for table in self._own_tables if tables[table].index.is_dynamic]
         others = [other for other in range(num_hosts) if other != host]
         # What other hosts get from here, and the gradients that come back; one region each, laid out as in their own
         # memory. One is enough for all buffers, since it is sent before the next one is pooled, and used up before the
@@ -220,14 +221,13 @@ class PooledWay:
             else self._bags(frame[1:], host, None)
             for host, frame in enumerate(frames)
         ]
-        dynamic = [table for table in self._own_tables if self._tables[table].index.is_dynamic]
-        if dynamic and training_step is not None:
-            found = [bags.keys_and_rows() for bags in request.bags]
-            for table in dynamic:
-                named = [of_host[self._numbers[at]][0] for of_host in found for at in self._own_tables[table]]
-                self._tables[table].index.begin_step(training_step, named)
         for bags in request.bags if self._numbers else ():
-            self._indexes.resolve(bags.key_lines(), bags.lines, bags.keys_and_rows)
+            self._dense_indexes.resolve(bags.key_lines(), bags.lines)
+        found = [bags.keys_and_rows() for bags in request.bags] if self._dynamic else []
+        for table in self._dynamic:
+            named = [of_host[self._numbers[at]] for of_host in found for at in self._own_tables[table]]
+            step = None if self._tables[table].spec.optimizer is None else training_step
+            self._tables[table].index.accept([KeyRequest(*one) for one in named], step)
         request.layouts = [
             request.layout if host == self.host else self._layout_of(host, bags, bool(frames[host][:1].any()))
             for host, bags in enumerate(request.bags)

@@ -40,6 +40,7 @@ from podembed.embedding.lookup.streams import (
 from podembed.embedding.lookup.wanted_rows import listed, split_rows, starts_by_host, starts_of
 from podembed.embedding.lookup.way import LookupPhase
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.row_index import KeyRequest
 from podembed.embedding.table.table import Pooling, Table, pool_in_parallel, update_in_parallel
 from podembed.embedding.table_spec import TableSpec
 
@@ -87,6 +88,7 @@ class RowsWay:
         self._streams = streams_of(specs, self.features)
         self.groups = groups_of(self._streams, specs, elsewhere=elsewhere)
         self._order = tuple(number for group in self.groups for number in group.streams)
+        self._sends_times = any(specs[self._streams[number].table].keys.counts for number in self._order)
         # Per group, its tables, each with its first stream in the group and the one after its last.
         self._tables_of = tuple(tables_of(group, self._streams) for group in self.groups)
         self._quantization = tuple(quantization) or (None,) * len(self.tables)
@@ -119,6 +121,7 @@ class RowsWay:
         counts = np.zeros((self.num_hosts, num_streams), np.int64)
         num_unique = np.zeros(num_streams, np.int64)
         keys: list[np.ndarray] = [np.zeros(0, np.int64)] * num_streams
+        times: list[np.ndarray] = [np.zeros(0, np.int64)] * num_streams
         place: list[np.ndarray] = [np.zeros(0, np.int32)] * num_streams
 
         def find(number: int) -> None:
@@ -131,6 +134,9 @@ class RowsWay:
             of_owner = np.empty(self.num_hosts, np.int64)
             self._routers[stream.table].route(unique, of_owner, keys[number], position)
             counts[:, number] = of_owner
+            if self._sends_times:
+                times[number] = np.empty(len(unique), np.int64)
+                times[number][position] = np.bincount(inverse, minlength=len(unique))
             if self.num_hosts == 1:
                 # One owner keeps the order of the distinct ids.
                 place[number] = inverse
@@ -140,15 +146,17 @@ class RowsWay:
 
         num_ids = sum(bags[feature.name].num_ids for feature in self.features)
         self._thread_pool.run([partial(find, number) for number in self._order], size=FLOATS_PER_ENTRY * num_ids)
-        return self._arrange(bags, num_unique, counts, keys, place)
+        return self._arrange(bags, num_unique, counts, keys, times, place)
 
     def lay_out(self, request: RowsRequest, bags: Mapping[str, Ragged]) -> None:
         """As of `Way`."""
         request.features = bags
 
     def words(self, request: RowsRequest, host: int) -> list[np.ndarray]:
-        """As of `Way`: how many rows of each stream, then the keys, group by group, stream by stream."""
-        return [request.asked_counts[host], request.asked[host]]
+        """As of `Way`: how many rows of each stream, then the keys, group by group, stream by stream. Then how often
+        the batch names each of them, if a table on this way wants to know.
+        """
+        return [request.asked_counts[host], request.asked[host], *(times[host] for times in request.asked_times)]
 
     def take_rows_asked(self) -> np.ndarray:
         """As of `Way`."""
@@ -177,17 +185,21 @@ class RowsWay:
         num_unique: np.ndarray,
         counts: np.ndarray,
         keys: Sequence[np.ndarray],
+        times: Sequence[np.ndarray],
         place: Sequence[np.ndarray],
     ) -> RowsRequest:
         """Turns positions within one table, ordered by owner, into positions within a group, ordered by owner and then
         by stream.
         """
         of_order = np.ascontiguousarray(counts[:, self._order])
-        listing = np.concatenate([np.empty(0, np.int64), *(keys[at] for at in self._order)])
-        by_owner = np.empty(len(listing), np.int64)
-        rows_by_host(listing, starts_of(of_order), of_order, by_owner)
         ends = np.cumsum(of_order.sum(axis=1)).tolist()
-        asked = [by_owner[first:stop] for first, stop in pairwise([0, *ends])]
+
+        def by_owner(of_stream: Sequence[np.ndarray]) -> list[np.ndarray]:
+            listing = np.concatenate([np.empty(0, np.int64), *(of_stream[at] for at in self._order)])
+            sorted_ = np.empty(len(listing), np.int64)
+            rows_by_host(listing, starts_of(of_order), of_order, sorted_)
+            return [sorted_[first:stop] for first, stop in pairwise([0, *ends])]
+
         index: dict[str, np.ndarray] = {}
         for group in self.groups:
             starts = starts_of(counts[:, group.streams])
@@ -204,7 +216,8 @@ class RowsWay:
         return RowsRequest(
             features=bags,
             num_unique=num_unique,
-            asked=asked,
+            asked=by_owner(keys),
+            asked_times=[by_owner(times)] if self._sends_times else [],
             asked_counts=counts,
             asked_starts=[starts_by_host(counts[:, group.streams]) for group in self.groups],
             index=index,
@@ -217,8 +230,9 @@ class RowsWay:
           ValueError: the keys are not as many as the counts say, or of buckets that are not held here.
         """
         num_streams = len(self._streams)
-        counts, wanted = np.zeros((self.num_hosts, num_streams), np.int64), [*frames]
-        counts[self.host], wanted[self.host] = self.words(request, self.host)
+        counts, wanted, times = np.zeros((self.num_hosts, num_streams), np.int64), [*frames], [*frames]
+        counts[self.host], wanted[self.host], *own_times = self.words(request, self.host)
+        times[self.host] = own_times[0] if own_times else wanted[self.host][:0]
         for host, frame in enumerate(frames):
             if host == self.host:
                 continue
@@ -227,8 +241,12 @@ class RowsWay:
                     f"Found a request of {len(frame)} words from host {host}. Expected {num_streams} numbers of rows, "
                     "none below 0, and as many keys. Check that all hosts are of one generation."
                 )
-            counts[host], wanted[host] = frame[:num_streams], frame[num_streams:]
-        request.wanted = listed(wanted, counts, [group.streams for group in self.groups])
+            counts[host] = frame[:num_streams]
+            end = num_streams + int(counts[host].sum()) if self._sends_times else len(frame)
+            wanted[host], times[host] = frame[num_streams:end], frame[end:]
+        groups = [group.streams for group in self.groups]
+        request.wanted = listed(wanted, counts, groups)
+        request.times = listed(times, counts, groups) if self._sends_times else []
         np.add.at(self._rows_asked, [stream.table for stream in self._streams], counts.sum(axis=0))
         self._resolve(request, training_step)
         request.rows = [
@@ -243,12 +261,17 @@ class RowsWay:
     def _resolve(self, request: RowsRequest, training_step: int | None) -> None:
         """Turns the keys that the hosts want into rows."""
         calls: list[Callable[[], None]] = []
-        for tables, wanted in zip(self._tables_of, request.wanted, strict=True):
-            for table, first, stop in tables:
-                index, keys = self.tables[table].index, wanted.rows[wanted.of_streams(first, stop)]
-                if index.is_dynamic and training_step is not None:
-                    index.begin_step(training_step, [keys])
-                calls.append(partial(index.resolve, keys, keys))
+        for number, (tables, wanted) in enumerate(zip(self._tables_of, request.wanted, strict=True)):
+            for at, first, stop in tables:
+                table, some = self.tables[at], wanted.of_streams(first, stop)
+                times = request.times[number].rows[some] if request.times and table.spec.keys.counts else None
+                keys = wanted.rows[some]
+                step = None if table.spec.optimizer is None else training_step
+                call = partial(table.index.accept, [KeyRequest(keys, keys, times)], step)
+                if table.index.is_dynamic:
+                    call()
+                else:
+                    calls.append(call)
         self._thread_pool.run(calls, size=FLOATS_PER_ENTRY * sum(len(wanted.rows) for wanted in request.wanted))
         if self._in_place:
             # One host's rows lie stream by stream in either list, so the places of one are those of the other.

@@ -75,11 +75,13 @@ class RowsRequest:
       num_unique: per stream, the ids requested: the distinct ones of this host's samples, or, without gradient
         accumulation, all.
       asked: per owner, the keys asked of it: int64, group by group, stream by stream.
+      asked_times: nothing, or one list: the same of how often the batch names each of these keys.
       asked_counts: int64 `[num_hosts, num_streams]`, how many of them are of which stream.
       index: per feature, int32 `[num_ids]`, position of each id's row in its group's array.
       own_rows: per feature that is combined in the table itself, int32 `[num_ids]`, the local row of each id.
       asked_starts: per group int64 `[num_hosts + 1]`, where the rows of each owner begin in `rows`.
       wanted: per group, the local rows that the hosts ask of this one.
+      times: per group, listed as `wanted`, how often each host names it; empty where nobody wants to know.
       rows: per group, float32, the rows asked of all owners; their gradients when those return.
       served: per group, float32, the rows that all hosts want; a host with a split gets its prefetched ones first.
         Gradients when those return.
@@ -93,8 +95,10 @@ class RowsRequest:
     asked_counts: np.ndarray
     asked_starts: list[np.ndarray]
     index: dict[str, np.ndarray]
+    asked_times: list[list[np.ndarray]] = field(default_factory=list)
     own_rows: dict[str, np.ndarray] = field(default_factory=dict)
     wanted: list[WantedRows] = field(default_factory=list)
+    times: list[WantedRows] = field(default_factory=list)
     rows: list[np.ndarray] = field(default_factory=list)
     served: list[np.ndarray] = field(default_factory=list)
     splits: list[Split | None] = field(default_factory=list)

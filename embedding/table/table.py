@@ -61,10 +61,12 @@ class Table:
         _check_buckets(spec, self.buckets)
         self._number_here = {int(bucket): number for number, bucket in enumerate(self.buckets)}
         self.stores: StoreKind = spec.stores or RAM
-        self.store: RowStore = self.stores.new(spec.widths, self.num_rows)
+        num_spare = 2 * spec.keys.num_spare if len(self.buckets) else 0
+        self.store: RowStore = self.stores.new(spec.widths, self.num_rows, num_spare)
         # One number a row: a mark of `merge`, or, for an optimizer that touches all rows, the head of the row's chain.
-        self._marks = np.zeros(self.num_rows, np.int32)
+        self._marks = np.zeros(self.num_rows + num_spare, np.int32)
         self._room = _Room(0)
+        self._source: FillRows | None = None
         self.before_change: Callable[[np.ndarray], None] | None = None
         self.updates_alone = False
         self.index = spec.keys.index(self, spec.layout)
@@ -120,9 +122,8 @@ class Table:
     def begin_rows(self, rows: np.ndarray, keys: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
         """As `KeyedRows.begin_rows`."""
         spec = self.spec
-        fill = row_source(spec.initializer, seed=spec.seed, table_name=spec.name, num_rows=spec.num_rows, dim=spec.dim)
         first = np.empty((len(rows), spec.dim), np.float32)
-        fill(keys, first)
+        self._fill(keys, first)
         slots = () if spec.optimizer is None else spec.optimizer.slots
         shapes = {slot.name: (len(rows), slot.columns(spec.dim)) for slot in slots}
         starts = {slot.name: np.full(shapes[slot.name], slot.initial_value, np.float32) for slot in slots}
@@ -132,6 +133,32 @@ class Table:
         """As `KeyedRows.set_columns`."""
         self.announce(rows)
         self.store.write(rows, columns)
+
+    def spare_rows(self, half: int, keys: np.ndarray | None) -> np.ndarray:
+        """As `KeyedRows.spare_rows`."""
+        spec, num_spare = self.spec, self.spec.keys.num_spare
+        count = 1 if keys is None else len(keys)
+        if count > num_spare:
+            raise ValueError(
+                f"Found {count:,} keys without a row in one step of table '{spec.name}', on one host. Expected at most "
+                f"{num_spare:,}, since each is given its first value. Set default='zeros' or 'shared', or make batches "
+                "smaller."
+            )
+        rows = np.arange(count) + (self.num_rows + half * num_spare)
+        values = np.zeros((count, spec.dim), np.float32)
+        if keys is not None:
+            self._fill(keys, values)
+        self.store.write(rows, {"rows": values})
+        return rows
+
+    def _fill(self, keys: np.ndarray, out: np.ndarray) -> None:
+        """First values of rows."""
+        if self._source is None:
+            spec = self.spec
+            self._source = row_source(
+                spec.initializer, seed=spec.seed, table_name=spec.name, num_rows=spec.num_rows, dim=spec.dim
+            )
+        self._source(keys, out)
 
     def bucket_places(self, rows: np.ndarray) -> np.ndarray:
         """Which of the buckets held here each local row lies in, from 0."""
@@ -252,9 +279,9 @@ class Table:
         return GroupedRows(*group_bags(lists, self._marks).of(0))
 
     @property
-    def marks_address(self) -> int:
-        """Where the scratch of `kernels.many_tables.group_tables` lies."""
-        return self._marks.ctypes.data
+    def marks_line(self) -> tuple[int, int]:
+        """How long the scratch of `kernels.many_tables.group_tables` is, and where it lies."""
+        return len(self._marks), self._marks.ctypes.data
 
     def group_part(self, rows: np.ndarray, addresses: np.ndarray, part: int, num_parts: int) -> GroupedRows:
         """As `group`, of one part of the rows. A thread may group each part.
@@ -344,6 +371,8 @@ class Table:
         if self._room.size < count:
             self._room = _Room(count + count // 4)
         room = self._room
+        if optimizer.touches_all_rows and self.index.is_dynamic:
+            return self._all_existing(local_rows, room)
         if optimizer.touches_all_rows:
             chain_all_rows(local_rows, self._marks, room.following)
             return TouchedRows(
@@ -355,6 +384,14 @@ class Table:
             room.following[:count] = -1
             return TouchedRows(rows=local_rows, head=np.arange(count, dtype=np.int32), following=room.following)
         return TouchedRows(rows=room.unique[:num_unique], head=room.head[:num_unique], following=room.following)
+
+    def _all_existing(self, local_rows: np.ndarray, room: _Room) -> TouchedRows:
+        """As `touch`, of an optimizer that touches all rows, where some do not exist yet."""
+        # All spare rows count as the first one.
+        heads = self._marks[: self.num_rows + 1]
+        chain_all_rows(np.minimum(local_rows, self.num_rows), heads, room.following)
+        rows = self.index.existing_rows
+        return TouchedRows(rows=rows, head=heads[rows], following=room.following)
 
 
 class _Room:

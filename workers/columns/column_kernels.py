@@ -51,6 +51,13 @@ def hash_in_place(ids: np.ndarray, offset: np.uint64, modulus: int) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
+def mix_in_place(keys: np.ndarray, offset: np.uint64) -> None:
+    """keys[i] = mix64(keys[i]); `offset` as of `hash_in_place`."""
+    for i in range(len(keys)):
+        keys[i] = np.int64(mix_word(np.uint64(keys[i]), offset))
+
+
+@numba.njit(nogil=True, cache=True)
 def take_splits(offsets: np.ndarray, order: np.ndarray, splits: np.ndarray) -> None:
     """Writes the offsets `[len(order) + 1]` of the bags `order`, one behind the other; bag r is `offsets[r]` to
     `offsets[r + 1]`.

@@ -346,7 +346,7 @@ def _check_column(
 def _expected_ids(source: IdColumn) -> str:
     if source.boundaries:
         return _expected_times(source.scale, "a column of numbers or times, or of lists of numbers")
-    if source.mode == "as_is":
+    if source.mode == "as_is" and source.outside != "any":
         return _expected_times(source.scale, "a column of integers or times, or of lists of integers")
     ids = "a column of integers, strings or times, or of lists of integers or strings"
     return _expected_times(source.scale, ids)

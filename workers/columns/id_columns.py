@@ -5,7 +5,7 @@ What becomes of a value, by the mode of its `IdColumn`:
 | value | `as_is` | `hash` | `vocabulary` |
 |---|---|---|---|
 | integer | the row of that number | 1 + mix64(value, salt) mod (size - 1) | num_reserved + its line |
-| string | refused by the schema check | the same of its 64-bit key (`string_keys`) | num_reserved + its line |
+| string | refused by the schema check, but where keys come and go | the same of its 64-bit key (`string_keys`) | num_reserved + its line |
 | date or time | the row of its whole number of units (`times`) | the same of that number | the same |
 | number, with `boundaries` | first_row + its bucket (`raw_values`) | of its bucket, as any integer | - |
 | values of several columns, `crossed_with` | - | of the key that they make (`raw_values`) | - |
@@ -17,6 +17,9 @@ What becomes of a value, by the mode of its `IdColumn`:
 | null instead of a list | as a null value: no id, or one id 0 | | |
 | empty list | no id | no id | no id |
 | padding (tail of an epoch, malformed row) | no id, weight 0, sample id -1 | | |
+
+Where keys come and go (`outside="any"`), no integer is outside. With `as_is` a value is its key, a text the 64 bits of
+`string_keys`; with `hash` the key is mix64(value, salt).
 
 An id has the weight that stands in its place among the `weights`; a null instead of a list that becomes row 0 has 1.
 A sample without ids has an activation of zeros. Row 0 is never the hash of a value nor the row of a line, so with these
@@ -38,6 +41,7 @@ from podembed.workers.columns.column_kernels import (
     even_length,
     frozen,
     hash_in_place,
+    mix_in_place,
     narrow,
     take_bags,
     take_even_bags,
@@ -108,7 +112,7 @@ class IdStage:
                 f"rows. Set vocabulary_size={source.num_reserved + vocabulary.num_values}, or shorten the vocabulary."
             )
         self.source = source
-        self._size = source.vocabulary_size
+        self._size, self._takes_any = source.vocabulary_size, source.outside == "any"
         self._vocabulary = vocabulary
         # Values so far, all of them unknown; None once one is known, or all was said.
         self._num_unknown = None if vocabulary is None else 0
@@ -214,14 +218,20 @@ class IdStage:
         if self._vocabulary is not None:
             return frozen(self._vocabulary.rows_of_integers(raw, num_reserved=self.source.num_reserved), np.int64)
         if self.source.mode == "hash":
-            hashed = raw.copy()
-            hash_in_place(hashed, self._offset, self._size - 1)
-            return frozen(hashed, np.int64)
+            return frozen(self._hashed(raw.copy()), np.int64)
         return raw
+
+    def _hashed(self, keys: np.ndarray) -> np.ndarray:
+        """Rows, or keys that come and go, of the mode `hash`, in the place of int64 `keys`."""
+        if self._takes_any:
+            mix_in_place(keys, self._offset)
+        else:
+            hash_in_place(keys, self._offset, self._size - 1)
+        return keys
 
     def _refuse_beyond_int64(self, items: pa.Array, offsets: np.ndarray | None, faults: RowFaults) -> None:
         """Unsigned ids that would come out negative. `items` have no nulls."""
-        if items.type != pa.uint64():
+        if items.type != pa.uint64() or self._takes_any:
             return
         raw = items.to_numpy(zero_copy_only=False)
         beyond = np.flatnonzero(raw > np.uint64(np.iinfo(np.int64).max))
@@ -284,7 +294,9 @@ class IdStage:
             self._look(present, rows, faults)
             return rows
         if self.source.mode == "hash":
-            return hashed_rows(present, vocabulary_size=self._size, salt=self.source.salt)
+            return self._hashed(_keys(plain(present)))
+        if self._takes_any:
+            return _keys(plain(present))
         raw = present.to_numpy(zero_copy_only=False)
         is_refused = self.source.outside == "error"
         largest = self._size - 1 if is_refused else np.iinfo(np.int64).max
@@ -350,7 +362,7 @@ def vocabulary_rows(present: pa.Array, vocabulary: Vocabulary, *, num_reserved: 
 def _keys(present: pa.Array) -> np.ndarray:
     """The integers themselves, int64, or 64 bits of each string."""
     if pa.types.is_integer(present.type):
-        return np.array(present.to_numpy(zero_copy_only=False), np.int64)
+        return np.array(present.to_numpy(zero_copy_only=False)).astype(np.int64)
     keys = np.empty(len(present), np.int64)
     string_keys(*text_of(present), keys)
     return keys
@@ -367,7 +379,8 @@ def accepts(kind: pa.DataType, source: IdColumn) -> bool:
     if source.boundaries:
         return source.scale == TimeScale() and is_numbers(kind)
     item = _item(kind)
-    can_be = pa.types.is_integer(item) or is_null(item) or (is_text(item) and source.mode != "as_is")
+    takes_text = source.mode != "as_is" or source.outside == "any"
+    can_be = pa.types.is_integer(item) or is_null(item) or (is_text(item) and takes_text)
     return source.scale == TimeScale() and can_be
 
 

@@ -24,7 +24,7 @@ MissingLabel = Literal["refuse", "mask"]
 Transform = Literal["identity", "log1p"]
 Distribution = Literal["uniform", "popularity"]
 Chance = Literal["log_q", "log_frequency"]
-Outside = Literal["error", "drop", "clip", "hash"]
+Outside = Literal["error", "drop", "clip", "hash", "any"]
 
 
 class DataConfigError(ValueError):
@@ -199,9 +199,10 @@ class IdColumn:
     Attributes:
       column: a column of integers, strings, or times (one id a sample), or of lists of integers or strings (a bag a
         sample).
-      mode: `as_is`: the value is the row, and anything outside [0, vocabulary_size) is an error; integers only. `hash`:
-        the row is 1 + mix64(value, salt) mod (vocabulary_size - 1), for values of any size; row 0 is left to missing
-        values. `vocabulary`: the row is `num_reserved` + the number of the value's line in the file; row 0 is for
+      mode: `as_is`: the value is the row, and anything outside [0, vocabulary_size) is an error; integers only. Where
+        keys come and go, the value is the key, any integer or, of a text, its 64 bits. `hash`: the row is 1 +
+        mix64(value, salt) mod (vocabulary_size - 1), for values of any size; row 0 is left to missing values. Where
+        keys come and go, the key is mix64(value, salt). `vocabulary`: the row is `num_reserved` + the number of the value's line in the file; row 0 is for
         values that the file does not have.
       vocabulary_size: rows of the table; None until `InputData.resolved` fills it in.
       missing: what a null or an empty string becomes, be it the value, a list or an id in a list. `empty` is no id,
@@ -217,8 +218,9 @@ class IdColumn:
         in this order. A plain name stands for `IdColumn(name)`, and others may have `boundaries` or a `unit`. Gives
         the mode `hash`.
       weights: a column with a number for each id, of lists where the ids are lists.
-      outside: what becomes of integers outside the table, as `TableConfig.invalid_ids` says it. But for `error`, they
-        are handed on as they are. `InputData.resolved` fills it in.
+      outside: what becomes of integers outside the table, as `TableConfig.invalid_ids` says it; `any` where none is
+        outside, since the keys of the table come and go. But for `error`, they are handed on as they are.
+        `InputData.resolved` fills it in.
       negatives: ids that are drawn beside those of the column.
       last: of a list the most ids that are kept, its last ones; None keeps all. What stands behind is as if the file
         had no others, but ids that are left out must be rows of the table as well.
@@ -298,8 +300,10 @@ class IdColumn:
         return {"as_is": 0, "hash": 1, "vocabulary": self.num_reserved}[self.mode]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """The row of each id of a resolved column, int64: -1 of one that its table drops."""
-        return rows_in(ids, self.vocabulary_size or 0, self.outside)
+        """The row of each id of a resolved column, int64: -1 of one that its table drops. Keys that come and go stay
+        keys.
+        """
+        return ids if self.outside == "any" else rows_in(ids, self.vocabulary_size or 0, self.outside)
 
     @property
     def parts(self) -> tuple[IdColumn, ...]:

@@ -203,6 +203,11 @@ class InputData:
                     "its table. Expected the same. Leave it out of IdColumn to take the table's."
                 )
             features[name] = replace(source, vocabulary_size=size, outside=(outside or {}).get(name, "error"))
+            if source.negatives is not None and features[name].outside == "any":
+                raise DataConfigError(
+                    f"Found negatives of feature {name!r}, whose table has a capacity. Expected none, since nobody "
+                    "knows which of its keys could be drawn. Declare vocabulary_size, or write negatives into the data."
+                )
             owner = source.negatives and source.negatives.without_positives_of
             if owner is not None and (owner not in vocabulary_sizes or owner == name):
                 raise DataConfigError(

@@ -342,7 +342,10 @@ class JobConfig:
           DataConfigError: the data declares a feature that the model does not have, or another vocabulary size.
         """
         sizes = {name: feature.table.vocabulary_size for name, feature in self.features.items()}
-        outside: Any = {name: feature.table.invalid_ids for name, feature in self.features.items()}
+        outside: Any = {
+            name: feature.table.invalid_ids if feature.table.dynamic_keys is None else "any"
+            for name, feature in self.features.items()
+        }
         data = self.data.resolved(sizes, outside=outside)
         if self.tasks:
             return replace(data, labels=with_classes(self.tasks, data.label_columns))

@@ -29,18 +29,21 @@ class RamStore:
     Args:
       widths: columns of "rows" and of each slot, in the order of checkpoints.
       num_rows: of each array.
+      num_spare: further rows.
 
     Attributes:
-      arrays: by name float32 `[num_rows, width]`, 64-byte aligned. For this package alone.
+      arrays: by name float32 `[num_rows + num_spare, width]`, 64-byte aligned. For this package alone.
+      kept: the same, `[num_rows, width]`.
     """
 
-    def __init__(self, widths: Mapping[str, int], num_rows: int) -> None:
-        self.num_rows = num_rows
-        self.arrays = MappingProxyType({name: aligned_zeros((num_rows, width)) for name, width in widths.items()})
+    def __init__(self, widths: Mapping[str, int], num_rows: int, num_spare: int = 0) -> None:
+        self.num_rows, count = num_rows, num_rows + num_spare
+        self.arrays = MappingProxyType({name: aligned_zeros((count, width)) for name, width in widths.items()})
+        self.kept = tuple(array[:num_rows] for array in self.arrays.values())
 
     @property
     def size_bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
+        return sum(array.nbytes for array in self.kept)
 
     def view(self, start: int, stop: int) -> dict[str, np.ndarray]:
         return {name: array[start:stop] for name, array in self.arrays.items()}
@@ -84,19 +87,19 @@ class RamStore:
 class _Ram:
     """As `StoreKind`."""
 
-    def new(self, widths: Mapping[str, int], num_rows: int) -> RamStore:
-        return RamStore(widths, num_rows)
+    def new(self, widths: Mapping[str, int], num_rows: int, num_spare: int = 0) -> RamStore:
+        return RamStore(widths, num_rows, num_spare)
 
     def group(self, tables: Sequence[Table], features: Sequence[PooledFeature], *, num_hosts: int) -> RamGroup:
         return RamGroup(tables, features, num_hosts=num_hosts)
 
     def undo_logs(self, stores: Sequence[RamStore], *, budget_bytes: int) -> list[RamUndoLog]:
-        return undo_logs([[*store.arrays.values()] for store in stores], budget_bytes=budget_bytes)
+        return undo_logs([store.kept for store in stores], budget_bytes=budget_bytes)
 
     def pre_images(
         self, stores: Sequence[RamStore], logs: Sequence[RamUndoLog | None], *, buffer_bytes: int
     ) -> RamPreImages:
-        return RamPreImages.of([[*store.arrays.values()] for store in stores], logs, buffer_bytes=buffer_bytes)
+        return RamPreImages.of([store.kept for store in stores], logs, buffer_bytes=buffer_bytes)
 
 
 RAM = _Ram()

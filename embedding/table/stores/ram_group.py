@@ -246,7 +246,7 @@ def group_together(
     """
     before = np.concatenate([[0], np.cumsum(lists[:, NUM_IDS])])
     sizes, total = np.diff(before[firsts]).tolist(), int(before[-1])
-    scratch = np.array([(tables[at].num_rows, tables[at].marks_address) for at in held], np.int64).reshape(-1, 2)
+    scratch = np.array([tables[at].marks_line for at in held], np.int64).reshape(-1, 2)
     found: list[tuple[Sequence[int], GroupedEntries]] = []
     runs, shared = _runs(sizes, thread_pool.num_threads)
 

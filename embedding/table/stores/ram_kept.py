@@ -94,16 +94,16 @@ class RamUndoLog:
 
     def __init__(self, arrays: Sequence[np.ndarray], *, max_rows: int) -> None:
         self._arrays = tuple(arrays)
-        self._num_rows = len(self._arrays[0])
+        self.num_rows = len(self._arrays[0])
         # Taken page by page, as rows come in.
         self._buffers = tuple(aligned_empty((max_rows, array.shape[1])) for array in self._arrays)
         self._log = np.empty(max_rows, np.int64)
         # Chains of entries, one a group of rows, for a snapshot that links here.
-        self._heads = np.full(-(-self._num_rows // GROUP_ROWS), -1, np.int32)
+        self._heads = np.full(-(-self.num_rows // GROUP_ROWS), -1, np.int32)
         self._following = np.empty(max_rows, np.int32)
         self._addresses = (self._log.ctypes.data, self._heads.ctypes.data, self._following.ctypes.data)
         self._first = 0
-        self._older, self._newer = _Moment(self._num_rows), _Moment(self._num_rows)
+        self._older, self._newer = _Moment(self.num_rows), _Moment(self.num_rows)
         self._has_newer = False
 
     @property
@@ -195,7 +195,7 @@ class RamUndoLog:
     def _positions(self, bits: np.ndarray | None) -> np.ndarray:
         if bits is None:
             return np.empty(0, np.int64)
-        return np.flatnonzero(np.unpackbits(bits, count=self._num_rows, bitorder="little"))
+        return np.flatnonzero(np.unpackbits(bits, count=self.num_rows, bitorder="little"))
 
 
 class SnapshotRoom:
@@ -270,11 +270,11 @@ class RamSnapshot:
 
     def __init__(self, arrays: Sequence[np.ndarray], *, room: SnapshotRoom, log: RamUndoLog | None = None) -> None:
         self._arrays = tuple(arrays)
-        self._num_rows = len(self._arrays[0])
+        self.num_rows = len(self._arrays[0])
         self.room = room
-        self._changed = np.zeros(-(-self._num_rows // 8), np.uint8)
+        self._changed = np.zeros(-(-self.num_rows // 8), np.uint8)
         self._changed_before = np.zeros_like(self._changed)
-        self._heads = np.full(-(-self._num_rows // GROUP_ROWS), -1, np.int32)
+        self._heads = np.full(-(-self.num_rows // GROUP_ROWS), -1, np.int32)
         self._addresses = (self._changed.ctypes.data, self._heads.ctypes.data)
         self._undo_log = log
         self._log: RamUndoLog | None = None
@@ -288,7 +288,7 @@ class RamSnapshot:
 
     @property
     def is_released(self) -> bool:
-        return self._released >= self._num_rows
+        return self._released >= self.num_rows
 
     @property
     def taken(self) -> float:
@@ -353,7 +353,7 @@ class RamSnapshot:
 
     def release(self, stop: int) -> None:
         """As `RowSnapshot.release`; makes room for others, by whole groups of 512."""
-        last = len(self._heads) if stop >= self._num_rows else stop // GROUP_ROWS
+        last = len(self._heads) if stop >= self.num_rows else stop // GROUP_ROWS
         self._release_groups(self._released // GROUP_ROWS, last)
         self._released = max(self._released, stop)
 
@@ -382,6 +382,7 @@ class RamPreImages:
         self._rooms = rooms
         numbers = {id(room): number for number, room in enumerate(rooms)}
         self._room_of = [0 if snapshot is None else numbers[id(snapshot.room)] for _, snapshot in kept]
+        self._num_rows = [max(0 if one is None else one.num_rows for one in pair) for pair in kept]
         self._of_logs = _Copies([() if log is None else log.matrices() for log, _ in kept])
         self._of_rooms = _Copies([() if snapshot is None else snapshot.matrices() for _, snapshot in kept])
         self._rows = [np.empty(0, np.int64)] * 2
@@ -468,8 +469,8 @@ class RamPreImages:
             log = None
         of_log = _NO_LOG if log is None else log.line()
         if snapshot is None or not freezes:
-            return (*of_log, *_NO_SNAPSHOT, 0, 0)
-        return (*of_log, *snapshot.line(), self._room_of[number], snapshot.links_to(log))
+            return (*of_log, *_NO_SNAPSHOT, 0, 0, self._num_rows[number])
+        return (*of_log, *snapshot.line(), self._room_of[number], snapshot.links_to(log), self._num_rows[number])
 
     def _make_scratch(self, num_rows: int) -> None:
         if len(self._rows[0]) < num_rows:

@@ -27,11 +27,13 @@ class RowStore(Protocol):
     """
 
     @property
-    def num_rows(self) -> int: ...
+    def num_rows(self) -> int:
+        """Rows, without spare ones, which lie behind them."""
+        ...
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of rows and slots."""
+        """Bytes of rows and slots, without spare ones."""
         ...
 
     def view(self, start: int, stop: int) -> dict[str, np.ndarray]:
@@ -372,12 +374,13 @@ class Keeper:
 class StoreKind(Protocol):
     """Where the rows of tables lie. Compared by value, and the same in all processes of a run."""
 
-    def new(self, widths: Mapping[str, int], num_rows: int) -> RowStore:
+    def new(self, widths: Mapping[str, int], num_rows: int, num_spare: int = 0) -> RowStore:
         """A store of zeros.
 
         Args:
           widths: columns of "rows" and of each slot, in the order of checkpoints.
           num_rows: of each array.
+          num_spare: further rows, which logs and pre-images leave out.
         """
         ...
 

@@ -14,7 +14,7 @@ import numpy as np
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.config import TableConfig
 from podembed.embedding.hashing import mix64
-from podembed.embedding.row_index import KeyedRows, KeySpace, RowIndex
+from podembed.embedding.row_index import KeyedRows, KeyRequest, KeySpace, RowIndex
 
 NOTHING = 0
 """Row of each bucket that no key has: where unknown keys read zeros."""
@@ -33,6 +33,14 @@ class HashedKeys:
     @property
     def columns(self) -> Mapping[str, int]:
         return {"key": 2, "last": 1}
+
+    @property
+    def num_spare(self) -> int:
+        return 0
+
+    @property
+    def counts(self) -> bool:
+        return False
 
     def num_keys(self, layout: BucketLayout) -> int:
         return -1
@@ -74,7 +82,14 @@ class HashedIndex:
             raise ValueError(f"Found key {key} of bucket {bucket}. Expected one whose bucket this host holds.")
         return bucket
 
-    def begin_step(self, number: int, keys: Sequence[np.ndarray]) -> None:
+    def accept(self, requests: Sequence[KeyRequest], step: int | None) -> None:
+        if step is not None:
+            self._begin_step(step, [request.keys for request in requests])
+        for request in requests:
+            found = [self._row(int(key)) for key in request.keys]
+            request.out[...] = found
+
+    def _begin_step(self, number: int, keys: Sequence[np.ndarray]) -> None:
         named = sorted({int(key) for some in keys for key in some})
         of_bucket: dict[int, list[int]] = {bucket: [] for bucket in self._place}
         for key in named:
@@ -116,10 +131,6 @@ class HashedIndex:
             np.array([row]), np.array([key], np.int64), {"key": _as_words([0]), "last": _steps([-1])}
         )
 
-    def resolve(self, keys: np.ndarray, out: np.ndarray) -> None:
-        found = [self._row(int(key)) for key in keys]
-        out[...] = found
-
     def _row(self, key: int) -> int:
         place = self._place[self._bucket(key)]
         return self._rows[place].get(key, (place * self._layout.rows_per_bucket + NOTHING, 0))[0]
@@ -130,6 +141,10 @@ class HashedIndex:
 
     def first_keys(self, bucket: int) -> np.ndarray:
         return np.empty(0, np.int64)
+
+    @property
+    def existing_rows(self) -> np.ndarray:
+        return np.array(sorted(row for rows in self._rows for row, _ in rows.values()), np.int64)
 
     def rebuild(self) -> None:
         for bucket, place in self._place.items():

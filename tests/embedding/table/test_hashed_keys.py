@@ -8,7 +8,7 @@ import pytest
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.initializers import Uniform
 from podembed.embedding.optimizers import Adagrad
-from podembed.embedding.row_index import DenseKeys, KeySpace
+from podembed.embedding.row_index import DenseKeys, KeyRequest, KeySpace
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from tests.embedding.table.hashed_keys import HashedIndex, HashedKeys
@@ -36,32 +36,36 @@ def a_table(keys: KeySpace, num_rows: int = 40, num_buckets: int = 4) -> Table:
 
 def values(table: Table, keys: list[int]) -> list[list[float]]:
     rows = np.empty(len(keys), np.int64)
-    table.index.resolve(np.array(keys), rows)
+    table.index.accept([KeyRequest(np.array(keys), rows)], None)
     return table.store.read(rows)["rows"].tolist()
+
+
+def name_keys(table: Table, step: int, *keys: np.ndarray) -> None:
+    table.index.accept([KeyRequest(some, np.empty_like(some)) for some in keys], step)
 
 
 def test_keys_begin_with_their_first_values_and_come_back_with_them() -> None:
     table = a_table(HashedKeys(forget_after=2))
     keys = np.array(BIG)
-    table.index.begin_step(1, [keys, keys])
+    name_keys(table, 1, keys, keys)
     first = values(table, BIG)
     assert len({tuple(row) for row in first}) == len(BIG)
     rows = table.index.rows_of(keys)
     table.update(rows, np.ones((4, 3), np.float32), 0.1)
     assert values(table, BIG) != first
     for number in range(2, 6):
-        table.index.begin_step(number, [np.array([7])])
+        name_keys(table, number, np.array([7]))
     assert isinstance(table.index, HashedIndex)
     assert table.index.num_forgotten == len(BIG)
     assert values(table, BIG) == [[0.0] * 3] * 4
-    table.index.begin_step(6, [keys])
+    name_keys(table, 6, keys)
     assert values(table, BIG) == first
 
 
 def test_an_index_is_found_again_in_its_columns() -> None:
     table = a_table(HashedKeys())
     for number in range(3):
-        table.index.begin_step(number, [np.array(BIG[number:])])
+        name_keys(table, number, np.array(BIG[number:]))
     other = a_table(HashedKeys())
     for bucket in range(4):
         for name, array in table.bucket(bucket).items():
@@ -71,7 +75,7 @@ def test_an_index_is_found_again_in_its_columns() -> None:
     # Both forget the same keys from here on.
     for one in (table, other):
         for number in range(3, 12):
-            one.index.begin_step(number, [np.arange(4 * number, 4 * number + 8)])
+            name_keys(one, number, np.arange(4 * number, 4 * number + 8))
     everything = [*BIG, *range(60)]
     assert values(other, everything) == values(table, everything)
 

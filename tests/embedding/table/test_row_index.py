@@ -11,7 +11,7 @@ from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import RowId
 from podembed.embedding.lookup.router import Router
-from podembed.embedding.row_index import DenseIndex
+from podembed.embedding.row_index import DenseIndex, KeyRequest
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 
@@ -35,7 +35,7 @@ def test_every_key_finds_its_own_row_at_the_owner_it_is_sent_to(
         table = Table(spec, np.flatnonzero(owners == host))
         table.initialize()
         rows = np.empty(len(keys), np.int32)
-        table.index.resolve(keys, rows)
+        table.index.accept([KeyRequest(keys, rows)], None)
         assert rows.tolist() == table.index.rows_of(keys).tolist()
         assert table.store.read(rows.astype(np.int64))["rows"][:, 0].tolist() == keys.tolist()
 
@@ -44,7 +44,7 @@ def test_rows_may_take_the_memory_of_their_keys() -> None:
     index = DenseIndex(BucketLayout(num_rows=9, num_buckets=2), np.arange(2))
     for dtype in (np.int32, np.int64):
         keys = np.array([8, 0, 3, 3], dtype)
-        index.resolve(keys, keys.view(np.int32)[: len(keys)])
+        index.accept([KeyRequest(keys, keys.view(np.int32)[: len(keys)])], None)
         assert keys.view(np.int32)[:4].tolist() == [4, 0, 6, 6]
 
 
@@ -53,7 +53,7 @@ def test_a_key_whose_bucket_is_not_held_is_refused(bad: int) -> None:
     index = DenseIndex(BucketLayout(num_rows=9, num_buckets=2), np.arange(1))
     keys = np.array([0, bad, 2], np.int64)
     with pytest.raises(ValueError, match="that this host does not hold|for a table of 9 rows"):
-        index.resolve(keys, keys)
+        index.accept([KeyRequest(keys, keys)], None)
 
 
 def test_a_host_knows_which_ids_it_holds_and_where() -> None:

@@ -30,8 +30,9 @@ from tests.small_job import small_job
 class MappedStore:
     """As `RowStore`, in a file that is gone with the process."""
 
-    def __init__(self, widths: Mapping[str, int], num_rows: int) -> None:
-        self.num_rows = num_rows
+    def __init__(self, widths: Mapping[str, int], num_rows: int, num_spare: int = 0) -> None:
+        self.num_rows, num_kept = num_rows, num_rows
+        num_rows += num_spare
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         # No file of no bytes can be mapped.
         self._file.truncate(4 * num_rows * sum(widths.values()) + 4)
@@ -41,10 +42,12 @@ class MappedStore:
             some = np.memmap(self._file, np.float32, "r+", offset, num_rows * width or 1)
             self._parts[name] = some[: num_rows * width].reshape(num_rows, width).view(np.ndarray)
             offset += 4 * num_rows * width
+        self._num_all = num_rows
+        self._kept = {name: part[:num_kept] for name, part in self._parts.items()}
 
     @property
     def size_bytes(self) -> int:
-        return sum(part.nbytes for part in self._parts.values())
+        return sum(part.nbytes for part in self._kept.values())
 
     def view(self, start: int, stop: int) -> dict[str, np.ndarray]:
         return {name: part[start:stop] for name, part in self._parts.items()}
@@ -91,12 +94,12 @@ class MappedStore:
         self.write(used, copied)
 
     def _checked(self, rows: np.ndarray) -> np.ndarray:
-        if len(rows) and not 0 <= rows.min() <= rows.max() < self.num_rows:
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self._num_all:
             raise ValueError(f"Found local row {rows.max()} on a host that holds {self.num_rows} rows.")
         return rows
 
     def copied(self) -> dict[str, np.ndarray]:
-        return {name: part.copy() for name, part in self._parts.items()}
+        return {name: part.copy() for name, part in self._kept.items()}
 
 
 def at_address(address: int, shape: tuple[int, ...], dtype: type, stride: int | None = None) -> np.ndarray:
@@ -253,7 +256,7 @@ class MappedPreImages:
     ) -> tuple[int, int]:
         for number, rows in zip(numbers, touched, strict=True):
             if freezes:
-                self.snapshots[number].changing[rows] = True
+                self.snapshots[number].changing[rows[rows < len(self.snapshots[number].changing)]] = True
         return len(numbers), 0
 
     def settle(self) -> None:
@@ -264,8 +267,8 @@ class MappedPreImages:
 class MappedStores:
     """As `StoreKind`."""
 
-    def new(self, widths: Mapping[str, int], num_rows: int) -> MappedStore:
-        return MappedStore(widths, num_rows)
+    def new(self, widths: Mapping[str, int], num_rows: int, num_spare: int = 0) -> MappedStore:
+        return MappedStore(widths, num_rows, num_spare)
 
     def group(self, tables: Sequence[Table], features: Sequence[PooledFeature], *, num_hosts: int) -> MappedGroup:
         return MappedGroup(tables, features)

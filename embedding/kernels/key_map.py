@@ -1,0 +1,125 @@
+"""The key map: which row of its bucket a key has. Kernels over lines of one cache line each.
+
+A bucket has a run of lines. A line holds up to six keys (int64 0 to 5), their rows within the bucket (uint16 24 to 29),
+how many there are (uint16 30), and how many keys passed it by since it was full (uint16 31). A key lies in its home
+line, which its hash says, or in one of the next lines of its bucket. A search ends at the first line that no key
+passed. So any 64-bit number may be a key, and removal leaves no marks behind.
+
+The map is derived from the columns of a table and never saved. `tests/embedding/vocabulary/test_key_map.py` compares
+it with a dictionary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from podembed.embedding.hashing import mix_word
+from podembed.embedding.kernels.row_vectors import inlined, jit
+
+KEYS_PER_LINE = 6
+WORDS = 8
+MOST_ROWS = 65_535
+"""Of a bucket, since rows are counted in 16 bits."""
+_ROWS, _COUNT, _PASSED = 24, 30, 31
+# Share of the seats that are taken when all rows are. A search looks at 1.03 lines then.
+_LOAD = 0.75
+_NO_OFFSET = np.uint64(0)
+_32 = np.uint64(32)
+
+
+def lines_per_bucket(num_rows: int) -> int:
+    """Lines for so many keys."""
+    return max(1, int(-(-num_rows // (KEYS_PER_LINE * _LOAD))))
+
+
+def new_lines(num_buckets: int, per_bucket: int) -> np.ndarray:
+    """int64 `[num_buckets * per_bucket, WORDS]`, empty, each line in one cache line."""
+    size = num_buckets * per_bucket * WORDS
+    memory = np.zeros(size + WORDS, np.int64)
+    start = -memory.ctypes.data // 8 % WORDS
+    return memory[start : start + size].reshape(-1, WORDS)
+
+
+@inlined
+def hash_of(key):
+    """uint64; the low bits say the bucket, the high half the home line."""
+    return mix_word(np.uint64(key), _NO_OFFSET)
+
+
+@inlined
+def _home(hashed, per_bucket):
+    return np.int64(((hashed >> _32) * np.uint64(per_bucket)) >> _32)
+
+
+@inlined
+def find_key(lines, small, first, per_bucket, hashed, key):
+    """The row of a key in its bucket, or -1.
+
+    Args:
+      lines, small: `new_lines`, and the same memory as uint16 `[n, 32]`.
+      first: first line of the bucket.
+    """
+    at = _home(hashed, per_bucket)
+    for _ in range(per_bucket):
+        line = first + at
+        for seat in range(small[line, _COUNT]):
+            if lines[line, seat] == key:
+                return np.int64(small[line, _ROWS + seat])
+        if not small[line, _PASSED]:
+            break
+        at += 1
+        if at == per_bucket:
+            at = 0
+    return np.int64(-1)
+
+
+@inlined
+def insert_key(lines, small, first, per_bucket, hashed, key, row):
+    """Adds a key that the map does not have. There must be room."""
+    at = _home(hashed, per_bucket)
+    while small[first + at, _COUNT] == KEYS_PER_LINE:
+        small[first + at, _PASSED] += 1
+        at += 1
+        if at == per_bucket:
+            at = 0
+    line = first + at
+    seat = small[line, _COUNT]
+    lines[line, seat] = key
+    small[line, _ROWS + seat] = row
+    small[line, _COUNT] = seat + 1
+
+
+@inlined
+def remove_key(lines, small, first, per_bucket, hashed, key):
+    """Takes out a key that the map has."""
+    at = _home(hashed, per_bucket)
+    while True:
+        line = first + at
+        last = small[line, _COUNT] - 1
+        for seat in range(last + 1):
+            if lines[line, seat] == key:
+                lines[line, seat] = lines[line, last]
+                small[line, _ROWS + seat] = small[line, _ROWS + last]
+                small[line, _COUNT] = last
+                return
+        small[line, _PASSED] -= 1
+        at += 1
+        if at == per_bucket:
+            at = 0
+
+
+@jit
+def rebuild_map(lines, small, per_bucket, keys, is_held, rows_per_bucket, place):
+    """Empties a bucket of the map and adds the keys of its rows.
+
+    Args:
+      keys: int64 `[num_rows]`, of all rows held here.
+      is_held: uint32 `[num_rows]`, not 0 where the row has a key.
+      place: of the bucket among those held here.
+    """
+    first = place * per_bucket
+    lines[first : first + per_bucket] = 0
+    for position in range(rows_per_bucket):
+        row = place * rows_per_bucket + position
+        if is_held[row]:
+            insert_key(lines, small, first, per_bucket, hash_of(keys[row]), keys[row], position)

@@ -1,0 +1,89 @@
+"""What a user declares of a dynamic vocabulary: who gets a row, and who loses it when rows are full. Values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from podembed.embedding.kernels import vocabulary as kernels
+
+
+def _at_least(name: str, value: object, least: int, meaning: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"Found {name}={value!r}. Expected an integer of at least {least}: {meaning}. Pass one.")
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """Every key gets a row in the step that names it first."""
+
+
+@dataclass(frozen=True, slots=True)
+class MinCount:
+    """A key gets a row in the step in which it was named that often, all hosts and features of the table together.
+
+    Attributes:
+      count: occurrences, those of that step included.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _at_least("count", self.count, 1, "how often a key is named before it has a row")
+
+
+@dataclass(frozen=True, slots=True)
+class Probability:
+    """Every occurrence of a key gets it a row with this probability. The coin is a hash of the run's seed, the table,
+    the key and the step, so it falls alike on any number of hosts.
+    """
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.probability, int | float) or not 0 < self.probability <= 1:
+            raise ValueError(
+                f"Found probability={self.probability!r}. Expected a number above 0, up to 1. Pass one such as 0.1."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """Keys keep their rows. A new key that finds its bucket full is refused, until another one is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeastRecent:
+    """The keys that were not named for longest are forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeastFrequent:
+    """The keys that were named least often are forgotten first.
+
+    Attributes:
+      half_life: steps. A count is halved for every so many steps since its key was named last, so what was popular once
+        does not stay for ever.
+    """
+
+    half_life: int
+
+    def __post_init__(self) -> None:
+        _at_least("half_life", self.half_life, 1, "steps after which the count of an idle key is halved")
+
+
+@dataclass(frozen=True, slots=True)
+class SmallNorm:
+    """The keys whose rows have the smallest Euclidean norm are forgotten first."""
+
+
+Admit: TypeAlias = Always | MinCount | Probability
+Evict: TypeAlias = Never | LeastRecent | LeastFrequent | SmallNorm
+
+EVICTIONS = {
+    Never: kernels.NEVER,
+    LeastRecent: kernels.LEAST_RECENT,
+    LeastFrequent: kernels.LEAST_FREQUENT,
+    SmallNorm: kernels.SMALL_NORM,
+}
+DEFAULTS = ("first", "zeros", "shared")
