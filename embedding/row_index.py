@@ -133,9 +133,9 @@ class KeySpace(Protocol):
     """What the keys of a table are. A value, the same on all hosts, that the job brings along."""
 
     @property
-    def columns(self) -> Mapping[str, int]:
-        """Columns of float32 words that the index keeps of each row, beside its values and slots. They are state of
-        the run: saved, moved between hosts and undone with the row.
+    def columns(self) -> Mapping[str, np.dtype]:
+        """What the index keeps of each row, beside its values and slots, as numbers of 32 or 64 bits. They are state of
+        the run: saved, moved between hosts and undone with the row. In memory they lie in float32 words, like slots.
         """
         ...
 
@@ -167,7 +167,7 @@ class DenseKeys:
     """Keys that are the row numbers of the whole table."""
 
     @property
-    def columns(self) -> Mapping[str, int]:
+    def columns(self) -> Mapping[str, np.dtype]:
         return {}
 
     @property

@@ -6,7 +6,7 @@ in and knows how the rows are cut into buckets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +100,7 @@ class TableSpec:
         chosen = chosen if config.trainable else None
         row_bytes = chosen.row_bytes(config.dim) if isinstance(chosen, Optimizer) else 4 * config.dim
         if config.dynamic_keys is not None:
-            beside = 4 * sum(config.dynamic_keys.columns.values())
+            beside = sum(dtype.itemsize for dtype in config.dynamic_keys.columns.values())
             layout = config.dynamic_keys.layout(row_bytes + beside, num_buckets)
         elif num_buckets is not None:
             layout = BucketLayout(num_rows=config.vocabulary_size, num_buckets=num_buckets)
@@ -122,9 +122,21 @@ class TableSpec:
 
     @property
     def widths(self) -> dict[str, int]:
-        """Columns of "rows", of each slot and of what the index keeps, in order."""
+        """Columns of "rows", of each slot and of what the index keeps, in float32 words and in order."""
         slots = () if self.optimizer is None else self.optimizer.slots
-        return {"rows": self.dim} | {slot.name: slot.columns(self.dim) for slot in slots} | dict(self.keys.columns)
+        own = {name: dtype.itemsize // 4 for name, dtype in self.keys.columns.items()}
+        return {"rows": self.dim} | {slot.name: slot.columns(self.dim) for slot in slots} | own
+
+    @property
+    def stored_widths(self) -> dict[str, int]:
+        """The same in files, where what the index keeps has its own types."""
+        return {name: 1 if name in self.keys.columns else width for name, width in self.widths.items()}
+
+    def stored(self, arrays: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Views of a bucket's arrays, in the order of `widths`, with the types that they have in files."""
+        values = [*arrays.values()] if isinstance(arrays, Mapping) else arrays
+        types = self.keys.columns
+        return [array.view(types.get(name, np.float32)) for name, array in zip(self.widths, values, strict=True)]
 
     @property
     def row_bytes(self) -> int:

@@ -10,8 +10,7 @@ Common arguments:
   occupied: uint8 `[num_rows]`: 0 free, 1 has a key, 2 got it in this step.
   hints: int32 `[num_places]`, no free row has a lower position.
   fills: int32 `[num_places]`, how many rows have a key.
-  keys, last, counts: int64, uint32, uint32 `[num_rows]`, columns of the table. `last` is the step + 1. `counts` is
-    empty where nobody asks for counts.
+  keys, last, counts: int64, uint32, uint32 `[num_rows]`, columns of the table. `last` is the step + 1.
   now: the step + 1.
 """
 
@@ -119,8 +118,7 @@ def touch(touched, seen, now, marks, last, counts):
         row = touched[at]
         marks[row] = 0
         last[row] = now
-        if counts.shape[0]:
-            counts[row] = min(np.int64(counts[row]) + seen[at], MOST_COUNT)
+        counts[row] = min(np.int64(counts[row]) + seen[at], MOST_COUNT)
 
 
 @inlined

@@ -156,7 +156,11 @@ class RowsWay:
         """As of `Way`: how many rows of each stream, then the keys, group by group, stream by stream. Then how often
         the batch names each of them, if a table on this way wants to know.
         """
-        return [request.asked_counts[host], request.asked[host], *(times[host] for times in request.asked_times)]
+        return [
+            request.asked_counts[host],
+            request.asked[host],
+            *(_packed(times[host]) for times in request.asked_times),
+        ]
 
     def take_rows_asked(self) -> np.ndarray:
         """As of `Way`."""
@@ -231,8 +235,9 @@ class RowsWay:
         """
         num_streams = len(self._streams)
         counts, wanted, times = np.zeros((self.num_hosts, num_streams), np.int64), [*frames], [*frames]
-        counts[self.host], wanted[self.host], *own_times = self.words(request, self.host)
-        times[self.host] = own_times[0] if own_times else wanted[self.host][:0]
+        counts[self.host], wanted[self.host] = request.asked_counts[self.host], request.asked[self.host]
+        for of_hosts in request.asked_times:
+            times[self.host] = of_hosts[self.host]
         for host, frame in enumerate(frames):
             if host == self.host:
                 continue
@@ -243,7 +248,8 @@ class RowsWay:
                 )
             counts[host] = frame[:num_streams]
             end = num_streams + int(counts[host].sum()) if self._sends_times else len(frame)
-            wanted[host], times[host] = frame[num_streams:end], frame[end:]
+            wanted[host] = frame[num_streams:end]
+            times[host] = frame[end:].view(np.int32)[: end - num_streams].astype(np.int64)
         groups = [group.streams for group in self.groups]
         request.wanted = listed(wanted, counts, groups)
         request.times = listed(times, counts, groups) if self._sends_times else []
@@ -509,3 +515,10 @@ class RowsWay:
         return {
             self._streams[at].table: arrays[number] for number, group in enumerate(self.groups) for at in group.streams
         }
+
+
+def _packed(times: np.ndarray) -> np.ndarray:
+    """Numbers of 32 bits in int64 words."""
+    words = np.zeros(-(-len(times) // 2), np.int64)
+    words.view(np.int32)[: len(times)] = np.minimum(times, np.iinfo(np.int32).max)
+    return words

@@ -92,8 +92,8 @@ class DynamicIndex:
     def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys, last steps and counts of all rows, where they lie."""
         view = self._table.store.view(0, self._num_rows)
-        counts = view["count"].reshape(-1).view(np.uint32) if "count" in view else np.empty(0, np.uint32)
-        return view["key"].reshape(-1).view(np.int64), view["last"].reshape(-1).view(np.uint32), counts
+        keys, last, counts = (view[name].reshape(-1) for name in ("key", "last", "count"))
+        return keys.view(np.int64), last.view(np.uint32), counts.view(np.uint32)
 
     def accept(self, requests: Sequence[KeyRequest], step: int | None) -> None:
         """As `RowIndex.accept`."""
@@ -331,10 +331,9 @@ class DynamicIndex:
             nothing = {name: np.zeros((len(free), width), np.float32) for name, width in widths.items()}
             table.set_columns(free, {name: values for name, values in nothing.items() if name not in own[3:]})
         if len(rows):
-            columns = {"key": words(keys), "last": words(np.full(len(rows), now, np.uint32))}
-            if self._keys.counts:
-                columns["count"] = words(np.minimum(totals, kernels.MOST_COUNT).astype(np.uint32))
-            table.begin_rows(rows, keys, columns)
+            counts = np.minimum(totals, kernels.MOST_COUNT).astype(np.uint32)
+            last = np.full(len(rows), now, np.uint32)
+            table.begin_rows(rows, keys, {"key": words(keys), "last": words(last), "count": words(counts)})
             kernels.settle(rows, self._occupied)
         if len(waiting):
             last = self._waiting_last[waiting]

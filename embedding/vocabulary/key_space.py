@@ -12,7 +12,7 @@ from podembed.embedding.buckets import MAX_BUCKETS, TARGET_BUCKET_BYTES, BucketL
 from podembed.embedding.hashing import mix64
 from podembed.embedding.kernels.key_map import MOST_ROWS
 from podembed.embedding.row_index import KeyedRows, RowIndex
-from podembed.embedding.vocabulary.policies import Admit, Always, Evict, LeastFrequent, MinCount, Never
+from podembed.embedding.vocabulary.policies import Admit, Always, Evict, MinCount, Never
 
 FEWEST_ROWS = 2048
 """Of a bucket, where there are several. With fewer, the fullest one would have much more keys than the mean."""
@@ -45,11 +45,6 @@ class DynamicKeys:
     default: str = "first"
 
     @property
-    def counts(self) -> bool:
-        """Whether it matters how often keys are named, not only which."""
-        return not isinstance(self.admit, Always) or isinstance(self.evict, LeastFrequent)
-
-    @property
     def waits(self) -> bool:
         """Whether keys without a row are remembered."""
         return self.waiting != 0 and (self.waiting is not None or isinstance(self.admit, MinCount))
@@ -60,12 +55,18 @@ class DynamicKeys:
         return int(self.default == "shared")
 
     @property
-    def columns(self) -> Mapping[str, int]:
+    def columns(self) -> Mapping[str, np.dtype]:
         """As `KeySpace`: the key, the step that named it last, plus one, and how often it was named. Then the same of a
         key that waits; which row it stands at means nothing.
         """
-        own = {"key": 2, "last": 1} | ({"count": 1} if self.counts else {})
-        return own | ({"waiting_key": 2, "waiting_last": 1, "waiting_count": 1} if self.waits else {})
+        number, key = np.dtype(np.uint32), np.dtype(np.int64)
+        own = {"key": key, "last": number, "count": number}
+        return own | ({"waiting_key": key, "waiting_last": number, "waiting_count": number} if self.waits else {})
+
+    @property
+    def counts(self) -> bool:
+        """As `KeySpace`: of keys that ask for the last rows, those that were named most often get them."""
+        return True
 
     @property
     def num_spare(self) -> int:

@@ -244,7 +244,7 @@ def _record(job: JobConfig, reference: JobReference | None, train_index: InputIn
                 num_rows=spec.num_rows,
                 dim=spec.dim,
                 num_buckets=spec.layout.num_buckets,
-                slots={name: width for name, width in spec.widths.items() if name != "rows"},
+                slots={name: width for name, width in spec.stored_widths.items() if name != "rows"},
             )
             for spec in specs
         ),

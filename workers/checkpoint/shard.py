@@ -118,8 +118,8 @@ def table_plan(spec: TableSpec, attempt: str, *, buckets_per_file: int = 1) -> T
         name=spec.name,
         num_rows=spec.num_rows,
         num_buckets=spec.layout.num_buckets,
-        widths=spec.widths,
-        dtypes={},
+        widths=spec.stored_widths,
+        dtypes=spec.keys.columns,
         buckets_per_file=buckets_per_file,
     )
 
@@ -150,14 +150,15 @@ def write_shard(
       RowsSpoilt: a row or slot is no number any more; what was written is of no use.
     """
 
-    def write(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> BucketReceipt:
+    def write(plan: TablePlan, bucket: int, values: Sequence[np.ndarray], spec: TableSpec) -> BucketReceipt:
         with threads.writes():
             try:
-                pieces = zip(*(split_buckets(value, plan.rows_per_bucket) for value in values), strict=True)
+                stored = spec.stored(values)
+                pieces = zip(*(split_buckets(value, plan.rows_per_bucket) for value in stored), strict=True)
                 # Before the write: a state with such rows must not even look like a part of a commit.
                 for at, piece in enumerate(pieces):
                     require_numbers(plan, bucket + at, piece)
-                return checkpoint_files.write_buckets(store, plan, bucket, values)
+                return checkpoint_files.write_buckets(store, plan, bucket, stored)
             finally:
                 # Inside the block, which may end with a wait for the disk.
                 view.done(values)
@@ -175,7 +176,7 @@ def write_shard(
         for bucket in map(int, table.buckets[::count]):
             # Waits for a free staging buffer, so the threads bound what is copied ahead.
             values = view.values(table, bucket, count)
-            receipts.append(threads.submit(partial(write, plan, bucket, values)))
+            receipts.append(threads.submit(partial(write, plan, bucket, values, table.spec)))
             on_chunk()
         written.append((plan, described, receipts))
     # Durable before the receipt exists: the driver publishes what receipts name.
@@ -208,9 +209,9 @@ def write_shard_delta(
       StorageError, RowsSpoilt: as `write_shard`.
     """
 
-    def digest(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> str:
+    def digest(plan: TablePlan, bucket: int, values: Sequence[np.ndarray], spec: TableSpec) -> str:
         try:
-            require_numbers(plan, bucket, values)
+            require_numbers(plan, bucket, spec.stored(values))
             return checkpoint_files.digest_of(plan, bucket, values)
         finally:
             view.done(values)
@@ -225,8 +226,8 @@ def write_shard_delta(
             if len(positions):
                 values = view.values(table, bucket)
                 # A copy: the buffer goes back as soon as the digest is there, and the part is written later.
-                changed = [value[positions] for value in values]
-                digests.append(threads.submit(partial(digest, plan, bucket, values)))
+                changed = [value[positions] for value in table.spec.stored(values)]
+                digests.append(threads.submit(partial(digest, plan, bucket, values, table.spec)))
                 writer.add(bucket, plan.layout.ids_of(bucket, positions), changed)
             else:
                 view.skip(table, bucket)
@@ -285,7 +286,7 @@ def read_shard(
             check_table(table.spec, entry)
             buckets = {*map(int, table.buckets if wanted is None else wanted[at])}
             for bucket, count in _whole_files(buckets, entry.buckets_per_file):
-                out = list(table.bucket(bucket, count).values())
+                out = table.spec.stored(table.bucket(bucket, count))
                 threads.submit(partial(checkpoint_files.read_file_buckets, store, entry, bucket, out=out))
                 on_chunk()
             num_bytes += len(buckets) * sum(chunk_bytes(entry.metadata(array)) for array in entry.arrays)
@@ -326,7 +327,7 @@ def _apply_deltas(
         with checkpoint_files.naming_changes(entry, delta, part):
             for bucket, positions, values in changes:
                 if bucket in held:
-                    for array, value in zip(table.bucket(bucket).values(), values, strict=True):
+                    for array, value in zip(table.spec.stored(table.bucket(bucket)), values, strict=True):
                         array[positions] = value
 
     for delta in entry.deltas:
@@ -351,7 +352,7 @@ def check_table(spec: TableSpec, entry: TableFiles) -> None:
       CheckpointMismatch: they have other rows, buckets, widths or slots.
     """
     found = (entry.num_rows, entry.num_buckets, {array.name: array.width for array in entry.arrays})
-    expected = (spec.num_rows, spec.layout.num_buckets, dict(spec.widths))
+    expected = (spec.num_rows, spec.layout.num_buckets, spec.stored_widths)
     if found != expected:
         raise CheckpointMismatch(
             f"Table '{spec.name}': found rows, buckets and widths {found} in the commit. Expected {expected}, as the "

@@ -62,7 +62,7 @@ def require_numbers(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) 
     filled = plan.layout.num_rows_of(bucket)
     for array, value in zip(plan.widths, values, strict=True):
         held = value[:filled]
-        if not held.size or _is_good(held, is_slot=array != ROWS):
+        if not held.size or held.dtype.kind != "f" or _is_good(held, is_slot=array != ROWS):
             continue
         bad = np.isnan(held) if array != ROWS else ~np.isfinite(held)
         positions = np.flatnonzero(bad.any(axis=1))

@@ -5,7 +5,7 @@ What becomes of a value, by the mode of its `IdColumn`:
 | value | `as_is` | `hash` | `vocabulary` |
 |---|---|---|---|
 | integer | the row of that number | 1 + mix64(value, salt) mod (size - 1) | num_reserved + its line |
-| string | refused by the schema check, but where keys come and go | the same of its 64-bit key (`string_keys`) | num_reserved + its line |
+| string | refused by the schema check | the same of its 64-bit key (`string_keys`) | num_reserved + its line |
 | date or time | the row of its whole number of units (`times`) | the same of that number | the same |
 | number, with `boundaries` | first_row + its bucket (`raw_values`) | of its bucket, as any integer | - |
 | values of several columns, `crossed_with` | - | of the key that they make (`raw_values`) | - |

@@ -200,10 +200,10 @@ class IdColumn:
       column: a column of integers, strings, or times (one id a sample), or of lists of integers or strings (a bag a
         sample).
       mode: `as_is`: the value is the row, and anything outside [0, vocabulary_size) is an error; integers only. Where
-        keys come and go, the value is the key, any integer or, of a text, its 64 bits. `hash`: the row is 1 +
+        keys come and go, the value is the key: any integer, or the 64 bits of a text. `hash`: the row is 1 +
         mix64(value, salt) mod (vocabulary_size - 1), for values of any size; row 0 is left to missing values. Where
-        keys come and go, the key is mix64(value, salt). `vocabulary`: the row is `num_reserved` + the number of the value's line in the file; row 0 is for
-        values that the file does not have.
+        keys come and go, the key is mix64(value, salt). `vocabulary`: the row is `num_reserved` + the number of the
+        value's line in the file; row 0 is for values that the file does not have.
       vocabulary_size: rows of the table; None until `InputData.resolved` fills it in.
       missing: what a null or an empty string becomes, be it the value, a list or an id in a list. `empty` is no id,
         `zero` is row 0. None stands for `zero` with `hash` and for `empty` otherwise.

@@ -31,8 +31,8 @@ class HashedKeys:
     forget_after: int = 1 << 30
 
     @property
-    def columns(self) -> Mapping[str, int]:
-        return {"key": 2, "last": 1}
+    def columns(self) -> Mapping[str, np.dtype]:
+        return {"key": np.dtype(np.int64), "last": np.dtype(np.uint32)}
 
     @property
     def num_spare(self) -> int:
