@@ -8,6 +8,7 @@ from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.checkpoint.files import read_bucket
+from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.store import Store
 
 
@@ -22,7 +23,7 @@ def committed_state(path: str) -> dict[str, np.ndarray]:
 def tables_of(store: Store, manifest: Manifest) -> dict[str, np.ndarray]:
     state = {}
     for table in manifest.tables:
-        arrays = {a.name: np.empty((table.num_rows, a.width), np.float32) for a in table.arrays}
+        arrays = {a.name: np.empty((table.num_rows, a.width), DTYPES[a.dtype]) for a in table.arrays}
         for bucket in range(table.num_buckets):
             rows = np.arange(bucket, table.num_rows, table.num_buckets)
             for array, values in zip(table.arrays, read_bucket(store, table, bucket), strict=True):

@@ -5,6 +5,7 @@ audit tells the same with every loss.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import Constant
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.embedding.vocabulary.key_space import DynamicKeys
+from podembed.embedding.vocabulary.policies import Always, LeastFrequent, LeastRecent, MinCount, Never
 from podembed.jobs.chaos.jobs import (
     BATCH_SIZE,
     DIM,
@@ -33,7 +36,6 @@ from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ReadOrder
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import choose_buckets, table_specs
-from tests.embedding.table.hashed_keys import HashedTable
 
 __all__ = ["BATCH_SIZE", "B_ROWS", "DIM", "NUM_LANES", "NUM_ROWS", "SmallModel", "small_job", "write_small_data"]
 
@@ -84,13 +86,13 @@ def small_job(
     overlap: bool = True,
     order: ReadOrder = "shuffled",
     cut_bags: bool = False,
-    hashed: bool = False,
+    dynamic: bool = False,
 ) -> JobConfig:
     """The job on what `write_small_data` wrote.
 
     Args:
       cut_bags: with a larger table still, which is cut in the place of b. Its owners pool their part of each bag.
-      hashed: whether keys of all tables but the audit's are hashed and forgotten.
+      dynamic: whether keys of all tables but the audit's come and go, with room for a part of them.
     """
     features = tiny_features(cut_rows=B_ROWS)
     data = replace(tiny_data(folder, features), order=order)
@@ -98,11 +100,12 @@ def small_job(
         table = TableConfig(4 * B_ROWS, 2 * DIM, name="cut_bags", combiner="mean", optimizer=Adagrad(0.1))
         features["cut_bags"] = FeatureConfig(table)
         data = replace(data, features={**data.features, "cut_bags": IdColumn("bag", mode="hash")})
-    if hashed:
-        for table in {feature.table for feature in features.values()}:
-            table.__class__ = HashedTable
-            # Room for the keys of two steps in every bucket.
-            table.vocabulary_size *= 4
+    if dynamic:
+        policies = itertools.cycle([(Always(), LeastRecent()), (MinCount(2), LeastFrequent(4)), (Always(), Never())])
+        for table, (admit, evict) in zip({feature.table: 0 for feature in features.values()}, policies, strict=False):
+            capacity = 1 + table.vocabulary_size // 4
+            table.dynamic_keys = DynamicKeys(capacity=capacity, admit=admit, evict=evict, forget_after=8)
+            table.vocabulary_size = capacity
     if audit:
         # Gradients are divided by the batch's weight, so at this rate a visit in a full batch takes 1 off a sample's
         # row.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podembed.embedding.row_index import KeySpace
+from podembed.embedding.vocabulary.key_space import DynamicKeys
 from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.result import Result
 from podembed.workers.input.index import build_index
@@ -27,7 +27,6 @@ from tests.conformance.odd_job import (
     steps_of_tpu_embedding,
     write_odd_data,
 )
-from tests.embedding.table.hashed_keys import HashedKeys, HashedTable
 from tests.run_state import assert_same_bytes, committed_state
 from tests.training import fit_job
 from tests.workers.host.test_host import pod
@@ -99,32 +98,24 @@ def test_several_hosts(
 
 @pytest.mark.parametrize("way", ["sequence", "single", "unaccumulated", "quantized", "output_shape"])
 @pytest.mark.parametrize(("num_hosts", "buckets"), [(1, WHOLE), (2, WHOLE), (3, CUT)])
-def test_keys_of_another_kind(way: str, num_hosts: int, buckets: tuple[int, ...], tmp_path: Path) -> None:
-    """Hashed keys that get their rows when they first come, with room for all, train as row numbers do."""
+def test_keys_that_come(way: str, num_hosts: int, buckets: tuple[int, ...], tmp_path: Path) -> None:
+    """Keys that get their rows when they first come, with room for all, train as row numbers do."""
     write_odd_data(tmp_path, way, odd_rows=NUM_ROWS)
     job = odd_job(folder=str(tmp_path), way=way, odd_rows=NUM_ROWS)
     for table in job.tables:
-        table.__class__ = LastingTable
         table.vocabulary_size *= 4
+        table.dynamic_keys = DynamicKeys(capacity=table.vocabulary_size)
     with pod(job, tmp_path / "run", num_hosts, buckets=buckets, shares_memory=num_hosts == 2) as hosts:
         hosts.all("restore", [(None,)] * num_hosts)
         hosts.train(0, NUM_BATCHES)
         found = hosts.state("c-1")
     expected = updated_by_activations(str(tmp_path), way, staleness=0)
     for name in ("odd", "plain"):
-        is_used = found[f"{name}/last"].view(np.uint32)[:, 0] > 0
-        keys = found[f"{name}/key"].view(np.int64)[is_used, 0]
+        is_used = found[f"{name}/last"][:, 0] > 0
+        keys = found[f"{name}/key"][is_used, 0]
         assert len(keys) > 30
         for array in (key for key in expected if key.startswith(f"{name}/")):
             np.testing.assert_allclose(found[array][is_used], expected[array][keys], rtol=2e-5, atol=2e-6)
-
-
-class LastingTable(HashedTable):
-    """Forgets nothing as long as there is room."""
-
-    @property
-    def key_space(self) -> KeySpace:
-        return HashedKeys()
 
 
 def test_unaccumulated_updates_come_in_the_order_of_the_features_which_a_list_gives_an_embedding_too(

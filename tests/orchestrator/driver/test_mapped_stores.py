@@ -24,9 +24,9 @@ def assert_equal(found: Result, expected: Result) -> None:
     assert_same_bytes(committed_state(found.path), committed_state(expected.path))
 
 
-@pytest.mark.parametrize("hashed", [False, True])
-def test_a_host_alone_ends_with_the_same_bytes(hashed: bool, small_data: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"num_hosts": 1, "in_process": True, "max_steps": 15, "hashed": hashed}
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_host_alone_ends_with_the_same_bytes(dynamic: bool, small_data: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_hosts": 1, "in_process": True, "max_steps": 15, "dynamic": dynamic}
     expected = train_small(small_data, tmp_path, "ram", **options)
     assert_equal(train_small(small_data, tmp_path, "mapped", job=MAPPED, **options), expected)
 
@@ -42,7 +42,7 @@ def test_a_killed_run_ends_with_the_same_bytes(two_hosts: Result, small_data: st
     assert_equal(found, two_hosts)
 
 
-# In make test, test_equality.py and test_hashed_tables.py go on with another host. A store knows nothing of hosts.
+# In make test, test_equality.py and test_dynamic_tables.py go on with another host. A store knows nothing of hosts.
 @is_long
 @pytest.mark.ray
 def test_a_killed_run_that_goes_on_with_another_host_ends_with_the_same_bytes(
