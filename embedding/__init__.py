@@ -25,6 +25,15 @@ from podembed.embedding.optimizers import (
     SlotSpec,
 )
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.vocabulary.policies import (
+    Always,
+    LeastFrequent,
+    LeastRecent,
+    MinCount,
+    Never,
+    Probability,
+    SmallNorm,
+)
 
 if TYPE_CHECKING:
     from podembed.embedding.features.activations import Activations
@@ -77,6 +86,7 @@ __all__ = [
     "Adagrad",
     "AdagradMomentum",
     "Adam",
+    "Always",
     "Checkpoint",
     "Constant",
     "CustomRowOptimizer",
@@ -85,10 +95,15 @@ __all__ = [
     "GradientReducer",
     "GradientTape",
     "InputContext",
+    "LeastFrequent",
+    "LeastRecent",
     "Lion",
     "LocalStrategy",
+    "MinCount",
     "Momentum",
+    "Never",
     "PerReplica",
+    "Probability",
     "QuantizationConfig",
     "Ragged",
     "RandomNormal",
@@ -98,6 +113,7 @@ __all__ = [
     "RowSlices",
     "RowWiseAdagrad",
     "SlotSpec",
+    "SmallNorm",
     "Sparse",
     "TPUEmbedding",
     "TPUEmbeddingForServing",

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.kernels.many_tables import resolve_dense
 from podembed.embedding.kernels.row_numbers import outside, rows_of_dense_keys
-
-if TYPE_CHECKING:
-    from podembed.embedding.table.stores.store import RowStore
-    from podembed.embedding.table_spec import TableSpec
 
 
 class RowIndex(Protocol):
@@ -88,13 +84,12 @@ class KeyedRows(Protocol):
         ...
 
     @property
-    def spec(self) -> TableSpec:
-        """Spec of the table."""
+    def table_seed(self) -> int:
+        """Seed of this table in this run."""
         ...
 
-    @property
-    def store(self) -> RowStore:
-        """Rows and all columns, to be read."""
+    def in_place(self) -> dict[str, np.ndarray]:
+        """Rows and all columns of the buckets, where they lie: float32 `[num_rows, width]`."""
         ...
 
     def announce(self, local_rows: np.ndarray) -> None:

@@ -350,6 +350,25 @@ def leave(entries, rows_per_bucket, maps, keys, last, hints, fills):
         _leave(entry, place, entry - place * rows_per_bucket, maps, keys, last, hints, fills)
 
 
+@inlined
+def _least_waiting(own, unknown, totals, entries, start, most, surplus, now, keys, last, counts, heap):
+    """Puts the least (count, last step, key) of a bucket's entries and of the new keys of `own` into the heap, as many
+    as are too many: entries, and -1 - u for the u-th unknown key.
+    """
+    heap_a, heap_b, heap_keys, heap_rows = heap
+    size = 0
+    for entry in range(start, start + most):
+        if last[entry]:
+            a, b = np.float64(counts[entry]), np.int64(last[entry])
+            size = _keep_least(size, surplus, a, b, keys[entry], entry, heap_a, heap_b, heap_keys, heap_rows)
+    for at in range(own.shape[0]):
+        u = own[at]
+        if entries[u] == -1:
+            a = np.float64(min(totals[u], MOST_COUNT))
+            size = _keep_least(size, surplus, a, now, unknown[u], -1 - u, heap_a, heap_b, heap_keys, heap_rows)
+    return size
+
+
 @jit
 def wait(
     order,
@@ -383,7 +402,7 @@ def wait(
       How many entries it names.
     """
     lines, small, per_bucket = maps
-    heap_a, heap_b, heap_keys, heap_rows = heap
+    heap_rows = heap[3]
     num_changed = 0
     begin = 0
     while begin < order.shape[0]:
@@ -404,20 +423,8 @@ def wait(
         surplus = fills[place] + num_new - most
         size = 0
         if surplus > 0:
-            for position in range(most):
-                entry = start + position
-                if last[entry]:
-                    size = _keep_least(
-                        size, surplus, np.float64(counts[entry]), np.int64(last[entry]), keys[entry], entry,
-                        heap_a, heap_b, heap_keys, heap_rows,
-                    )  # fmt: skip
-            for at in range(begin, end):
-                u = order[at]
-                if entries[u] < 0:
-                    size = _keep_least(
-                        size, surplus, np.float64(min(totals[u], MOST_COUNT)), now, unknown[u], -1 - u,
-                        heap_a, heap_b, heap_keys, heap_rows,
-                    )  # fmt: skip
+            own = order[begin:end]
+            size = _least_waiting(own, unknown, totals, entries, start, most, surplus, now, keys, last, counts, heap)
         for h in range(size):
             if heap_rows[h] >= 0:
                 entry = heap_rows[h]

@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from podembed.embedding.initializers import FillRows, row_source
+from podembed.embedding.initializers import FillRows, row_source, table_seed
 from podembed.embedding.kernels.arrays import can_stream, plain, row_addresses
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY, group_by_row, select_part
 from podembed.embedding.kernels.ids import chain_all_rows, merge
@@ -113,6 +113,15 @@ class Table:
             on_part()
         if in_order and len(self.buckets):
             self._fill_in_order(fill, on_part)
+
+    @property
+    def table_seed(self) -> int:
+        """As `KeyedRows.table_seed`."""
+        return table_seed(self.spec.seed, self.spec.name)
+
+    def in_place(self) -> dict[str, np.ndarray]:
+        """As `KeyedRows.in_place`."""
+        return self.store.view(0, self.num_rows)
 
     def columns(self, names: Sequence[str], rows: np.ndarray) -> dict[str, np.ndarray]:
         """As `KeyedRows.columns`."""

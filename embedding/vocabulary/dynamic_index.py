@@ -21,7 +21,6 @@ import numpy as np
 
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.hashing import combine, mix64
-from podembed.embedding.initializers import table_seed
 from podembed.embedding.kernels import vocabulary as kernels
 from podembed.embedding.kernels.key_map import lines_per_bucket, new_lines, rebuild_map
 from podembed.embedding.row_index import KeyedRows, KeyRequest
@@ -91,7 +90,7 @@ class DynamicIndex:
 
     def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys, last steps and counts of all rows, where they lie."""
-        view = self._table.store.view(0, self._num_rows)
+        view = self._table.in_place()
         keys, last, counts = (view[name].reshape(-1) for name in ("key", "last", "count"))
         return keys.view(np.int64), last.view(np.uint32), counts.view(np.uint32)
 
@@ -225,12 +224,7 @@ class DynamicIndex:
             return np.arange(len(unknown))
         if isinstance(admit, MinCount):
             return np.flatnonzero(totals >= admit.count)
-        return np.flatnonzero(coins(unknown, step, self._table_seed) < chances(admit, came))
-
-    @property
-    def _table_seed(self) -> int:
-        spec = self._table.spec
-        return table_seed(spec.seed, spec.name)
+        return np.flatnonzero(coins(unknown, step, self._table.table_seed) < chances(admit, came))
 
     def _admit(
         self,
@@ -263,7 +257,7 @@ class DynamicIndex:
             keys,
             last,
             counts,
-            self._table.store.view(0, self._num_rows)["rows"],
+            self._table.in_place()["rows"],
             self._heap,
             rows,
             gone,
@@ -326,10 +320,9 @@ class DynamicIndex:
         table = self._table
         free = gone[self._occupied[gone] == 0]
         if len(free):
-            own = ("key", "last", "count", "waiting_key", "waiting_last", "waiting_count")
-            widths = table.spec.widths
-            nothing = {name: np.zeros((len(free), width), np.float32) for name, width in widths.items()}
-            table.set_columns(free, {name: values for name, values in nothing.items() if name not in own[3:]})
+            names = [name for name in table.in_place() if not name.startswith("waiting_")]
+            nothing = {name: np.zeros_like(values) for name, values in table.columns(names, free).items()}
+            table.set_columns(free, nothing)
         if len(rows):
             counts = np.minimum(totals, kernels.MOST_COUNT).astype(np.uint32)
             last = np.full(len(rows), now, np.uint32)
@@ -388,7 +381,7 @@ class DynamicIndex:
         np.not_equal(last, 0, out=self._occupied, casting="unsafe")
         self._rebuild(self._map, keys, last)
         if self._waiting is not None:
-            view = self._table.store.view(0, self._num_rows)
+            view = self._table.in_place()
             self._waiting_keys[:] = view["waiting_key"].reshape(-1).view(np.int64)
             self._waiting_last[:] = view["waiting_last"].reshape(-1).view(np.uint32)
             self._waiting_counts[:] = view["waiting_count"].reshape(-1).view(np.uint32)
