@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import google_crc32c
 import numpy as np
 
+from podembed.embedding.hashing import mix64
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.verification import require_metadata
 from podembed.workers.checkpoint.arrays import DenseFile, read_dense
@@ -106,19 +107,20 @@ class _ChangedRows:
 def read_rows(
     store: Store, table: TableFiles, ids: Sequence[int] | np.ndarray, *, with_slots: bool = True
 ) -> dict[str, np.ndarray]:
-    """Rows of given numbers, array name → `[len(ids), width]` in the order of `ids`; an id may come twice.
+    """Rows of given numbers, or keys where those come and go: array name → `[len(ids), width]` in the order of `ids`;
+    an id may come twice.
 
     Reads only the buckets in which they lie, one at a time, and verifies them.
 
     Args:
-      ids: row numbers, 0 to num_rows - 1.
+      ids: row numbers, 0 to num_rows - 1, or keys.
       with_slots: else only `rows`, whose chunks are read alone.
 
     Raises:
-      ConfigurationError: an id is not a row of the table.
+      ConfigurationError: an id is not a row of the table, or a key has none.
       ChunkDamaged: a bucket is not what was committed.
     """
-    numbers = check_ids(table, ids)
+    numbers = rows_of_keys(store, table, ids) if table.is_dynamic else check_ids(table, ids)
     require_metadata(store, table)
     arrays = table.arrays if with_slots else table.arrays[:1]
     found = {array.name: np.empty((len(numbers), array.width), DTYPES[array.dtype]) for array in arrays}
@@ -133,6 +135,35 @@ def read_rows(
         for array, value in zip(arrays, values, strict=True):
             found[array.name][wanted] = value[positions]
     return found
+
+
+def rows_of_keys(store: Store, table: TableFiles, keys: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The row numbers of keys of a table whose keys come and go, int64.
+
+    Raises:
+      ConfigurationError: a key has no row.
+      ChunkDamaged: a bucket is not what was committed.
+    """
+    wanted = np.array([int(key) for key in keys], np.int64)
+    arrays = {array.name: array for array in table.arrays}
+    buckets = table.layout.buckets_of(mix64(wanted).view(np.int64))
+    numbers = np.full(len(wanted), -1, np.int64)
+    for bucket in np.unique(buckets).tolist():
+        held, last = (read_bucket_array(store, table, arrays[name], bucket)[:, 0] for name in ("key", "last"))
+        at = np.flatnonzero(buckets == bucket)
+        places = np.flatnonzero(last)
+        place_of = dict(zip(held[places].tolist(), places.tolist(), strict=True))
+        found = np.array([place_of.get(key, -1) for key in wanted[at].tolist()], np.int64)
+        numbers[at] = np.where(found >= 0, table.layout.ids_of(bucket, found), -1)
+    missing = wanted[numbers < 0].tolist()
+    if missing:
+        more = f" and {len(missing) - _MAX_IDS_SHOWN} more" if len(missing) > _MAX_IDS_SHOWN else ""
+        raise ConfigurationError(
+            f"Found no row for key {', '.join(map(str, missing[:_MAX_IDS_SHOWN]))}{more} in table '{table.name}'. "
+            "Expected keys that have one: they were not admitted, or are forgotten. podembed export writes all that "
+            "there are."
+        )
+    return numbers
 
 
 def check_ids(table: TableFiles, ids: Sequence[int] | np.ndarray) -> np.ndarray:

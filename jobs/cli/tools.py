@@ -110,8 +110,8 @@ class Extract:
     """A run, for its newest commit, or RUN@COMMIT."""
     table: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
     """Name of the table."""
-    ids: Annotated[tuple[int, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID...")]
-    """Numbers of rows."""
+    ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID...")]
+    """Numbers of rows; of a table with a capacity keys, numbers or texts ('text:7' is the text of a number)."""
     slots: bool = True
     """Also print the optimizer's state."""
     commit: str | None = None

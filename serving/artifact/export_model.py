@@ -89,6 +89,12 @@ def export_model(
 def _write(model: CommittedModel, files: ExportFiles, out: str, wanted: Sequence[str]) -> ExportedModel:
     _require_flatbuffers()
     job, manifest = model.job, model.state.manifest
+    for spec in model.specs:
+        if spec.keys.columns:
+            raise ConfigurationError(
+                f"Found table '{spec.name}' with keys that come and go. Expected tables whose ids are row numbers, "
+                "since an exported model has no map of keys. Score with podembed.predict, which reads the commit."
+            )
     dense = model.dense(SCORED_PARTS)
     try:
         check_dense(job, dense)

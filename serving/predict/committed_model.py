@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
+from podembed.embedding.initializers import row_source
+from podembed.embedding.table_spec import TableSpec
+from podembed.embedding.vocabulary.key_space import DynamicKeys
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
@@ -30,6 +33,7 @@ from podembed.workers.checkpoint.files import read_bucket_array
 from podembed.workers.device.gang_errors import GangError, looking_for
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
+from podembed.workers.job.tables import table_specs
 from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 
@@ -44,11 +48,13 @@ class CommittedModel:
 
     Attributes:
       tables: files of each table, in the job's order.
+      specs: the same as the hosts saw them.
     """
 
     job: JobConfig
     state: CommittedState
     tables: tuple[TableFiles, ...]
+    specs: tuple[TableSpec, ...]
 
     def dense(self, parts: tuple[str, ...]) -> dict[str, np.ndarray]:
         """The dense arrays of some parts of the state, by their keys.
@@ -83,9 +89,9 @@ def open_model(
     is_given = job is not None
     job = job or _job_of(state.store, folder)
     found = {table.name: (table.num_rows, table.dim) for table in state.manifest.tables}
-    expected = {
-        name: (table.vocabulary_size, table.dim) for name, table in zip(job.table_names, job.tables, strict=True)
-    }
+    cut = {table.name: table.num_buckets for table in state.manifest.tables}
+    specs = table_specs(job, [cut.get(name) for name in job.table_names])
+    expected = {spec.name: (spec.num_rows, spec.dim) for spec in specs}
     if found != expected:
         different = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))[0]
         raise ConfigurationError(
@@ -94,7 +100,8 @@ def open_model(
             "it."
         )
     _check_meaning(state, job, is_given=is_given)
-    return CommittedModel(job=job, state=state, tables=tuple(state.table(name) for name in job.table_names))
+    files = tuple(state.table(name) for name in job.table_names)
+    return CommittedModel(job=job, state=state, tables=files, specs=specs)
 
 
 def with_commit(
@@ -201,7 +208,9 @@ class CommittedRows:
 
     def __init__(self, model: CommittedModel, *, kept_bytes: int = KEPT_BYTES) -> None:
         self._store, self._tables, self._kept_bytes = model.state.store, model.tables, kept_bytes
-        self._kept: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
+        self._specs = model.specs
+        # Of a table whose keys come and go, also its keys, rising, and where the row of each lies.
+        self._kept: OrderedDict[tuple[int, int], tuple[np.ndarray, ...]] = OrderedDict()
         self._size_bytes = 0
         self._checked: set[int] = set()
         self.num_reads = 0
@@ -217,24 +226,75 @@ class CommittedRows:
             require_metadata(self._store, files)
             self._checked.add(table)
         found = np.empty((len(ids), files.dim), np.float32)
-        buckets, positions = files.layout.buckets_of(ids), files.layout.positions_of(ids)
+        spec = self._specs[table]
+        buckets = files.layout.buckets_of(spec.keys.hashes_of(ids))
         order = np.argsort(buckets, kind="stable")
         starts = np.flatnonzero(np.diff(buckets[order], prepend=-1))
+        is_there = np.ones(len(ids), bool)
         for at in np.split(order, starts[1:]) if len(ids) else ():
-            found[at] = self._bucket(table, int(buckets[at[0]]))[positions[at]]
+            held = self._bucket(table, int(buckets[at[0]]))
+            if isinstance(spec.keys, DynamicKeys):
+                is_there[at] = _copy_keyed(held, ids[at], found, at)
+            else:
+                found[at] = held[0][files.layout.positions_of(ids[at])]
+        if not is_there.all():
+            found[~is_there] = self._defaults(spec, ids[~is_there], table)
         return found
 
-    def _bucket(self, table: int, bucket: int) -> np.ndarray:
+    def keys(self, table: int) -> np.ndarray:
+        """All keys that have a row, int64, rising; of a table whose keys come and go."""
+        found = [self._bucket(table, bucket)[1] for bucket in range(self._tables[table].num_buckets)]
+        return np.sort(np.concatenate(found))
+
+    def _defaults(self, spec: TableSpec, keys: np.ndarray, table: int) -> np.ndarray:
+        """What keys without a row are looked up as."""
+        default = spec.keys.default if isinstance(spec.keys, DynamicKeys) else "zeros"
+        values = np.zeros((len(keys), spec.dim), np.float32)
+        if default == "first":
+            seed, name = spec.seed, spec.name
+            row_source(spec.initializer, seed=seed, table_name=name, num_rows=spec.num_rows, dim=spec.dim)(keys, values)
+        elif default == "shared":
+            buckets = spec.layout.buckets_of(spec.keys.hashes_of(keys))
+            for at, bucket in enumerate(buckets.tolist()):
+                values[at] = self._bucket(table, bucket)[0][0]
+        return values
+
+    def _bucket(self, table: int, bucket: int) -> tuple[np.ndarray, ...]:
         key = (table, bucket)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
         files = self._tables[table]
-        rows = read_bucket_array(self._store, files, files.arrays[0], bucket)
+        found: tuple[np.ndarray, ...] = (read_bucket_array(self._store, files, files.arrays[0], bucket),)
+        if isinstance(self._specs[table].keys, DynamicKeys):
+            arrays = {array.name: array for array in files.arrays}
+            keys, last = (read_bucket_array(self._store, files, arrays[name], bucket)[:, 0] for name in ("key", "last"))
+            held = np.flatnonzero(last)
+            order = held[np.argsort(keys[held])]
+            found = (*found, keys[order], order)
         self.num_reads += 1
-        self._kept[key] = rows
-        self._size_bytes += rows.nbytes
+        self._kept[key] = found
+        self._size_bytes += _size(found)
         while self._size_bytes > self._kept_bytes and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
-            self._size_bytes -= oldest.nbytes
-        return rows
+            self._size_bytes -= _size(oldest)
+        return found
+
+
+def _size(arrays: Sequence[np.ndarray]) -> int:
+    return sum(array.nbytes for array in arrays)
+
+
+def _copy_keyed(held: tuple[np.ndarray, ...], wanted: np.ndarray, out: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Copies the rows of the wanted keys to the places `at` of `out`. Returns which of them have one, bool `[n]`.
+
+    Args:
+      held: rows of a bucket; its keys, rising; and the position of the row of each.
+    """
+    rows, keys, places = held
+    if not len(keys):
+        return np.zeros(len(wanted), bool)
+    number = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    is_there = keys[number] == wanted
+    out[at[is_there]] = rows[places[number[is_there]]]
+    return is_there

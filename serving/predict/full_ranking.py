@@ -97,6 +97,8 @@ class FullRanking:
         self._pooled = PooledRows(self.job, self._rows, is_padded=True)
         if items:
             self.ids = ids_in(model, items, self.feature)
+        elif source.outside == "any":
+            self.ids = self._rows.keys(self._tables[id(self._table)])
         else:
             by_popularity = declared is not None and declared.by == "popularity"
             self.ids = ranked_ids(source, positives_of(model, self.feature) if by_popularity else None)

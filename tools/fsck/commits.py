@@ -65,7 +65,7 @@ def _mismatches(manifest: Manifest, record: RunRecord | None) -> Iterator[Findin
         damage = Damage(name=file, found=f"run {manifest.run_id}", expected=f"{record.run_id} as in {RUN_FILE}")
         yield finding_of_commit(manifest.name, damage, "whose commit it is")
     found = {
-        table.name: (table.num_rows, table.dim, table.num_buckets, {slot.name: slot.width for slot in table.slots})
+        table.name: (table.num_rows, table.dim, table.num_buckets, {slot.name: slot.width for slot in table.arrays[1:]})
         for table in manifest.tables
     }
     expected = {

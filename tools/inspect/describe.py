@@ -16,6 +16,7 @@ from podembed.orchestrator.run.reference import CommittedState
 from podembed.serving.artifact.row_formats import ExportSource, write_npy, write_parquet, write_safetensors
 from podembed.serving.committed_rows import BATCH_BYTES
 from podembed.serving.new_files import new_file
+from podembed.workers.checkpoint.checkpoint_files import ArrayFiles, TableFiles
 from podembed.workers.storage.store import place
 
 Format = Literal["npy", "parquet", "safetensors"]
@@ -54,7 +55,8 @@ def export(
       format: `npy` holds `[num_rows, dim]`, or with slots one record per row with a field per array. `parquet` holds a
         column `id` and one list column per array, `safetensors` one tensor per array.
       out: a local path.
-      with_slots: also the optimizer's state.
+      with_slots: also the optimizer's state. Of a table whose keys come and go, `key`, `last` and `count` are always
+        there; `last` is 0 in rows that no key has.
       force: replace a file that is there.
       batch_bytes: memory for rows.
 
@@ -66,7 +68,7 @@ def export(
     source = ExportSource(
         store=state.store,
         table=files,
-        arrays=files.arrays if with_slots else files.arrays[:1],
+        arrays=_exported(files, with_slots=with_slots),
         information={
             "table": files.name,
             "run_id": state.manifest.run_id,
@@ -74,7 +76,7 @@ def export(
             "step": str(state.manifest.step),
         },
         batch_bytes=batch_bytes,
-        with_slots=with_slots,
+        with_slots=with_slots or files.is_dynamic,
     )
     path = place(out)
     with new_file(path, force=force) as file:
@@ -87,3 +89,9 @@ def export(
         widths={array.name: array.width for array in source.arrays},
         size_bytes=os.stat(path).st_size,
     )
+
+
+def _exported(files: TableFiles, *, with_slots: bool) -> tuple[ArrayFiles, ...]:
+    slots = files.slots if with_slots else ()
+    own = tuple(array for array in files.arrays if array.name in ("key", "last", "count")) if files.is_dynamic else ()
+    return (files.arrays[0], *slots, *own)

@@ -219,7 +219,7 @@ def _diff_table(store: Store, table: TableFiles, other_store: Store, other: Tabl
 
 def _shapes(table: TableFiles) -> dict[str, Any]:
     rows, *slots = (f"{array.dtype}[{array.width}]" for array in table.arrays)
-    described = {f"slot {slot.name}": text for slot, text in zip(table.slots, slots, strict=True)}
+    described = {f"slot {slot.name}": text for slot, text in zip(table.arrays[1:], slots, strict=True)}
     return {"number of rows": table.num_rows, "row": rows} | described
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import printable
 from podembed.orchestrator.run.reference import CommittedState
 from podembed.serving.committed_rows import read_rows
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
+from podembed.workers.columns.id_columns import key_of_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +25,34 @@ class ExtractedRows:
     values: Mapping[str, np.ndarray]
 
 
-def extract(state: CommittedState, table: str, ids: Sequence[int], *, with_slots: bool = True) -> ExtractedRows:
-    """Reads rows by number, only the buckets in which they lie.
+def extract(state: CommittedState, table: str, ids: Sequence[int | str], *, with_slots: bool = True) -> ExtractedRows:
+    """Reads rows by number, or by key where keys come and go; only the buckets in which they lie.
+
+    Args:
+      ids: numbers; of a table whose keys come and go also texts, and `text:7` for the text of a number.
 
     Raises:
       ConfigurationError: no such table, or an id that is no row of it.
       ChunkDamaged: a bucket is not what was committed.
     """
     files = state.table(table)
+    ids = [_key(one, files) for one in ids]
     values = read_rows(state.store, files, ids, with_slots=with_slots)
+    # A key that waits stands at the row by chance.
+    values = {name: value for name, value in values.items() if not (files.is_dynamic and name.startswith("waiting_"))}
     return ExtractedRows(table=files.name, commit=state.manifest.name, ids=tuple(map(int, ids)), values=values)
+
+
+def _key(id_or_text: int | str, table: TableFiles) -> int:
+    try:
+        return int(id_or_text)
+    except ValueError:
+        if not table.is_dynamic:
+            raise ConfigurationError(
+                f"Found {id_or_text!r} for table '{table.name}'. Expected numbers of rows, 0 to {table.num_rows - 1}. "
+                "Pass numbers, after any hashing of raw ids."
+            ) from None
+    return key_of_text(str(id_or_text).removeprefix("text:"))
 
 
 def render(found: ExtractedRows) -> str:

@@ -253,6 +253,7 @@ def _table_lines(tables: tuple[TableFiles, ...]) -> list[tuple[str, ...]]:
     rows = [("table", "rows", "dim", "buckets", "slots", "size")]
     for table in tables:
         slots = ", ".join(f"{slot.name} ({slot.width})" for slot in table.slots) or "-"
+        slots += "; keys come and go" if table.is_dynamic else ""
         sizes = (f"{table.num_rows:,}", str(table.dim), str(table.num_buckets), slots, format_bytes(table.size_bytes))
         rows.append((table.name, *sizes))
     return rows

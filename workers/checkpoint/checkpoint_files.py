@@ -201,8 +201,16 @@ class TableFiles:
         return BucketLayout(num_rows=self.num_rows, num_buckets=self.num_buckets)
 
     @property
+    def is_dynamic(self) -> bool:
+        """Whether its keys come and go. Then `key` says whose a row is, and `last` whether it has a key at all."""
+        found = {array.name: array.dtype for array in self.arrays}
+        return found.get("key") == "int64" and found.get("last") == "uint32"
+
+    @property
     def slots(self) -> tuple[ArrayFiles, ...]:
-        return self.arrays[1:]
+        """State of the optimizer."""
+        is_dynamic = self.is_dynamic
+        return tuple(array for array in self.arrays[1:] if not is_dynamic or array.dtype == "float32")
 
     @property
     def size_bytes(self) -> int:

@@ -368,6 +368,11 @@ def _keys(present: pa.Array) -> np.ndarray:
     return keys
 
 
+def key_of_text(text: str) -> int:
+    """The key of a text where keys come and go."""
+    return int(_keys(pa.array([text], pa.large_string()))[0])
+
+
 def accepts(kind: pa.DataType, source: IdColumn) -> bool:
     """Whether a column of that type can become rows: integers always, strings by hash or vocabulary, any numbers with
     boundaries, lists of what is accepted.
