@@ -249,8 +249,15 @@ class TableConfig:
     def __repr__(self) -> str:
         default = TruncatedNormal(stddev=1 / math.sqrt(self.dim))
         initializer = None if self.initializer == default else self.initializer
+        keys = self.dynamic_keys
+        size = (
+            f"vocabulary_size={self.vocabulary_size!r}"
+            if keys is None
+            else f"capacity={keys.capacity!r}, admit={keys.admit!r}, evict={keys.evict!r}, "
+            f"forget_after={keys.forget_after!r}, waiting={keys.waiting!r}, default={keys.default!r}"
+        )
         return (
-            f"TableConfig(vocabulary_size={self.vocabulary_size!r}, dim={self.dim!r}, initializer={initializer!r}, "
+            f"TableConfig({size}, dim={self.dim!r}, initializer={initializer!r}, "
             f"optimizer={self.optimizer!r}, combiner={self.combiner!r}, name={self.name!r}, "
             f"quantization_config={self.quantization_config!r})"
         )

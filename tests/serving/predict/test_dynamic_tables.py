@@ -1,0 +1,112 @@
+"""Commits of tables whose keys come and go, as a user reads them later: scored, looked up by key, exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from podembed.embedding.config import TableConfig
+from podembed.embedding.initializers import Constant, table_seed
+from podembed.embedding.optimizers import Adagrad
+from podembed.embedding.vocabulary.key_space import DynamicKeys
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
+from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.run.reference import open_commit
+from podembed.serving.artifact.export_model import export_model
+from podembed.serving.predict.committed_model import CommittedRows, open_model
+from podembed.serving.predict.evaluate import evaluate
+from podembed.tools.inspect.describe import export
+from podembed.tools.inspect.extract import extract
+from podembed.workers.columns.id_columns import key_of_text
+from podembed.workers.job.job import JobConfig
+from tests.run_state import committed_state
+from tests.small_job import small_job
+from tests.training import fit_job
+
+
+@pytest.fixture(scope="module")
+def job(small_data: str) -> JobConfig:
+    return small_job(folder=small_data, audit=False, evaluate=True, dynamic=True)
+
+
+@pytest.fixture(scope="module")
+def run(job: JobConfig, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    folder = tmp_path_factory.mktemp("dynamic")
+    return fit_job(job, folder, max_steps=12, checkpoint_config=CheckpointConfig(every_steps=6))
+
+
+def test_an_evaluation_has_the_figures_of_the_run(run: Result, job: JobConfig) -> None:
+    found = evaluate(run.path, job=job)
+    assert found.evaluation.loss == pytest.approx(run.evaluations[-1].loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("default", ["first", "zeros", "shared"])
+def test_keys_have_their_rows_and_others_the_default(run: Result, job: JobConfig, default: str) -> None:
+    model = open_model(run.path, job=job)
+    state, at = committed_state(run.path), job.table_names.index("b")
+    held = np.flatnonzero(state["b/last"][:, 0])
+    keys = state["b/key"][held, 0]
+    assert 0 < len(keys) < len(state["b/last"])
+    rows = CommittedRows(model)
+    np.testing.assert_array_equal(rows.rows(at, keys), state["b/rows"][held])
+    np.testing.assert_array_equal(rows.keys(at), np.sort(keys))
+    spec = model.specs[at]
+    # What a job declares; the rows of the commit are the same.
+    object.__setattr__(spec.keys, "default", default)
+    new = np.array([1 << 60])
+    expected = {
+        "first": spec.initializer(new, spec.dim, table_seed(spec.seed, spec.name)),
+        "zeros": np.zeros((1, spec.dim), np.float32),
+        "shared": state["b/rows"][:1],
+    }
+    np.testing.assert_array_equal(rows.rows(at, new), expected[default])
+    object.__setattr__(spec.keys, "default", "first")
+
+
+def test_rows_are_extracted_by_key_and_exported_with_their_keys(run: Result, tmp_path: Path) -> None:
+    state, commit = committed_state(run.path), open_commit(run.path)
+    row = int(np.flatnonzero(state["b/last"][:, 0])[3])
+    key = int(state["b/key"][row, 0])
+    found = extract(commit, "b", [key])
+    np.testing.assert_array_equal(found.values["rows"][0], state["b/rows"][row])
+    assert found.values["count"][0] == state["b/count"][row]
+    with pytest.raises(ConfigurationError, match=f"Found no row for key {key_of_text('new')} in table 'b'"):
+        extract(commit, "b", ["new"])
+    export(commit, "b", format="npy", out=str(tmp_path / "b.npy"))
+    exported = np.load(tmp_path / "b.npy")
+    np.testing.assert_array_equal(exported["key"], state["b/key"])
+    np.testing.assert_array_equal(exported["rows"], state["b/rows"])
+
+
+def test_an_exported_model_is_refused(run: Result, job: JobConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="keys that come and go. Expected tables whose ids are row numbers"):
+        export_model(run.path, out=tmp_path / "model", job=job)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"vocabulary_size": 9}, "Found capacity=5 beside vocabulary_size=9"),
+        ({"keys": "rows"}, "Found capacity=5 beside keys='rows'"),
+        ({"capacity": None, "admit": object(), "evict": None}, "Found admit without capacity"),
+        ({"capacity": 0}, "Found capacity=0"),
+        ({"admit": 3}, "Found admit=3"),
+        ({"evict": "lru"}, "Found evict='lru'"),
+        ({"forget_after": 0}, "Found forget_after=0"),
+        ({"waiting": -1}, "Found waiting=-1"),
+        ({"default": "mean"}, "Found default='mean'"),
+        ({"place": "sharded"}, "Found place='sharded' beside capacity"),
+        ({"invalid_ids": "drop"}, "Found invalid_ids='drop' beside capacity"),
+        ({"initial_rows": np.zeros((5, 2))}, "Found initial_rows beside capacity"),
+    ],
+)
+def test_declarations_that_do_not_fit_are_refused(arguments: dict, found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        TableConfig(**{"capacity": 5, "dim": 2, "optimizer": Adagrad(0.1), **arguments})
+
+
+def test_the_least_declaration_takes_any_key() -> None:
+    table = TableConfig(capacity=5, dim=2, initializer=Constant(0.0), keys="any")
+    assert table.dynamic_keys == DynamicKeys(capacity=5)
