@@ -3,7 +3,7 @@
     python benchmarks/engine.py --bench A --emb-opt rowwise
     python benchmarks/engine.py --bench C --emb-opt rowwise
 
-One host holds all tables of the workload. `request` finds rows, `group` sorts the batch by row, `pool` writes
+One host holds all tables of the workload. `request` finds owners, `accept` rows, `group` sorts by row, `pool` writes
 activations, and `update` sums gradients and applies the optimizer. Times are medians over the batches, which take
 turns. With one thread the rate is that of its CPU time, with several that of wall time.
 """
@@ -42,8 +42,10 @@ from podembed.embedding.lookup.pooled_way import PooledWay  # noqa: E402
 from podembed.embedding.lookup.streams import FeatureBinding  # noqa: E402
 from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
+from podembed.embedding.row_index import KeyRequest  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
+from podembed.embedding.vocabulary.policies import Always, MinCount  # noqa: E402
 from podembed.workers.thread_pool import ThreadPool  # noqa: E402
 
 NUM_BATCHES = 8
@@ -66,17 +68,29 @@ class Engine:
         return Engine(tables=tables, features=features, layout=layout, lookup=lookup)
 
 
-def build(shape: Workload, emb_opt: str, threads: int) -> Engine:
-    """All tables on one host, with the workload's first values in the order of the ids."""
+ADMIT = {"any": Always(), "counted": MinCount(2)}
+
+
+def build(shape: Workload, emb_opt: str, threads: int, keys: str = "rows") -> Engine:
+    """All tables on one host, with the workload's first values in the order of the ids.
+
+    Args:
+      keys: "rows" for row numbers. Otherwise keys come and go, and each id has a row before the first step.
+    """
     rate, epsilon = shape.learning_rate, shape.epsilon
     rule = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
     tables, features = [], []
     for at, num_rows in enumerate(shape.table_rows):
-        config = TableConfig(num_rows, shape.dim, name=f"t{at:02d}", combiner="sum", optimizer=rule)
+        size = {"vocabulary_size": num_rows} if keys == "rows" else {"capacity": num_rows, "admit": ADMIT[keys]}
+        config = TableConfig(**size, dim=shape.dim, name=f"t{at:02d}", combiner="sum", optimizer=rule)
         spec = TableSpec.of(config, seed=0)
         table = Table(spec, np.arange(spec.layout.num_buckets))
-        # Which row holds which numbers makes no difference here, so the buckets are filled front to back.
-        fill_table(shape, at, table.rows[:num_rows])
+        if keys == "rows":
+            # Which row holds which numbers makes no difference here, so the buckets are filled front to back.
+            fill_table(shape, at, table.rows[:num_rows])
+        for first in range(0, 0 if keys == "rows" else num_rows, 1 << 16):
+            some = np.arange(first, min(num_rows, first + (1 << 16)))
+            table.index.accept([KeyRequest(np.repeat(some, 2), np.empty(2 * len(some), np.int64))], 0)
         tables.append(table)
         features.append(FeatureBinding(name=f"f{at:02d}", table=at, combiner="sum", column=at * shape.dim))
     layout = ActivationLayout(
@@ -117,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", default="A", choices=["A", "B", "tiny", *NAMES])
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
+    parser.add_argument("--keys", default="rows", choices=["rows", *ADMIT], help="of A and B: any with a capacity")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
     arguments = parser.parse_args()
@@ -132,7 +147,7 @@ def main() -> None:
             {f"f{at:02d}": Ragged.of_dense(ids[step]) for at, ids in enumerate(batches.ids)}
             for step in range(NUM_BATCHES)
         ]
-        engine = build(shape, arguments.emb_opt, arguments.threads)
+        engine = build(shape, arguments.emb_opt, arguments.threads, arguments.keys)
     lookup, layout = engine.lookup, engine.layout
     activations, gradients = aligned_empty((layout.num_floats,)), aligned_empty((layout.num_floats,))
     gradients[:] = np.random.default_rng(0).standard_normal(layout.num_floats, dtype=np.float32) * 1e-3
@@ -140,7 +155,7 @@ def main() -> None:
     rates = [shape.learning_rate] * len(shape.table_rows)
     # The CPU time of one thread leaves out what other programs take.
     now = time.thread_time if arguments.threads == 1 else time.perf_counter
-    parts: dict[str, list[float]] = {"request": [], "group": [], "pool": [], "update": []}
+    parts: dict[str, list[float]] = {"request": [], "accept": [], "group": [], "pool": [], "update": []}
     stop = time.perf_counter() + arguments.seconds
     number = 0
     cpu_s = 0.0
@@ -149,7 +164,8 @@ def main() -> None:
         clock = [now()]
         request = lookup.request(steps[number % len(steps)])
         clock.append(now())
-        lookup.accept(request, [np.empty(0, np.int64)])
+        lookup.accept(request, [np.empty(0, np.int64)], training_step=number + 1)
+        clock.append(now())
         lookup.group(request, gradient_blocks)
         clock.append(now())
         lookup.gather_own(request, activation_blocks)
@@ -164,7 +180,7 @@ def main() -> None:
                 parts[part].append(1e3 * seconds)
     found = {part: round(float(np.median(values)), 2) for part, values in parts.items()}
     total = float(np.median(np.sum(list(parts.values()), axis=0)))
-    line = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "threads")}
+    line = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "keys", "threads")}
     rate = round(shape.batch_size / total * 1e3, 0)
     per_cpu = rate if arguments.threads == 1 else round(shape.batch_size * len(parts["pool"]) / cpu_s, 0)
     times = {"ms": round(total, 2), "parts_ms": found, "samples_per_s": rate, "samples_per_cpu_s": per_cpu}

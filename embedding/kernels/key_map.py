@@ -47,7 +47,8 @@ def hash_of(key):
 
 
 @inlined
-def _home(hashed, per_bucket):
+def home_line(hashed, per_bucket):
+    """The line of a bucket in which a key lies, if there was room."""
     return np.int64(((hashed >> _32) * np.uint64(per_bucket)) >> _32)
 
 
@@ -59,12 +60,17 @@ def find_key(lines, small, first, per_bucket, hashed, key):
       lines, small: `new_lines`, and the same memory as uint16 `[n, 32]`.
       first: first line of the bucket.
     """
-    at = _home(hashed, per_bucket)
+    at = home_line(hashed, per_bucket)
     for _ in range(per_bucket):
         line = first + at
-        for seat in range(small[line, _COUNT]):
-            if lines[line, seat] == key:
-                return np.int64(small[line, _ROWS + seat])
+        # All seats without a branch, since which one it is cannot be predicted. Of those that are not taken any more,
+        # which come last, one may have the same key.
+        found = np.int64(KEYS_PER_LINE)
+        for back in range(KEYS_PER_LINE):
+            seat = KEYS_PER_LINE - 1 - back
+            found = seat if lines[line, seat] == key else found
+        if found < small[line, _COUNT]:
+            return np.int64(small[line, _ROWS + found])
         if not small[line, _PASSED]:
             break
         at += 1
@@ -76,7 +82,7 @@ def find_key(lines, small, first, per_bucket, hashed, key):
 @inlined
 def insert_key(lines, small, first, per_bucket, hashed, key, row):
     """Adds a key that the map does not have. There must be room."""
-    at = _home(hashed, per_bucket)
+    at = home_line(hashed, per_bucket)
     while small[first + at, _COUNT] == KEYS_PER_LINE:
         small[first + at, _PASSED] += 1
         at += 1
@@ -92,7 +98,7 @@ def insert_key(lines, small, first, per_bucket, hashed, key, row):
 @inlined
 def remove_key(lines, small, first, per_bucket, hashed, key):
     """Takes out a key that the map has."""
-    at = _home(hashed, per_bucket)
+    at = home_line(hashed, per_bucket)
     while True:
         line = first + at
         last = small[line, _COUNT] - 1

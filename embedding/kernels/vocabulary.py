@@ -18,20 +18,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from podembed.embedding.kernels.key_map import WORDS, find_key, hash_of, insert_key, remove_key
+from podembed.embedding.kernels.key_map import WORDS, find_key, hash_of, home_line, insert_key, remove_key
 from podembed.embedding.kernels.row_vectors import inlined, jit, prefetch_item
 
 NEVER, LEAST_RECENT, LEAST_FREQUENT, SMALL_NORM = range(4)
 """Which key of a full bucket goes first."""
 MOST_COUNT = (1 << 32) - 1
-# How many ids before its turn the line of a key is prefetched.
+# How many rows before its turn a row is prefetched.
 _AHEAD = 16
 _LOW = np.uint64(0xFFFFFFFF)
 
 
 @jit
 def look_up(
-    keys, times, out, is_training, places, rows_per_bucket, maps, marks, touched, seen, slots, unknown, came, sizes
+    keys,
+    times,
+    out,
+    is_training,
+    places,
+    rows_per_bucket,
+    maps,
+    marks,
+    touched,
+    seen,
+    slots,
+    unknown,
+    came,
+    sizes,
+    chunk,
 ):
     """Finds the rows of one array of keys.
 
@@ -46,6 +60,7 @@ def look_up(
       slots: int64 `[a power of two, 2]`, at least half of it free, zero before the first call of a step.
       unknown, came: int64, for the keys without a row, and their occurrences.
       sizes: int64 `[2]`: how many rows are listed and how many keys are unknown.
+      chunk: int64 `[2, n]`, scratch.
 
     Returns:
       Number of the first key whose bucket is not held here; -1 if all are.
@@ -53,24 +68,39 @@ def look_up(
     lines, small, per_bucket = maps
     mask, last_slot = np.uint64(places.shape[0] - 1), np.uint64(slots.shape[0] - 1)
     flat = lines.reshape(-1)
-    count = keys.shape[0]
-    for j in range(count):
-        if j + _AHEAD < count:
-            ahead = hash_of(keys[j + _AHEAD])
-            place = np.int64(places[ahead & mask])
-            at = np.int64(((ahead >> np.uint64(32)) * np.uint64(per_bucket)) >> np.uint64(32))
-            prefetch_item(flat, max(0, place * per_bucket + at) * WORDS)
-        key = np.int64(keys[j])
-        hashed = hash_of(key)
-        place = np.int64(places[hashed & mask])
-        if place < 0:
-            return j
-        occurrences = times[j] if times.shape[0] else np.int64(1)
-        position = find_key(lines, small, place * per_bucket, per_bucket, hashed, key)
-        if position >= 0:
-            row = place * rows_per_bucket + position
-            out[j] = row
-            if is_training:
+    hashes, found = chunk[0], chunk[1]
+    # Some ids at a time, so that what one looks for is on its way while the others are looked for.
+    for begin in range(0, keys.shape[0], chunk.shape[1]):
+        count = min(chunk.shape[1], keys.shape[0] - begin)
+        for j in range(count):
+            hashed = hash_of(np.int64(keys[begin + j]))
+            place = np.int64(places[hashed & mask])
+            if place < 0:
+                return begin + j
+            hashes[j], found[j] = np.int64(hashed), place
+            prefetch_item(flat, (place * per_bucket + home_line(hashed, per_bucket)) * WORDS)
+        for j in range(count):
+            place = found[j]
+            position = find_key(lines, small, place * per_bucket, per_bucket, np.uint64(hashes[j]), keys[begin + j])
+            found[j] = -1 if position < 0 else place * rows_per_bucket + position
+            if is_training and position >= 0:
+                prefetch_item(marks, found[j])
+        for j in range(count):
+            at, row = begin + j, found[j]
+            occurrences = times[at] if times.shape[0] else np.int64(1)
+            if row < 0:
+                key = np.int64(keys[at])
+                slot = (np.uint64(hashes[j]) >> np.uint64(8)) & last_slot
+                while slots[slot, 1] and slots[slot, 0] != key:
+                    slot = (slot + np.uint64(1)) & last_slot
+                if not slots[slot, 1]:
+                    unknown[sizes[1]], came[sizes[1]] = key, 0
+                    sizes[1] += 1
+                    slots[slot, 0], slots[slot, 1] = key, sizes[1]
+                number = slots[slot, 1] - 1
+                came[number] += occurrences
+                row = -2 - number
+            elif is_training:
                 number = marks[row]
                 if number == 0:
                     touched[sizes[0]], seen[sizes[0]] = row, occurrences
@@ -78,17 +108,10 @@ def look_up(
                     marks[row] = sizes[0]
                 else:
                     seen[number - 1] += occurrences
-            continue
-        slot = (hashed >> np.uint64(8)) & last_slot
-        while slots[slot, 1] and slots[slot, 0] != key:
-            slot = (slot + np.uint64(1)) & last_slot
-        if not slots[slot, 1]:
-            unknown[sizes[1]], came[sizes[1]] = key, 0
-            sizes[1] += 1
-            slots[slot, 0], slots[slot, 1] = key, sizes[1]
-        number = slots[slot, 1] - 1
-        came[number] += occurrences
-        out[j] = -2 - number
+            found[j] = row
+        # Last, since rows of 32 bits may go where keys of 64 bits lie.
+        for j in range(count):
+            out[begin + j] = found[j]
     return -1
 
 
@@ -115,6 +138,9 @@ def clear_slots(slots, unknown):
 def touch(touched, seen, now, marks, last, counts):
     """Writes when rows were named last, and how often they were named."""
     for at in range(touched.shape[0]):
+        ahead = touched[min(at + _AHEAD, touched.shape[0] - 1)]
+        prefetch_item(last, ahead)
+        prefetch_item(counts, ahead)
         row = touched[at]
         marks[row] = 0
         last[row] = now

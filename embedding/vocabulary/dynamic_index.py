@@ -33,6 +33,8 @@ _NO_NUMBERS = np.empty(0, np.int64)
 # A share of a bucket's rows that a key which finds it full makes free at once. One at a time, every new key would read
 # when all others were named.
 _SHARE_FORGOTTEN = 16
+# Keys that are looked for side by side.
+_CHUNK = 64
 # An idle key is found by sweeps, of which there are so many in `forget_after` steps.
 _SWEEPS = 16
 SHARED_KEY = int(np.int64(combine(0x73686172) >> 1))
@@ -84,6 +86,7 @@ class DynamicIndex:
             self._waiting_heap = _heap(0)
         self._slots = np.zeros((0, 2), np.int64)
         self._scratch = np.empty((4, 0), np.int64)
+        self._chunk = np.empty((2, _CHUNK), np.int64)
         # Rows of the last request lie in one half of the spare rows, those of the one before in the other.
         self._half = 0
         self.admitted = self.evicted = self.refused = self.dropped = 0
@@ -99,7 +102,11 @@ class DynamicIndex:
         touched, seen, unknown, came = self._look_up(requests, is_training=step is not None)
         rows = np.full(len(unknown), -1, np.int64)
         if step is not None:
-            self._decide(step, touched, seen, unknown, came, rows)
+            keys, last, counts = self._columns()
+            self._table.announce(touched)
+            kernels.touch(touched, seen, step + 1, self._marks, last, counts)
+            if len(unknown) or self._keys.forget_after is not None:
+                self._decide(step, unknown, came, rows, (keys, last, counts))
             if self._keys.default != "shared":
                 self.dropped += int(np.count_nonzero(rows < 0))
         if len(unknown):
@@ -136,6 +143,7 @@ class DynamicIndex:
                 self._slots,
                 *self._scratch[2:],
                 sizes,
+                self._chunk,
             )
             if bad >= 0:
                 num_held, num_buckets = len(self._buckets), len(self._places)
@@ -150,17 +158,13 @@ class DynamicIndex:
     def _decide(
         self,
         step: int,
-        touched: np.ndarray,
-        seen: np.ndarray,
         unknown: np.ndarray,
         came: np.ndarray,
         rows: np.ndarray,
+        columns: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> None:
         """Who is forgotten and who gets a row; writes the rows of the unknown keys that get one."""
-        now, table = step + 1, self._table
-        keys, last, counts = self._columns()
-        table.announce(touched)
-        kernels.touch(touched, seen, now, self._marks, last, counts)
+        now, (keys, last, counts) = step + 1, columns
         places = self._places[self._keys.hashes_of(unknown) & (len(self._places) - 1)].astype(np.int64)
         totals, entries = came.copy(), np.full(len(unknown), -1, np.int64)
         if self._waiting is not None:
