@@ -29,6 +29,22 @@ _AHEAD = 16
 _LOW = np.uint64(0xFFFFFFFF)
 
 
+@inlined
+def _count_unknown(key, hashed, occurrences, slots, unknown, came, sizes):
+    """Counts a key that has no row. Returns its number."""
+    last_slot = np.uint64(slots.shape[0] - 1)
+    slot = (np.uint64(hashed) >> np.uint64(8)) & last_slot
+    while slots[slot, 1] and slots[slot, 0] != key:
+        slot = (slot + np.uint64(1)) & last_slot
+    if not slots[slot, 1]:
+        unknown[sizes[1]], came[sizes[1]] = key, 0
+        sizes[1] += 1
+        slots[slot, 0], slots[slot, 1] = key, sizes[1]
+    number = slots[slot, 1] - 1
+    came[number] += occurrences
+    return number
+
+
 @jit
 def look_up(
     keys,
@@ -66,7 +82,7 @@ def look_up(
       Number of the first key whose bucket is not held here; -1 if all are.
     """
     lines, small, per_bucket = maps
-    mask, last_slot = np.uint64(places.shape[0] - 1), np.uint64(slots.shape[0] - 1)
+    mask = np.uint64(places.shape[0] - 1)
     flat = lines.reshape(-1)
     hashes, found = chunk[0], chunk[1]
     # Some ids at a time, so that what one looks for is on its way while the others are looked for.
@@ -89,17 +105,7 @@ def look_up(
             at, row = begin + j, found[j]
             occurrences = times[at] if times.shape[0] else np.int64(1)
             if row < 0:
-                key = np.int64(keys[at])
-                slot = (np.uint64(hashes[j]) >> np.uint64(8)) & last_slot
-                while slots[slot, 1] and slots[slot, 0] != key:
-                    slot = (slot + np.uint64(1)) & last_slot
-                if not slots[slot, 1]:
-                    unknown[sizes[1]], came[sizes[1]] = key, 0
-                    sizes[1] += 1
-                    slots[slot, 0], slots[slot, 1] = key, sizes[1]
-                number = slots[slot, 1] - 1
-                came[number] += occurrences
-                row = -2 - number
+                row = -2 - _count_unknown(np.int64(keys[at]), hashes[j], occurrences, slots, unknown, came, sizes)
             elif is_training:
                 number = marks[row]
                 if number == 0:

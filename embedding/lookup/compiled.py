@@ -8,9 +8,11 @@ table itself as `rows`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
+from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.kernels.bag_frames import BAGS, SPLITS, WEIGHTS, find_pieces
 from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import num_hash_slots, row_of_each_id, unique_ids
@@ -25,6 +27,7 @@ from podembed.embedding.kernels.requests import (
 )
 from podembed.embedding.kernels.row_numbers import copy_keys, route, route_bags, rows_of_dense_keys
 from podembed.embedding.kernels.threads import ONE_THREAD, column_parts
+from podembed.embedding.row_index import KeyRequest
 from podembed.embedding.table.stores.store import PooledFeature
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
@@ -76,8 +79,13 @@ def compile_kernels(
         entries = np.zeros((0, 2), np.int64)
         group_by_row(positions, entries, marks)
         select_part(positions, entries, 0, 1, positions.copy(), entries.copy())
+    dynamic: set[bool] = set()
     for spec in specs:
         table = Table(spec, ids)
+        waits = "waiting_key" in spec.keys.columns
+        if spec.keys.columns and waits not in dynamic:
+            dynamic.add(waits)
+            _compile_keys(spec)
         group, no_block = table.stores.group([table], [feature], num_hosts=1), [np.array([[0, 0, 0, spec.dim]])]
         updates_groups = (
             spec.optimizer is not None
@@ -101,3 +109,18 @@ def compile_kernels(
                 sum_gradients(some, positions, np.zeros(1, np.int64), None, "sum", some)
         if spec.optimizer is not None and (rows_travel or not updates_groups):
             table.update(ids, no_rows, 0.0)
+
+
+def _compile_keys(spec: TableSpec) -> None:
+    """The decisions of a table whose keys come and go, made for a table of two rows."""
+    layout = BucketLayout(num_rows=2, num_buckets=1)
+    table = Table(replace(spec, num_rows=2, layout=layout), np.zeros(1, np.int64))
+    keys = np.arange(4)
+    requests = [
+        KeyRequest(keys, np.empty(4, np.int64), np.ones(4, np.int64)),
+        KeyRequest(keys, np.empty(4, np.int64)),
+        KeyRequest(keys, np.empty(4, np.int32)),
+    ]
+    for step in (0, 1, None):
+        table.index.accept(requests, step)
+    table.index.rebuild()

@@ -24,7 +24,14 @@ from podembed.embedding.hashing import combine, mix64
 from podembed.embedding.kernels import vocabulary as kernels
 from podembed.embedding.kernels.key_map import lines_per_bucket, new_lines, rebuild_map
 from podembed.embedding.row_index import KeyedRows, KeyRequest
-from podembed.embedding.vocabulary.policies import EVICTIONS, Always, LeastFrequent, MinCount, Probability
+from podembed.embedding.vocabulary.policies import (
+    EVICTIONS,
+    Always,
+    LeastFrequent,
+    MinCount,
+    Probability,
+    VocabularyCounts,
+)
 
 if TYPE_CHECKING:
     from podembed.embedding.vocabulary.key_space import DynamicKeys
@@ -59,8 +66,7 @@ class DynamicIndex:
     """As `RowIndex`. Mutated: everything but the arguments, and columns of the table.
 
     Attributes:
-      admitted, evicted, refused, dropped: keys that got a row, that lost one, that found no room, and whose gradient of
-        a step was dropped since they had no row; since this index was made.
+      admitted, evicted, refused, dropped: as of `VocabularyCounts`, since `take_counts`.
     """
 
     is_dynamic = True
@@ -354,6 +360,19 @@ class DynamicIndex:
         self._half = 1 - self._half
         first_value = self._keys.default == "first"
         rows[without] = self._table.spare_rows(self._half, unknown[without] if first_value else None)
+
+    def take_counts(self) -> VocabularyCounts:
+        """What became of keys since the last call."""
+        found = VocabularyCounts(
+            num_keys=int(self._map.fills.sum()),
+            num_rows=self._num_rows - len(self._buckets) * self._keys.num_reserved,
+            admitted=self.admitted,
+            evicted=self.evicted,
+            refused=self.refused,
+            dropped=self.dropped,
+        )
+        self.admitted = self.evicted = self.refused = self.dropped = 0
+        return found
 
     def rows_of(self, keys: np.ndarray) -> np.ndarray:
         """As `RowIndex.rows_of`."""

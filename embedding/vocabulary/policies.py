@@ -77,6 +77,26 @@ class SmallNorm:
     """The keys whose rows have the smallest Euclidean norm are forgotten first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyCounts:
+    """What became of the keys of one table on one host in a window of steps.
+
+    Attributes:
+      num_keys: keys that have a row at its end.
+      num_rows: rows that keys may have.
+      admitted, evicted: keys that got a row, and that lost theirs.
+      refused: keys that asked for a row and found none free, once a step.
+      dropped: keys whose gradient of a step was dropped since they had no row.
+    """
+
+    num_keys: int
+    num_rows: int
+    admitted: int = 0
+    evicted: int = 0
+    refused: int = 0
+    dropped: int = 0
+
+
 Admit: TypeAlias = Always | MinCount | Probability
 Evict: TypeAlias = Never | LeastRecent | LeastFrequent | SmallNorm
 

@@ -21,7 +21,14 @@ from podembed.orchestrator.decisions.stragglers import (
     work_ratios,
 )
 from podembed.orchestrator.events.event import Emit, Event
-from podembed.orchestrator.events.progress import HostKeepsUp, HostSlow, IdsAltered, OwnerBusy, OwnersEven
+from podembed.orchestrator.events.progress import (
+    HostKeepsUp,
+    HostSlow,
+    IdsAltered,
+    KeysRefused,
+    OwnerBusy,
+    OwnersEven,
+)
 from podembed.orchestrator.group.watch import Deadlines
 from podembed.workers.host.spec import HostWindow, ScoredSamples
 from podembed.workers.liveness.progress import Phase
@@ -80,6 +87,7 @@ class WindowHealth:
         self._slow: dict[int, tuple[_Lasting, _Lasting]] = {}
         self._uneven = _Lasting()
         self._altered: set[int] = set()
+        self._refused: set[int] = set()
         self.slowest = 1.0
         self.imbalance = Imbalance(ratio=1.0, host=0, table=0, rows=0)
 
@@ -118,7 +126,8 @@ class WindowHealth:
         self.slowest = max(work_ratios(phase_s), default=1.0)
         self.imbalance = imbalance([host.rows_asked for host in hosts])
         uneven = self._tell_uneven([self._movable(host.rows_asked) for host in hosts], seconds)
-        return [*self._tell_slow(phase_s, seconds), *uneven, *self._tell_altered([host.altered_ids for host in hosts])]
+        altered = self._tell_altered([host.altered_ids for host in hosts])
+        return [*self._tell_slow(phase_s, seconds), *uneven, *altered, *self._tell_refused(hosts)]
 
     def _tell_slow(self, phase_s: Sequence[Mapping[Phase, float]], window_s: float) -> list[Event]:
         slow = {found.host: found for found in slow_hosts(phase_s, window_s=window_s)}
@@ -147,6 +156,18 @@ class WindowHealth:
         new = [at for at, count in enumerate(counts) if count and at not in self._altered]
         self._altered.update(new)
         return [IdsAltered(table=self._tables[at], count=counts[at], invalid_ids=self._invalid_ids[at]) for at in new]
+
+    def _tell_refused(self, hosts: Sequence[HostWindow]) -> list[Event]:
+        """Once a table: one that is full learns nothing of new keys."""
+        told: list[Event] = []
+        for at in sorted({at for host in hosts for at in host.vocabularies} - self._refused):
+            counts = [host.vocabularies[at] for host in hosts if at in host.vocabularies]
+            refused = sum(one.refused for one in counts)
+            if refused:
+                self._refused.add(at)
+                keys, rows = sum(one.num_keys for one in counts), sum(one.num_rows for one in counts)
+                told.append(KeysRefused(table=self._tables[at], count=refused, num_keys=keys, num_rows=rows))
+        return told
 
     def _movable(self, rows_asked: Sequence[int]) -> list[int]:
         """Rows by table, without those of tables that are one bucket, which cannot be spread over hosts."""

@@ -231,6 +231,7 @@ def _measures(
                 phase_s=host.phase_s,
                 bytes_sent=host.bytes_sent,
                 rows_asked=dict(zip(tables, host.rows_asked, strict=False)),
+                vocabularies={tables[at]: counts for at, counts in host.vocabularies.items()},
                 usage=tuple(by_process.values()),
                 data=host.data,
             )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from podembed.embedding.vocabulary.policies import VocabularyCounts
 from podembed.orchestrator.api.result import Evaluation, MeasuredTable
 from podembed.orchestrator.api.save_policies import Order
 from podembed.orchestrator.api.text import format_bytes, plural
@@ -64,6 +65,7 @@ class HostMeasures:
       phase_s: seconds of each phase in the window.
       bytes_sent: to other hosts.
       rows_asked: per table, rows that all hosts asked of this one.
+      vocabularies: per table whose keys come and go, what became of them on this host.
       usage: resource usage of the host process and of its device process; one where both are the same.
       data: histograms of some of its samples, where it looked. Only measurements are made of them.
     """
@@ -74,6 +76,7 @@ class HostMeasures:
     bytes_sent: int
     rows_asked: Mapping[str, int]
     usage: tuple[ProcessUsage, ...]
+    vocabularies: Mapping[str, VocabularyCounts] = field(default_factory=dict)
     data: DataSample | None = field(default=None, repr=False)
 
 
@@ -281,6 +284,29 @@ class IdsAltered(Event, level=Level.WARNING):
         return (
             f"{self.count:,} ids outside the vocabulary of table '{self.table}' in a window or an evaluation were "
             f"{done}, as its invalid_ids='{self.invalid_ids}' says. Later ones are counted without a notice"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysRefused(Event, level=Level.WARNING):
+    """Keys asked for a row of a table and found its buckets full; told once a table.
+
+    Attributes:
+      count: how many did in the first window that had some, once a step.
+      num_keys, num_rows: how many keys have a row, and how many rows there are.
+    """
+
+    table: str
+    count: int
+    num_keys: int
+    num_rows: int
+
+    def sentence(self) -> str:
+        return (
+            f"{self.count:,} times in a window, a key found no free row in table '{self.table}', where "
+            f"{self.num_keys:,} keys have {self.num_rows:,} rows. It is looked up as the table's default says. Begin a "
+            "run with a larger capacity, or with an evict policy or forget_after. Later ones are counted without a "
+            "notice"
         )
 
 

@@ -126,6 +126,12 @@ CATALOG: dict[str, MetricSeries] = {
         _gauge(
             "exchange_rounds", "rounds", "Rounds a step in which devices ask each other for rows of sharded tables."
         ),
+        _gauge("vocabulary_keys", "keys", "Keys that have a row, of a table whose keys come and go.", "table"),
+        _gauge("vocabulary_fill_ratio", "ratio", "The same over the rows that keys may have.", "table"),
+        _gauge("vocabulary_admitted", "keys", "Keys that got a row, a step.", "table"),
+        _gauge("vocabulary_evicted", "keys", "Keys that lost their row, a step.", "table"),
+        _gauge("vocabulary_refused", "keys", "Keys that asked for a row and found none free, a step.", "table"),
+        _gauge("vocabulary_dropped", "keys", "Keys without a row whose gradient was dropped, a step.", "table"),
         # Commits.
         _counter("commits", "", "Commits that were acknowledged."),
         _gauge("committed_step", "steps", "Step of the newest commit."),

@@ -189,7 +189,7 @@ class Measurer:
             measurements.append(Measurement("exchange_rounds", event.rounds / num_steps))
         for host in event.hosts:
             measurements += self._host(host, event)
-        measurements += _rows(event)
+        measurements += [*_rows(event), *_vocabularies(event)]
         measurements += self._data.take([host.data for host in event.hosts if host.data is not None])
         return self._at(report.step, measurements, first_step=event.first_step)
 
@@ -257,6 +257,18 @@ def _rows(event: WindowTrained) -> list[Measurement]:
     for host in event.hosts:
         totals.update(host.rows_asked)
     return [Measurement("requested_rows", rows / num_steps, {"table": table}) for table, rows in totals.items()]
+
+
+def _vocabularies(event: WindowTrained) -> Iterator[Measurement]:
+    num_steps = max(1, event.report.step - event.first_step)
+    for table in sorted({name for host in event.hosts for name in host.vocabularies}):
+        counts = [host.vocabularies[table] for host in event.hosts if table in host.vocabularies]
+        by_table = {"table": table}
+        num_keys = sum(one.num_keys for one in counts)
+        yield Measurement("vocabulary_keys", num_keys, by_table)
+        yield Measurement("vocabulary_fill_ratio", num_keys / max(1, sum(one.num_rows for one in counts)), by_table)
+        for name in ("admitted", "evicted", "refused", "dropped"):
+            yield Measurement(f"vocabulary_{name}", sum(getattr(one, name) for one in counts) / num_steps, by_table)
 
 
 def _tables(tables: Sequence[TableNorms]) -> Iterator[Measurement]:

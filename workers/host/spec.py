@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from podembed.embedding.vocabulary.policies import VocabularyCounts
 from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.data.unknown_values import UnknownColumn
 from podembed.workers.device.shared_memory import Invitation
@@ -118,6 +119,7 @@ class HostWindow:
       data: histograms of some of the samples, where the driver wants them.
       rates: per table, its learning rate in the last step.
       row_norms: of samples of the largest tables' rows, where the driver wants them.
+      vocabularies: by position of the table, what became of keys that come and go.
     """
 
     num_samples: int
@@ -133,6 +135,7 @@ class HostWindow:
     data: DataSample | None = None
     rates: tuple[float, ...] = ()
     row_norms: tuple[HostNorms, ...] = ()
+    vocabularies: Mapping[int, VocabularyCounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,6 +13,8 @@ import numpy as np
 
 from podembed.embedding.lookup.activation_layout import Blocks
 from podembed.embedding.lookup.steps import LookupStep, LookupSteps
+from podembed.embedding.vocabulary.dynamic_index import DynamicIndex
+from podembed.embedding.vocabulary.policies import VocabularyCounts
 from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.host.exchange import MeshExchange
@@ -98,6 +100,11 @@ class Steps:
     def take_rows_asked(self) -> tuple[int, ...]:
         """Per table, rows that all hosts asked of this one since the last call."""
         return self._steps.take_rows_asked()
+
+    def take_vocabularies(self) -> dict[int, VocabularyCounts]:
+        """By position of the table, what became of keys that come and go since the last call."""
+        found = [(at, table.index) for at, table in enumerate(self._lookups.both.tables)]
+        return {at: index.take_counts() for at, index in found if isinstance(index, DynamicIndex)}
 
     def take_altered_ids(self) -> tuple[int, ...]:
         """Per table, ids outside its vocabulary that were dropped, clipped or hashed since the last call."""

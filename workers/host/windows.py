@@ -112,6 +112,7 @@ class Windows:
             data=None if sampler is None else sampler.finish(),
             rates=steps.rates(step),
             row_norms=norms,
+            vocabularies=steps.take_vocabularies(),
         )
 
     def _first_lookup(self, reader: ReadAhead, number: int) -> Step:

@@ -28,6 +28,7 @@ from podembed.embedding.vocabulary.policies import (
     Never,
     Probability,
     SmallNorm,
+    VocabularyCounts,
 )
 from tests.embedding.vocabulary.reference import ReferenceVocabulary
 
@@ -136,8 +137,11 @@ def run_beside_reference(keys: DynamicKeys, layout: BucketLayout, *, seed: int, 
         update = partial(_update, table, reference, rows[at], gradients, by_key, had_row)
         if rng.random() < 0.1:
             index.rebuild()
+    found, none = index.take_counts(), index.take_counts()
     told = {name: reference.told[name] for name in ("admitted", "evicted", "refused", "dropped")}
-    assert {name: getattr(index, name) for name in told} == told
+    assert {name: getattr(found, name) for name in told} == told
+    assert (found.num_keys, found.num_rows) == (len(reference.state()), layout.num_rows)
+    assert none == VocabularyCounts(num_keys=found.num_keys, num_rows=found.num_rows)
 
 
 @pytest.mark.parametrize("default", ["first", "zeros"])

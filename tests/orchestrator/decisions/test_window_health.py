@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from podembed.embedding.vocabulary.policies import VocabularyCounts
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.window_health import WINDOWS, WindowHealth
 from podembed.workers.host.spec import HostWindow
@@ -153,3 +154,11 @@ def test_what_happened_to_ids_is_said_by_its_policy() -> None:
     first, second = told(seen, [replace(EVEN, altered_ids=(3, 4))])
     assert "table 'users' in a window or an evaluation were hashed, as its invalid_ids='hash' says" in first
     assert "table 'items' in a window or an evaluation were dropped, as its invalid_ids='drop' says" in second
+
+
+def test_keys_that_found_no_row_are_told_once_a_table() -> None:
+    seen, full = health(), VocabularyCounts(num_keys=10, num_rows=10, refused=3)
+    hosts = [replace(EVEN, vocabularies={1: full}), replace(EVEN, vocabularies={0: replace(full, refused=0), 1: full})]
+    (text,) = told(seen, hosts)
+    assert "6 times in a window, a key found no free row in table 'items', where 20 keys have 20 rows" in text
+    assert told(seen, hosts) == []
