@@ -4,9 +4,15 @@ own, since the driver tells these errors apart without JAX.
 
 from __future__ import annotations
 
+import glob
+import importlib.util
+import pkgutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+# The driver of a TPU has one of them, by its generation.
+_TPU_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 
 
 class GangError(RuntimeError):
@@ -15,6 +21,19 @@ class GangError(RuntimeError):
 
 class DeviceMissing(RuntimeError):
     """This machine does not give JAX the devices that the run asks for. Another machine may, or this one later."""
+
+
+def _leave_out_absent_tpus() -> None:
+    """JAX loads libtpu wherever it is installed, which complains at length on a machine without a TPU."""
+    import jax
+
+    is_asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if is_asked or importlib.util.find_spec("libtpu") is None or any(glob.glob(path) for path in _TPU_FILES):
+        return
+    # Plugins of other accelerators.
+    plugins = importlib.util.find_spec("jax_plugins")
+    if plugins is None or not any(pkgutil.iter_modules(plugins.submodule_search_locations)):
+        jax.config.update("jax_platforms", "cpu")
 
 
 @contextmanager
@@ -27,6 +46,8 @@ def looking_for(platform: str) -> Iterator[None]:
     """
     import jax
 
+    if not platform:
+        _leave_out_absent_tpus()
     why = ""
     try:
         yield

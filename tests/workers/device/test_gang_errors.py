@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import socket
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -63,3 +67,17 @@ def test_other_errors_pass_unchanged() -> None:
         raise RuntimeError("the gang timed out")
     with pytest.raises(RuntimeError, match="initialize backend"), looking_for(""):
         raise RuntimeError("Unable to initialize backend 'tpu': x")
+
+
+@pytest.mark.skipif(bool(glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")), reason="this machine has a TPU")
+def test_a_machine_without_a_tpu_hears_nothing_of_libtpu() -> None:
+    """JAX by itself loads it wherever it is installed, and five lines say what it misses."""
+    program = (
+        "import jax\n"
+        "from podembed.workers.device.gang_errors import looking_for\n"
+        "with looking_for(''):\n"
+        "    print(jax.local_devices()[0].platform)\n"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    found = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert (found.stdout, found.stderr) == ("cpu\n", "")
