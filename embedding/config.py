@@ -17,12 +17,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from podembed.embedding.initializers import GivenRows, TruncatedNormal
+from podembed.embedding.initializers import GivenRows, TruncatedNormal, fills_single_rows
 from podembed.embedding.initializers import RowId as RowIdInitializer
 from podembed.embedding.optimizers import Optimizer, is_number
 from podembed.embedding.row_index import DenseKeys, KeySpace
 from podembed.embedding.vocabulary.key_space import DynamicKeys
-from podembed.embedding.vocabulary.policies import DEFAULTS, Admit, Always, Evict, Never, SmallNorm
+from podembed.embedding.vocabulary.policies import DEFAULTS, Admit, Always, Evict, Never
 
 COMBINERS = ("mean", "sum", "sqrtn")
 INVALID_IDS = ("error", "drop", "clip", "hash")
@@ -234,12 +234,11 @@ class TableConfig:
             (place != "host", f"place={place!r}", "place='host', since hosts decide which keys have a row"),
             (invalid_ids != "error", f"invalid_ids={invalid_ids!r}", "none, since every id is a key"),
             (initial_rows is not None, "initial_rows", "an initializer, since rows come with their keys"),
+            (not self.trainable, "trainable=False", "a table that is trained, since training gives keys their rows"),
             (
-                isinstance(self.dynamic_keys and self.dynamic_keys.evict, SmallNorm)
-                and isinstance(self.optimizer, Optimizer)
-                and self.optimizer.touches_all_rows,
-                f"evict=SmallNorm() with {self.optimizer!r}, which changes all rows in every step",
-                "another policy or optimizer, since norms would depend on how far the step before has come",
+                not fills_single_rows(self.initializer, self.name or "of this declaration"),
+                f"initializer={self.initializer!r}",
+                "one of (rows, dim, seed), since rows come one by one with any key for a number",
             ),
         ]
         for is_refused, what, expected in found:

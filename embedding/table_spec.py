@@ -16,6 +16,7 @@ from podembed.embedding.buckets import MAX_BUCKETS, BucketLayout, bucket_layout
 from podembed.embedding.config import TableConfig
 from podembed.embedding.optimizers import ROW_OPTIMIZERS, Optimizer
 from podembed.embedding.row_index import DenseKeys, KeySpace
+from podembed.embedding.vocabulary.policies import SmallNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,7 @@ class TableSpec:
         chosen = chosen if config.trainable else None
         row_bytes = chosen.row_bytes(config.dim) if isinstance(chosen, Optimizer) else 4 * config.dim
         if config.dynamic_keys is not None:
+            _refuse_all_rows(final_name, config, chosen)
             beside = sum(dtype.itemsize for dtype in config.dynamic_keys.columns.values())
             layout = config.dynamic_keys.layout(row_bytes + beside, num_buckets)
         elif num_buckets is not None:
@@ -147,3 +149,18 @@ class TableSpec:
     def bucket_bytes(self) -> int:
         """Bytes of a bucket with its slots, padding rows included."""
         return self.row_bytes * self.layout.rows_per_bucket
+
+
+def _refuse_all_rows(name: str, config: TableConfig, optimizer: Any) -> None:
+    """Decisions of a step are made while the update of the step before is under way. Rows that this one still changes,
+    although nobody named them, must decide nothing, and a row must not change before its key's first step.
+    """
+    if not (isinstance(optimizer, Optimizer) and optimizer.touches_all_rows and config.dynamic_keys is not None):
+        return
+    decays = bool(getattr(optimizer, "l2", 0.0)) or bool(optimizer.weight_decay_factor)
+    if decays or isinstance(config.dynamic_keys.evict, SmallNorm):
+        what = "decays all rows" if decays else "changes all rows, beside evict=SmallNorm()"
+        raise ValueError(
+            f"Found {optimizer!r} for table '{name}' with a capacity, which {what} in every step. Expected a rule that "
+            "changes the rows that a step names, such as Adam(lazy_adam=True). Take one."
+        )

@@ -144,6 +144,11 @@ def rows_of_keys(store: Store, table: TableFiles, keys: Sequence[int] | np.ndarr
       ConfigurationError: a key has no row.
       ChunkDamaged: a bucket is not what was committed.
     """
+    ends = np.iinfo(np.int64)
+    if wrong := [int(key) for key in keys if not ends.min <= int(key) <= ends.max]:
+        raise ConfigurationError(
+            f"Found key {wrong[0]} for table '{table.name}'. Expected integers of 64 bits. Pass one of its keys."
+        )
     wanted = np.array([int(key) for key in keys], np.int64)
     arrays = {array.name: array for array in table.arrays}
     buckets = table.layout.buckets_of(mix64(wanted).view(np.int64))

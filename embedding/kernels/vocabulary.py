@@ -299,7 +299,7 @@ def admit(
         u = order[at]
         key, place = unknown[u], of_place[u]
         start = place * rows_per_bucket
-        if fills[place] == room and kind != NEVER and stuck != place:
+        if fills[place] >= room and kind != NEVER and stuck != place:
             size = 0
             for position in range(first_position, rows_per_bucket):
                 row = start + position
@@ -314,10 +314,10 @@ def admit(
                 num_gone += 1
             if size == 0:
                 stuck = place
-        if fills[place] == room:
+        if fills[place] >= room:
             continue
         position = max(np.int64(hints[place]), first_position)
-        while occupied[start + position]:
+        while position < rows_per_bucket - 1 and occupied[start + position]:
             position += 1
         hints[place] = position + 1
         row = start + position
@@ -470,7 +470,7 @@ def wait(
             if entries[u] != -1:
                 continue
             position = np.int64(hints[place])
-            while last[start + position]:
+            while position < most - 1 and last[start + position]:
                 position += 1
             hints[place] = position + 1
             entry = start + position

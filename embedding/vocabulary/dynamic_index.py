@@ -401,6 +401,11 @@ class DynamicIndex:
     def rebuild(self) -> None:
         """As `RowIndex.rebuild`."""
         keys, last, _ = self._columns()
+        if self._keys.num_reserved and last[:: self._per_bucket].any():
+            raise ValueError(
+                "Found keys at the rows that are to be shared by keys without one. Expected the rows of a table with "
+                "default='shared'. Go on with the default that the run began with, or begin a new run."
+            )
         np.not_equal(last, 0, out=self._occupied, casting="unsafe")
         self._rebuild(self._map, keys, last)
         if self._waiting is not None:

@@ -248,6 +248,12 @@ def _table_difference(found: TableRecord, given: TableRecord) -> list[tuple[str,
     """One table of the same name. Slots follow from the dimension and buckets from the rows: only causes count."""
     name = f"table '{found.name}'"
     anew, has_same_slots = f"{found.name}=reinit", found.slots == given.slots
+    if "last" in found.slots or "last" in given.slots:
+        # Keys that come and go, or came and went.
+        if found == given:
+            return []
+        shapes = [f"{one.num_rows:,} rows of {_slots_of(one)}" for one in (found, given)]
+        return [(f"{name} has {shapes[0]}, given {shapes[1]}: its keys keep their rows where these are the same", anew)]
     if found.dim != given.dim:
         return [(f"{name} has dimension {found.dim}, given {given.dim}", anew)]
     if found.num_rows != given.num_rows:
@@ -263,8 +269,11 @@ def _table_difference(found: TableRecord, given: TableRecord) -> list[tuple[str,
 
 
 def _slot_difference(found: TableRecord, given: TableRecord) -> str:
-    slots = [", ".join(f"{name} ({width})" for name, width in table.slots.items()) for table in (found, given)]
-    return f"table '{found.name}' has the optimizer slots {slots[0] or 'none'}, given {slots[1] or 'none'}"
+    return f"table '{found.name}' has the optimizer slots {_slots_of(found)}, given {_slots_of(given)}"
+
+
+def _slots_of(table: TableRecord) -> str:
+    return ", ".join(f"{name} ({width})" for name, width in table.slots.items()) or "none"
 
 
 def _argument_differences(found: str, given: str) -> list[str]:

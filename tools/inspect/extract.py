@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,15 +45,18 @@ def extract(state: CommittedState, table: str, ids: Sequence[int | str], *, with
 
 
 def _key(id_or_text: int | str, table: TableFiles) -> int:
-    try:
-        return int(id_or_text)
-    except ValueError:
-        if not table.is_dynamic:
-            raise ConfigurationError(
-                f"Found {id_or_text!r} for table '{table.name}'. Expected numbers of rows, 0 to {table.num_rows - 1}. "
-                "Pass numbers, after any hashing of raw ids."
-            ) from None
-    return key_of_text(str(id_or_text).removeprefix("text:"))
+    text = str(id_or_text)
+    if re.fullmatch(r"-?\d+", text):
+        number = int(text)
+        # Unsigned keys are those of the same bits.
+        is_unsigned = table.is_dynamic and 1 << 63 <= number < 1 << 64
+        return number - (1 << 64) if is_unsigned else number
+    if not table.is_dynamic:
+        raise ConfigurationError(
+            f"Found {text!r} for table '{table.name}'. Expected numbers of rows, 0 to {table.num_rows - 1}. Pass "
+            "numbers, after any hashing of raw ids."
+        )
+    return key_of_text(text.removeprefix("text:"))
 
 
 def render(found: ExtractedRows) -> str:

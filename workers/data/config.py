@@ -203,6 +203,11 @@ class InputData:
                     "its table. Expected the same. Leave it out of IdColumn to take the table's."
                 )
             features[name] = replace(source, vocabulary_size=size, outside=(outside or {}).get(name, "error"))
+            if source.vocabulary is not None and features[name].outside == "any":
+                raise DataConfigError(
+                    f"Found a vocabulary for feature {name!r}, whose table has a capacity. Expected none, since its "
+                    "values are keys themselves. Leave it out, or declare vocabulary_size."
+                )
             if source.negatives is not None and features[name].outside == "any":
                 raise DataConfigError(
                     f"Found negatives of feature {name!r}, whose table has a capacity. Expected none, since nobody "

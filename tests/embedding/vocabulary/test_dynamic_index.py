@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from podembed.embedding.buckets import BucketLayout
+from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import RowId, table_seed
 from podembed.embedding.optimizers import SGD, Adam
 from podembed.embedding.row_index import KeyRequest
@@ -243,6 +244,28 @@ def test_rules_that_touch_all_rows_touch_those_that_exist() -> None:
     assert seen[0] > seen[1] > seen[2]
     assert table.rows[table.index.rows_of(np.array([8]))[0], 0] == 8
     assert not any(array[2:].any() for array in (table.rows, *table.slots.values()))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "evict"),
+    [(Adam(RATE, lazy_adam=False, l2=0.1), None), (Adam(RATE, lazy_adam=False), SmallNorm())],
+)
+def test_rules_whose_updates_would_decide_are_refused(optimizer: Adam, evict: Evict | None) -> None:
+    config = TableConfig(capacity=5, dim=1, name="t", evict=evict)
+    with pytest.raises(ValueError, match="for table 't' with a capacity, which .* in every step"):
+        TableSpec.of(config, seed=0, optimizer=optimizer)
+
+
+def test_rows_of_keys_are_not_taken_for_shared_ones() -> None:
+    """A run that began with another default, and has as many rows."""
+    layout = BucketLayout(num_rows=4, num_buckets=1)
+    one = table_of(spec_of(DynamicKeys(capacity=4), layout))
+    other = table_of(spec_of(DynamicKeys(capacity=3, default="shared"), layout))
+    ask(one, 0, [1, 2, 3, 4])
+    for name, values in one.bucket(0).items():
+        other.bucket(0)[name][...] = values
+    with pytest.raises(ValueError, match="Go on with the default that the run began with"):
+        other.index.rebuild()
 
 
 def test_a_key_of_another_host_is_refused() -> None:

@@ -11,9 +11,10 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import Constant, table_seed
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.vocabulary.key_space import DynamicKeys
-from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, WarmStart
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.run.reference import open_commit
+from podembed.orchestrator.run.warm_start import WarmStartRefused
 from podembed.serving.artifact.export_model import export_model
 from podembed.serving.predict.committed_model import CommittedRows, open_model
 from podembed.serving.predict.evaluate import evaluate
@@ -72,6 +73,10 @@ def test_rows_are_extracted_by_key_and_exported_with_their_keys(run: Result, tmp
     found = extract(commit, "b", [key])
     np.testing.assert_array_equal(found.values["rows"][0], state["b/rows"][row])
     assert found.values["count"][0] == state["b/count"][row]
+    with pytest.raises(ConfigurationError, match="Found no row for key -1 in"):
+        extract(commit, "b", [str(2**64 - 1)])
+    with pytest.raises(ConfigurationError, match="Expected integers of 64 bits"):
+        extract(commit, "b", [2**64])
     with pytest.raises(ConfigurationError, match=f"Found no row for key {key_of_text('new')} in table 'b'"):
         extract(commit, "b", ["new"])
     export(commit, "b", format="npy", out=str(tmp_path / "b.npy"))
@@ -100,6 +105,8 @@ def test_an_exported_model_is_refused(run: Result, job: JobConfig, tmp_path: Pat
         ({"place": "sharded"}, "Found place='sharded' beside capacity"),
         ({"invalid_ids": "drop"}, "Found invalid_ids='drop' beside capacity"),
         ({"initial_rows": np.zeros((5, 2))}, "Found initial_rows beside capacity"),
+        ({"trainable": False}, "Found trainable=False beside capacity"),
+        ({"initializer": lambda shape, dtype: np.zeros(shape, dtype)}, "Found initializer=.* beside capacity"),
     ],
 )
 def test_declarations_that_do_not_fit_are_refused(arguments: dict, found: str) -> None:
@@ -110,3 +117,8 @@ def test_declarations_that_do_not_fit_are_refused(arguments: dict, found: str) -
 def test_the_least_declaration_takes_any_key() -> None:
     table = TableConfig(capacity=5, dim=2, initializer=Constant(0.0), keys="any")
     assert table.dynamic_keys == DynamicKeys(capacity=5)
+
+
+def test_a_warm_start_is_refused_with_what_to_do(run: Result, job: JobConfig, tmp_path: Path) -> None:
+    with pytest.raises(WarmStartRefused, match=r"keys that come and go, which a new run cannot take over \(b=reinit"):
+        fit_job(job, tmp_path, max_steps=1, warm_start=WarmStart(source=run.path))
