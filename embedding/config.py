@@ -100,6 +100,9 @@ class QuantizationConfig:
         rows += lower
 
 
+_NOT_GIVEN: Any = object()
+
+
 class TableConfig:
     """One embedding table: how many rows, how wide, how they start and how they are trained.
 
@@ -143,8 +146,8 @@ class TableConfig:
 
     def __init__(
         self,
-        vocabulary_size: int | None = None,
-        dim: int | None = None,
+        vocabulary_size: int | None = _NOT_GIVEN,
+        dim: int = _NOT_GIVEN,
         initializer: Callable[..., Any] | None = None,
         optimizer: Optimizer | None = None,
         combiner: str = "mean",
@@ -165,10 +168,18 @@ class TableConfig:
         trainable: bool = True,
         place: Literal["host", "replicated", "sharded", "device"] = "host",
     ) -> None:
-        self.dim = dim = _positive_int("dim", dim)
         self.dynamic_keys = _dynamic_keys(
-            vocabulary_size, capacity, keys, admit, evict, forget_after=forget_after, waiting=waiting, default=default
+            None if vocabulary_size is _NOT_GIVEN else vocabulary_size,
+            capacity,
+            keys,
+            admit,
+            evict,
+            forget_after=forget_after,
+            waiting=waiting,
+            default=default,
         )
+        _require_given(vocabulary_size=vocabulary_size if self.dynamic_keys is None else None, dim=dim)
+        self.dim = _positive_int("dim", dim)
         self.vocabulary_size = (
             _positive_int("vocabulary_size", vocabulary_size)
             if self.dynamic_keys is None
@@ -259,6 +270,16 @@ class TableConfig:
             f"TableConfig({size}, dim={self.dim!r}, initializer={initializer!r}, "
             f"optimizer={self.optimizer!r}, combiner={self.combiner!r}, name={self.name!r}, "
             f"quantization_config={self.quantization_config!r})"
+        )
+
+
+def _require_given(**arguments: Any) -> None:
+    """Says what Python says of arguments without a default, which these are but beside `capacity`."""
+    missing = [repr(name) for name, value in arguments.items() if value is _NOT_GIVEN]
+    if missing:
+        raise TypeError(
+            f"TableConfig.__init__() missing {len(missing)} required positional "
+            f"argument{'s' if len(missing) > 1 else ''}: {' and '.join(missing)}"
         )
 
 

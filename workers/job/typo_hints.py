@@ -36,7 +36,7 @@ def typo_hint(error: Exception, module: str) -> str | None:
     frames = list(traceback.walk_tb(error.__traceback__))
     # A module whose import failed is in no list of modules, but its lines are on the way to the error.
     folders = {os.path.dirname(frame.f_code.co_filename) for frame, _ in frames if _package(frame) == package}
-    while frames and _answers_names(frames[-1][0]):
+    while frames and (_answers_names(frames[-1][0]) or _misses_arguments(frames[-1][0], error)):
         frames.pop()
     if not frames:
         return None
@@ -50,6 +50,11 @@ def typo_hint(error: Exception, module: str) -> str | None:
 def _answers_names(frame: FrameType) -> bool:
     """Our modules load their names when they are first used; the line that uses one is meant."""
     return _package(frame) == _OURS and frame.f_code.co_name == "__getattr__"
+
+
+def _misses_arguments(frame: FrameType, error: Exception) -> bool:
+    """Whether a class of ours says that its caller left an argument out, in Python's words."""
+    return _package(frame) == _OURS and bool(re.search(r"__init__\(\) missing \d+ required", str(error)))
 
 
 def _package(frame: FrameType) -> str:

@@ -37,7 +37,7 @@ def test_the_run_stays_the_run_wherever_it_stands() -> None:
     extracted = tyro.cli(
         Extract, args=gathered(["run", "t", "1", "2", "--no-slots", "--commit", "c", "--no-slots"], Extract)
     )
-    assert (extracted.ids, extracted.slots, extracted.commit) == ((1, 2), False, "c")
+    assert (extracted.ids, extracted.slots, extracted.commit) == (("1", "2"), False, "c")
 
 
 @pytest.mark.parametrize(
