@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
@@ -137,6 +138,41 @@ def read_rows(
     return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldKeys:
+    """The keys of one bucket that have a row, where keys come and go.
+
+    Attributes:
+      keys: int64 `[n]`, rising.
+      places: int64 `[n]`, the position of the row of each.
+    """
+
+    keys: np.ndarray
+    places: np.ndarray
+
+    @staticmethod
+    def of(store: Store, table: TableFiles, bucket: int) -> HeldKeys:
+        """Raises:
+        ChunkDamaged: a file is not what was committed.
+        """
+        arrays = {array.name: array for array in table.arrays}
+        keys, last = (read_bucket_array(store, table, arrays[name], bucket)[:, 0] for name in ("key", "last"))
+        held = np.flatnonzero(last)
+        order = held[np.argsort(keys[held])]
+        return HeldKeys(keys[order], order)
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.places.nbytes
+
+    def positions(self, wanted: np.ndarray) -> np.ndarray:
+        """int64 `[m]`, the position of the row of each wanted key; -1 of one that has none."""
+        if not len(self.keys):
+            return np.full(len(wanted), -1, np.int64)
+        number = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        return np.where(self.keys[number] == wanted, self.places[number], -1)
+
+
 def rows_of_keys(store: Store, table: TableFiles, keys: Sequence[int] | np.ndarray) -> np.ndarray:
     """The row numbers of keys of a table whose keys come and go, int64.
 
@@ -150,16 +186,12 @@ def rows_of_keys(store: Store, table: TableFiles, keys: Sequence[int] | np.ndarr
             f"Found key {wrong[0]} for table '{table.name}'. Expected integers of 64 bits. Pass one of its keys."
         )
     wanted = np.array([int(key) for key in keys], np.int64)
-    arrays = {array.name: array for array in table.arrays}
     buckets = table.layout.buckets_of(mix64(wanted).view(np.int64))
     numbers = np.full(len(wanted), -1, np.int64)
     for bucket in np.unique(buckets).tolist():
-        held, last = (read_bucket_array(store, table, arrays[name], bucket)[:, 0] for name in ("key", "last"))
         at = np.flatnonzero(buckets == bucket)
-        places = np.flatnonzero(last)
-        place_of = dict(zip(held[places].tolist(), places.tolist(), strict=True))
-        found = np.array([place_of.get(key, -1) for key in wanted[at].tolist()], np.int64)
-        numbers[at] = np.where(found >= 0, table.layout.ids_of(bucket, found), -1)
+        positions = HeldKeys.of(store, table, bucket).positions(wanted[at])
+        numbers[at] = np.where(positions >= 0, table.layout.ids_of(bucket, positions), -1)
     missing = wanted[numbers < 0].tolist()
     if missing:
         more = f" and {len(missing) - _MAX_IDS_SHOWN} more" if len(missing) > _MAX_IDS_SHOWN else ""

@@ -26,7 +26,6 @@ NEVER, LEAST_RECENT, LEAST_FREQUENT, SMALL_NORM = range(4)
 MOST_COUNT = (1 << 32) - 1
 # How many rows before its turn a row is prefetched.
 _AHEAD = 16
-_LOW = np.uint64(0xFFFFFFFF)
 
 
 @inlined
@@ -197,6 +196,12 @@ def _is_before(a, b, key, other_a, other_b, other_key):
 
 
 @inlined
+def _copy_entry(at, source, heap_a, heap_b, heap_keys, heap_rows):
+    heap_a[at], heap_b[at] = heap_a[source], heap_b[source]
+    heap_keys[at], heap_rows[at] = heap_keys[source], heap_rows[source]
+
+
+@inlined
 def _keep_least(size, most, a, b, key, row, heap_a, heap_b, heap_keys, heap_rows):
     """Offers an entry to a heap of the `most` least ones, the greatest of them on top. Returns its size."""
     if size == most:
@@ -214,12 +219,7 @@ def _keep_least(size, most, a, b, key, row, heap_a, heap_b, heap_keys, heap_rows
                 child = other
             if not _is_before(a, b, key, heap_a[child], heap_b[child], heap_keys[child]):
                 break
-            heap_a[at], heap_b[at], heap_keys[at], heap_rows[at] = (
-                heap_a[child],
-                heap_b[child],
-                heap_keys[child],
-                heap_rows[child],
-            )
+            _copy_entry(at, child, heap_a, heap_b, heap_keys, heap_rows)
             at = child
     else:
         at = size
@@ -228,12 +228,7 @@ def _keep_least(size, most, a, b, key, row, heap_a, heap_b, heap_keys, heap_rows
             parent = (at - 1) // 2
             if not _is_before(heap_a[parent], heap_b[parent], heap_keys[parent], a, b, key):
                 break
-            heap_a[at], heap_b[at], heap_keys[at], heap_rows[at] = (
-                heap_a[parent],
-                heap_b[parent],
-                heap_keys[parent],
-                heap_rows[parent],
-            )
+            _copy_entry(at, parent, heap_a, heap_b, heap_keys, heap_rows)
             at = parent
     heap_a[at], heap_b[at], heap_keys[at], heap_rows[at] = a, b, key, row
     return size

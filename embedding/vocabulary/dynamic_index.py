@@ -413,6 +413,11 @@ class DynamicIndex:
             self._waiting_keys[:] = view["waiting_key"].reshape(-1).view(np.int64)
             self._waiting_last[:] = view["waiting_last"].reshape(-1).view(np.uint32)
             self._waiting_counts[:] = view["waiting_count"].reshape(-1).view(np.uint32)
+            if self._waiting_last.reshape(-1, self._per_bucket)[:, self._most_waiting :].any():
+                raise ValueError(
+                    f"Found keys that wait where a bucket has room for {self._most_waiting}. Expected no more. "
+                    "Go on with the waiting=... that the run began with, or a larger one, or begin a new run."
+                )
             self._rebuild(self._waiting, self._waiting_keys, self._waiting_last)
 
     def _rebuild(self, books: _Map, keys: np.ndarray, last: np.ndarray) -> None:

@@ -274,12 +274,12 @@ def _differences(
         differences.append(f"table '{name}' has {spec.num_rows} rows, in the commit {source.num_rows} {hint}")
     if source.dim != spec.dim:
         differences.append(f"table '{name}' has dimension {spec.dim}, in the commit {source.dim} {hint}")
-    elif rule.kind is not RuleKind.ROWS and (found != spec.stored_widths or [*found] != [*spec.stored_widths]):
+    elif rule.kind is not RuleKind.ROWS and (found != spec.widths or [*found] != [*spec.widths]):
         differences.append(
             f"table '{name}' has an optimizer with slots {_slots(spec.widths)}, in the commit {_slots(found)} "
             f"({name}=rows loads the rows alone, {name}=reinit begins it anew)"
         )
-    types = {array.dtype for array in source.arrays if array.name not in spec.keys.columns} - {"float32"}
+    types = {array.dtype for array in source.arrays} - {"float32"}
     if types:
         differences.append(f"table '{name}' is float32, in the commit partly {', '.join(sorted(types))} {hint}")
     return differences
@@ -287,13 +287,12 @@ def _differences(
 
 def _other_keys(spec: TableSpec, source: TableFiles) -> str | None:
     """Why keys of a table that come and go cannot be taken as they are."""
-    own = [*spec.keys.columns]
-    found = [array.name for array in source.arrays if array.name in ("key", "last", "count") or array.name in own]
-    if not own and not found:
+    is_dynamic = bool(spec.keys.columns)
+    if not is_dynamic and not source.is_dynamic:
         return None
-    if not own or not found:
-        kinds = ("keys that come and go" if columns else "row numbers for keys" for columns in (own, found))
-        return f"has {next(kinds)}, in the commit {next(kinds)}"
+    if is_dynamic != source.is_dynamic:
+        kinds = ["keys that come and go" if one else "row numbers for keys" for one in (is_dynamic, source.is_dynamic)]
+        return f"has {kinds[0]}, in the commit {kinds[1]}"
     # Their steps are those of the other run: here none of them would ever be idle.
     return "has keys that come and go, which a new run cannot take over"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from podembed.orchestrator.run.input_record import read_input
 from podembed.orchestrator.run.job_settings import arguments_of
 from podembed.orchestrator.run.meaning import changes_of_scoring, meaning_of
 from podembed.orchestrator.run.reference import CommittedState, open_commit, open_run_store, split_reference
+from podembed.serving.committed_rows import HeldKeys
 from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.chunks import ChunkDamaged
@@ -199,6 +200,18 @@ def _job_of(store: Store, folder: str) -> JobConfig:
     return JobReference(function=record.job_function, arguments=arguments, folder=folder).resolve()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bucket:
+    """Rows of a bucket, and whose they are where keys come and go."""
+
+    rows: np.ndarray
+    keys: HeldKeys | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + (0 if self.keys is None else self.keys.nbytes)
+
+
 class CommittedRows:
     """Rows of a commit, read by need. Mutated: the buckets that are kept.
 
@@ -209,8 +222,7 @@ class CommittedRows:
     def __init__(self, model: CommittedModel, *, kept_bytes: int = KEPT_BYTES) -> None:
         self._store, self._tables, self._kept_bytes = model.state.store, model.tables, kept_bytes
         self._specs = model.specs
-        # Of a table whose keys come and go, also its keys, rising, and where the row of each lies.
-        self._kept: OrderedDict[tuple[int, int], tuple[np.ndarray, ...]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], _Bucket] = OrderedDict()
         self._size_bytes = 0
         self._checked: set[int] = set()
         self.num_reads = 0
@@ -230,71 +242,47 @@ class CommittedRows:
         buckets = files.layout.buckets_of(spec.keys.hashes_of(ids))
         order = np.argsort(buckets, kind="stable")
         starts = np.flatnonzero(np.diff(buckets[order], prepend=-1))
-        is_there = np.ones(len(ids), bool)
+        has_row = np.ones(len(ids), bool)
         for at in np.split(order, starts[1:]) if len(ids) else ():
             held = self._bucket(table, int(buckets[at[0]]))
-            if isinstance(spec.keys, DynamicKeys):
-                is_there[at] = _copy_keyed(held, ids[at], found, at)
+            if held.keys is None:
+                positions = files.layout.positions_of(ids[at])
             else:
-                found[at] = held[0][files.layout.positions_of(ids[at])]
-        if not is_there.all():
-            found[~is_there] = self._defaults(spec, ids[~is_there], table)
+                positions = held.keys.positions(ids[at])
+                has_row[at] = positions >= 0
+            # The shared row of keys without one is the first.
+            found[at] = held.rows[np.maximum(positions, 0)]
+        default = spec.keys.default if isinstance(spec.keys, DynamicKeys) else None
+        if default == "zeros":
+            found[~has_row] = 0
+        elif default == "first" and not has_row.all():
+            found[~has_row] = _first_values(spec, ids[~has_row])
         return found
 
     def keys(self, table: int) -> np.ndarray:
         """All keys that have a row, int64, rising; of a table whose keys come and go."""
-        found = [self._bucket(table, bucket)[1] for bucket in range(self._tables[table].num_buckets)]
-        return np.sort(np.concatenate(found))
+        found = [HeldKeys.of(self._store, self._tables[table], at) for at in range(self._tables[table].num_buckets)]
+        return np.sort(np.concatenate([one.keys for one in found]))
 
-    def _defaults(self, spec: TableSpec, keys: np.ndarray, table: int) -> np.ndarray:
-        """What keys without a row are looked up as."""
-        default = spec.keys.default if isinstance(spec.keys, DynamicKeys) else "zeros"
-        values = np.zeros((len(keys), spec.dim), np.float32)
-        if default == "first":
-            seed, name = spec.seed, spec.name
-            row_source(spec.initializer, seed=seed, table_name=name, num_rows=spec.num_rows, dim=spec.dim)(keys, values)
-        elif default == "shared":
-            buckets = spec.layout.buckets_of(spec.keys.hashes_of(keys))
-            for at, bucket in enumerate(buckets.tolist()):
-                values[at] = self._bucket(table, bucket)[0][0]
-        return values
-
-    def _bucket(self, table: int, bucket: int) -> tuple[np.ndarray, ...]:
+    def _bucket(self, table: int, bucket: int) -> _Bucket:
         key = (table, bucket)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
         files = self._tables[table]
-        found: tuple[np.ndarray, ...] = (read_bucket_array(self._store, files, files.arrays[0], bucket),)
-        if isinstance(self._specs[table].keys, DynamicKeys):
-            arrays = {array.name: array for array in files.arrays}
-            keys, last = (read_bucket_array(self._store, files, arrays[name], bucket)[:, 0] for name in ("key", "last"))
-            held = np.flatnonzero(last)
-            order = held[np.argsort(keys[held])]
-            found = (*found, keys[order], order)
+        rows = read_bucket_array(self._store, files, files.arrays[0], bucket)
+        found = _Bucket(rows, HeldKeys.of(self._store, files, bucket) if files.is_dynamic else None)
         self.num_reads += 1
         self._kept[key] = found
-        self._size_bytes += _size(found)
+        self._size_bytes += found.nbytes
         while self._size_bytes > self._kept_bytes and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
-            self._size_bytes -= _size(oldest)
+            self._size_bytes -= oldest.nbytes
         return found
 
 
-def _size(arrays: Sequence[np.ndarray]) -> int:
-    return sum(array.nbytes for array in arrays)
-
-
-def _copy_keyed(held: tuple[np.ndarray, ...], wanted: np.ndarray, out: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Copies the rows of the wanted keys to the places `at` of `out`. Returns which of them have one, bool `[n]`.
-
-    Args:
-      held: rows of a bucket; its keys, rising; and the position of the row of each.
-    """
-    rows, keys, places = held
-    if not len(keys):
-        return np.zeros(len(wanted), bool)
-    number = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    is_there = keys[number] == wanted
-    out[at[is_there]] = rows[places[number[is_there]]]
-    return is_there
+def _first_values(spec: TableSpec, keys: np.ndarray) -> np.ndarray:
+    values = np.empty((len(keys), spec.dim), np.float32)
+    seed, name = spec.seed, spec.name
+    row_source(spec.initializer, seed=seed, table_name=name, num_rows=spec.num_rows, dim=spec.dim)(keys, values)
+    return values

@@ -268,6 +268,23 @@ def test_rows_of_keys_are_not_taken_for_shared_ones() -> None:
         other.index.rebuild()
 
 
+def test_more_waiting_keys_than_there_is_room_for_are_refused() -> None:
+    """A run that began with more room for them goes on with less."""
+    layout = BucketLayout(num_rows=8, num_buckets=1)
+    keys = DynamicKeys(capacity=8, admit=MinCount(9), waiting=8)
+    one = table_of(spec_of(keys, layout))
+    ask(one, 0, [*range(8)])
+    for waiting in (8, 1):
+        other = table_of(spec_of(replace(keys, waiting=waiting), layout))
+        for name, values in one.bucket(0).items():
+            other.bucket(0)[name][...] = values
+        if waiting == 8:
+            other.index.rebuild()
+            continue
+        with pytest.raises(ValueError, match="has room for 1. Expected no more"):
+            other.index.rebuild()
+
+
 def test_a_key_of_another_host_is_refused() -> None:
     layout = BucketLayout(num_rows=8, num_buckets=2)
     table = table_of(spec_of(DynamicKeys(capacity=8), layout), [0])

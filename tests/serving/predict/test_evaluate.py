@@ -124,8 +124,8 @@ def test_memory_is_bounded_and_small_tables_are_read_once(result: Result, job: J
             for table, files in enumerate(model.tables):
                 ids = np.unique(random.integers(0, files.num_rows, 500))
                 np.testing.assert_array_equal(source.rows(table, ids), rows[f"{files.name}/rows"][ids])
-                largest = max(array.nbytes for (array,) in source._kept.values())
-                assert sum(array.nbytes for (array,) in source._kept.values()) <= max(kept_bytes, largest)
+                largest = max(bucket.nbytes for bucket in source._kept.values())
+                assert sum(bucket.nbytes for bucket in source._kept.values()) <= max(kept_bytes, largest)
         num_buckets = sum(files.num_buckets for files in model.tables)
         assert (source.num_reads == num_buckets) == (kept_bytes > 3000)
     assert len(CommittedRows(model).rows(0, np.zeros(0, np.int64))) == 0
