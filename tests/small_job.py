@@ -87,12 +87,14 @@ def small_job(
     order: ReadOrder = "shuffled",
     cut_bags: bool = False,
     dynamic: bool = False,
+    room: float = 0.25,
 ) -> JobConfig:
     """The job on what `write_small_data` wrote.
 
     Args:
       cut_bags: with a larger table still, which is cut in the place of b. Its owners pool their part of each bag.
-      dynamic: whether keys of all tables but the audit's come and go, with room for a part of them.
+      dynamic: whether keys of all tables but the audit's come and go.
+      room: for which share of their values.
     """
     features = tiny_features(cut_rows=B_ROWS)
     data = replace(tiny_data(folder, features), order=order)
@@ -103,7 +105,7 @@ def small_job(
     if dynamic:
         policies = itertools.cycle([(Always(), LeastRecent()), (MinCount(2), LeastFrequent(4)), (Always(), Never())])
         for table, (admit, evict) in zip({feature.table: 0 for feature in features.values()}, policies, strict=False):
-            capacity = 1 + table.vocabulary_size // 4
+            capacity = 1 + int(table.vocabulary_size * room)
             table.dynamic_keys = DynamicKeys(capacity=capacity, admit=admit, evict=evict, forget_after=8)
             table.vocabulary_size = capacity
     if audit:

@@ -79,6 +79,7 @@ class BackgroundCommits:
       group: the workers.
       generation: generation of the lease.
       head: the commit that the generation started from.
+      needs_all: whether the first commit must hold all rows.
       full_every: every so many commits hold all rows, the others only those that changed since the commit before.
       acknowledge: told each published commit and the seconds since it began.
       failed: told each save that failed.
@@ -99,6 +100,7 @@ class BackgroundCommits:
         *,
         generation: int,
         head: Manifest | None,
+        needs_all: bool = False,
         full_every: int,
         acknowledge: Callable[[Manifest, float], None],
         failed: Callable[[SaveFailed], None] = lambda save: None,
@@ -111,7 +113,7 @@ class BackgroundCommits:
         self.head = head
         self.begun_step = self.committed_step
         self.failed_in_a_row = 0
-        self._needs_all = False
+        self._needs_all = needs_all
         self._group = group
         self._generation = generation
         self._full_every = full_every

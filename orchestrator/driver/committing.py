@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.commit.patience import Patience
+from podembed.orchestrator.commit.run_record import TableRecord
 from podembed.orchestrator.driver.background_commit import BackgroundCommits
 from podembed.orchestrator.driver.publication import RunPublication
 from podembed.orchestrator.driver.shared import Shared
@@ -51,6 +52,7 @@ class Committing:
             group,
             generation=lease.generation,
             head=base,
+            needs_all=base is not None and _has_grown(base, shared.run.record.tables),
             full_every=shared.config.checkpoint_config.full_every,
             acknowledge=self._acknowledged,
             failed=self._failed,
@@ -133,3 +135,9 @@ class Committing:
         shared.journal.history.failed_saves += 1
         shared.saves.failed(save.step)
         shared.emit(save)
+
+
+def _has_grown(base: Manifest, tables: Sequence[TableRecord]) -> bool:
+    """Whether a table has more rows than in a commit, so that changed rows alone would be no commit."""
+    rows = {table.name: table.num_rows for table in tables}
+    return any(rows.get(table.name, table.num_rows) != table.num_rows for table in base.tables)

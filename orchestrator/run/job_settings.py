@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from podembed.embedding.vocabulary.key_space import DynamicKeys
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord, find_run
 from podembed.workers.checkpoint.checkpoint_files import ROWS
@@ -197,6 +198,10 @@ def _table_differences(before: JobConfig, after: JobConfig) -> list[str]:
     found = []
     for was, now in zip(*(table_specs(job, choose_buckets(job)) for job in (before, after)), strict=True):
         pairs = {"rows": (was.num_rows, now.num_rows), "dimension": (was.dim, now.dim)}
+        if isinstance(was.keys, DynamicKeys) and isinstance(now.keys, DynamicKeys):
+            least, capacity = was.keys.capacity, now.keys.capacity
+            # More room is found behind what is committed.
+            pairs["rows"] = (least, capacity) if capacity < least else (0, 0)
         if was.dim == now.dim:  # else their widths follow
             pairs["slots"] = (_slots(was.widths), _slots(now.widths))
         found += [

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from podembed.embedding.config import TableConfig
 from podembed.workers.columns.decode import kinds_of
 from podembed.workers.columns.id_columns import NULLS
 from podembed.workers.columns.vocabulary import load_vocabulary
@@ -32,7 +33,7 @@ ROW_SETTINGS = frozenset(
     {"mode", "holds", "missing", "salt", "num_reserved", "unit", "since", "boundaries", "crossed_with", "invalid_ids"}
 )
 # What else the activations depend on that a model was trained on.
-ACTIVATION_SETTINGS = ROW_SETTINGS | {"column", "weights", "last", "combiner", "quantization"}
+ACTIVATION_SETTINGS = ROW_SETTINGS | {"column", "weights", "last", "combiner", "quantization", "default"}
 _DENSE, _EXTRA, _LABEL, _WEIGHT = "dense column", "extra column", "label", "sample weight"
 # Of an optimizer: what may change, and what has no effect.
 _NOT_RECORDED = frozenset(
@@ -111,6 +112,7 @@ def meaning_of(job: JobConfig, index: InputIndex | None = None) -> MeaningRecord
         table = job.features[name].table
         settings = _id_settings(column) | _holds(column, kinds)
         settings |= {"combiner": job.features[name].combiner, "quantization": table.quantization_config}
+        settings |= _vocabulary_settings(table)
         settings |= {"negatives": column.negatives, "shape": shapes[name]}
         features.append(
             FeatureRecord(
@@ -263,6 +265,16 @@ def _id_settings(column: IdColumn) -> dict[str, Any]:
     if column.mode == "vocabulary":
         return found | {"num_reserved": column.num_reserved}
     return found | {"invalid_ids": column.outside}
+
+
+def _vocabulary_settings(table: TableConfig) -> dict[str, Any]:
+    """Which keys of a table get and lose their rows, and what others are looked up as."""
+    keys = table.dynamic_keys
+    if keys is None:
+        return {}
+    # The name of a policy says more than its numbers.
+    policies = {"admit": repr(keys.admit), "evict": repr(keys.evict)}
+    return {name: getattr(keys, name) for name in ("capacity", "forget_after", "waiting", "default")} | policies
 
 
 def _kinds(data: InputData, index: InputIndex | None) -> dict[str, str]:

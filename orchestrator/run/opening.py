@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -178,9 +178,9 @@ def _opened(
         job = replace(job, initial_accumulator_value=accumulator)
     before_settings = before_settings and replace(before_settings, initial_accumulator_value=accumulator)
     reference = reference and replace(reference, initial_accumulator_value=accumulator)
-    buckets = {table.name: table.num_buckets for table in record.tables}
-    tables = [replace(table, num_buckets=buckets.get(table.name, table.num_buckets)) for table in now.tables]
-    now = replace(now, tables=tuple(tables), initial_accumulator_value=accumulator)
+    now = replace(now, tables=_cut_as(record.tables, now.tables, job), initial_accumulator_value=accumulator)
+    # A capacity may have been raised since. What else differs is found by comparing.
+    record = replace(record, tables=_grown(record.tables, now.tables, job))
     # Another job is named as such before its data is compared.
     check_same(record, now, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
     input_changes = accepted_changes(
@@ -210,6 +210,19 @@ def _opened(
     )
 
 
+def _cut_as(recorded: Sequence[TableRecord], tables: Sequence[TableRecord], job: JobConfig) -> tuple[TableRecord, ...]:
+    """The job's tables with the numbers of buckets that the run has."""
+    buckets = {table.name: table.num_buckets for table in recorded}
+    return _tables(job, [buckets.get(table.name, table.num_buckets) for table in tables])
+
+
+def _grown(recorded: Sequence[TableRecord], tables: Sequence[TableRecord], job: JobConfig) -> tuple[TableRecord, ...]:
+    """The run's tables, with the rows of those whose capacity is larger now."""
+    dynamic = {name for name, table in zip(job.table_names, job.tables, strict=True) if table.dynamic_keys is not None}
+    rows = {table.name: table.num_rows for table in tables if table.name in dynamic}
+    return tuple(replace(table, num_rows=max(table.num_rows, rows.get(table.name, 0))) for table in recorded)
+
+
 def _record_in(store: Store) -> RunRecord:
     record = find_run(store)
     if record is None:
@@ -231,23 +244,13 @@ def _record_in(store: Store) -> RunRecord:
 
 
 def _record(job: JobConfig, reference: JobReference | None, train_index: InputIndex) -> RunRecord:
-    specs = table_specs(job, choose_buckets(job))
     return RunRecord(
         run_id=uuid.uuid4().hex,
         created_unix_s=SYSTEM_CLOCK.wall_s(),
         seed=job.seed,
         num_lanes=job.num_lanes,
         batch_size=job.batch_size,
-        tables=tuple(
-            TableRecord(
-                name=spec.name,
-                num_rows=spec.num_rows,
-                dim=spec.dim,
-                num_buckets=spec.layout.num_buckets,
-                slots={name: width for name, width in spec.stored_widths.items() if name != "rows"},
-            )
-            for spec in specs
-        ),
+        tables=_tables(job, choose_buckets(job)),
         job_function=reference.function if reference else "",
         job_arguments=json.dumps(dict(reference.arguments) if reference else {}, sort_keys=True),
         num_samples=train_index.num_rows,
@@ -257,4 +260,17 @@ def _record(job: JobConfig, reference: JobReference | None, train_index: InputIn
         overlap=job.overlap is not False,
         order=job.data.order,
         initial_accumulator_value=float(job.initial_accumulator_value),
+    )
+
+
+def _tables(job: JobConfig, num_buckets: Sequence[int]) -> tuple[TableRecord, ...]:
+    return tuple(
+        TableRecord(
+            name=spec.name,
+            num_rows=spec.num_rows,
+            dim=spec.dim,
+            num_buckets=spec.layout.num_buckets,
+            slots={name: width for name, width in spec.stored_widths.items() if name != "rows"},
+        )
+        for spec in table_specs(job, num_buckets)
     )

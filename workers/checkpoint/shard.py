@@ -269,7 +269,8 @@ def read_shard(
       How many bytes were read.
 
     Raises:
-      CheckpointMismatch: the commit has other tables, or the same with other shapes or slots.
+      CheckpointMismatch: the commit has other tables, or the same with other shapes or slots, but for fewer rows of a
+        table whose capacity was raised.
       ChunkDamaged: a file is missing or is not what was committed.
     """
     by_name = {entry.name: entry for entry in files}
@@ -285,8 +286,10 @@ def read_shard(
             entry = by_name[table.spec.name]
             check_table(table.spec, entry)
             buckets = {*map(int, table.buckets if wanted is None else wanted[at])}
-            for bucket, count in _whole_files(buckets, entry.buckets_per_file):
-                out = table.spec.stored(table.bucket(bucket, count))
+            # Buckets that have more rows now do not lie one behind the other as in a file.
+            together = entry.buckets_per_file if entry.rows_per_bucket == table.spec.layout.rows_per_bucket else 1
+            for bucket, count in _whole_files(buckets, together):
+                out = [values[: count * entry.rows_per_bucket] for values in _emptied(table, bucket, count, entry)]
                 threads.submit(partial(checkpoint_files.read_file_buckets, store, entry, bucket, out=out))
                 on_chunk()
             num_bytes += len(buckets) * sum(chunk_bytes(entry.metadata(array)) for array in entry.arrays)
@@ -294,6 +297,14 @@ def read_shard(
                 num_bytes += _apply_deltas(store, table, entry, buckets, threads, on_chunk)
         threads.finish()
     return num_bytes
+
+
+def _emptied(table: Table, bucket: int, count: int, entry: TableFiles) -> list[np.ndarray]:
+    """Rows and slots of some buckets, with nothing in the rows that the commit does not have."""
+    out = table.spec.stored(table.bucket(bucket, count))
+    for values in out:
+        values[count * entry.rows_per_bucket :] = 0
+    return out
 
 
 def _whole_files(buckets: set[int], buckets_per_file: int) -> Iterator[tuple[int, int]]:
@@ -349,11 +360,13 @@ def check_table(spec: TableSpec, entry: TableFiles) -> None:
     """Compares a commit's table with the job's.
 
     Raises:
-      CheckpointMismatch: they have other rows, buckets, widths or slots.
+      CheckpointMismatch: they have other rows, buckets, widths or slots. A table whose keys come and go may have more
+        rows than the commit, in the same buckets.
     """
     found = (entry.num_rows, entry.num_buckets, {array.name: array.width for array in entry.arrays})
     expected = (spec.num_rows, spec.layout.num_buckets, spec.stored_widths)
-    if found != expected:
+    has_grown = entry.is_dynamic and entry.num_rows < spec.num_rows
+    if found[has_grown:] != expected[has_grown:]:
         raise CheckpointMismatch(
             f"Table '{spec.name}': found rows, buckets and widths {found} in the commit. Expected {expected}, as the "
             "job declares. Resume with the table and the optimizer of the run, or begin a new run."

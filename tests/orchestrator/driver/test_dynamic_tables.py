@@ -7,7 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from podembed.jobs.fitting import fit
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.run.opening import open_run
+from podembed.tools.fsck.check import check_run
 from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import NUM_STEPS, Killer, train_small
 from tests.run_state import assert_same_bytes, committed_state
@@ -36,6 +41,28 @@ def test_a_cut_run_ends_with_the_same_bytes(alone: Result, small_data: str, tmp_
     is_used = state["b/last"][:, 0] > 0
     assert 0 < is_used.sum() < len(is_used)
     assert not state["b/key"][~is_used].any()
+
+
+def test_a_run_goes_on_with_more_room(small_data: str, tmp_path: Path) -> None:
+    """Keys keep their rows, whether the commit was one of all rows or of changes, and after a commit of each kind."""
+    options = {"num_hosts": 1, "in_process": True, "dynamic": True, "audit": False}
+    states = []
+    for name, full_every in (("full", 1), ("changes", 3)):
+        before = committed_state(
+            train_small(small_data, tmp_path, name, max_steps=20, full_every=full_every, **options).path
+        )
+        path = str(tmp_path / name)
+        run = open_run(path, settings={"room": 0.5})
+        assert sum(table.num_rows for table in run.record.tables) > sum(len(before[f"{t}/key"]) for t in "ab")
+        config = RunConfig(max_steps=50, checkpoint_config=CheckpointConfig(every_steps=10, full_every=full_every))
+        fit(run, scaling=ScalingConfig(in_process=True), config=config, reporter=SilentReporter())
+        assert not check_run(path).all_findings
+        states.append(committed_state(path))
+    assert_same_bytes(*states)
+    rows = len(before["a/key"])
+    assert len(states[0]["a/key"]) > rows
+    with pytest.raises(ConfigurationError, match=r"room=0\.25.*\n.*table 'a' would have other rows \(\d+ -> \d+\)"):
+        open_run(path, settings={"room": 0.25})
 
 
 @pytest.mark.ray

@@ -18,6 +18,7 @@ from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableCo
 from podembed.embedding.optimizers import Adagrad, Adam, Momentum, Optimizer
 from podembed.embedding.row_optimizers.base import SlotSpec
 from podembed.embedding.row_optimizers.custom import CustomRowOptimizer
+from podembed.embedding.vocabulary.policies import LeastFrequent, LeastRecent, MinCount
 from podembed.jobs.chaos.jobs import TinyModel
 from podembed.orchestrator.run.input_change import InputChanged
 from podembed.orchestrator.run.input_record import INPUT_FILE, read_input
@@ -468,3 +469,19 @@ def test_text_in_the_place_of_integers_is_told_of_all_sources_but_where_it_is_li
     was, now = (meaning_of(replace(job, data=replace(csv, strings=names))) for names in (("word",), ("word", "user")))
     assert changes_of_scoring(was, now) == [phrase]
     assert kinds_held(was, job.data.id_columns)["user"] == "integers"
+
+
+def test_policies_of_keys_that_come_and_go_are_compared(job: JobConfig) -> None:
+    def found(**now: Any) -> list[str]:
+        settings = {"admit": MinCount(2), "evict": LeastRecent(), "default": "first"}
+        tables = [TableConfig(capacity=9, dim=8, optimizer=Adam(0.1), **one) for one in (settings, settings | now)]
+        return changes_of_run(*(meaning_of(with_tables(job, user=one)) for one in tables))
+
+    where = "feature 'user' (column 'user'): found"
+    assert found() == []
+    assert found(admit=MinCount(3)) == [f'{where} admit="MinCount(count=3)", expected "MinCount(count=2)"']
+    assert found(evict=LeastFrequent(7), forget_after=9) == [
+        f"{where} forget_after=9, expected null",
+        f'{where} evict="LeastFrequent(half_life=7)", expected "LeastRecent()"',
+    ]
+    assert found(default="zeros") == [f'{where} default="zeros", expected "first"']
