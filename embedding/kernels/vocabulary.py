@@ -10,7 +10,8 @@ Common arguments:
   occupied: uint8 `[num_rows]`: 0 free, 1 has a key, 2 got it in this step.
   hints: int32 `[num_places]`, no free row has a lower position.
   fills: int32 `[num_places]`, how many rows have a key.
-  keys, last, counts: int64, uint32, uint32 `[num_rows]`, columns of the table. `last` is the step + 1.
+  keys, last, counts: int64, int32, uint32 `[num_rows]`, columns of the table. `last` is the step + 1, 0 where there is
+    no key, and less for steps before the run began.
   now: the step + 1.
 """
 

@@ -88,7 +88,7 @@ class DynamicIndex:
         if self._most_waiting:
             self._waiting = _Map(num_places, self._most_waiting)
             self._waiting_keys = np.zeros(num_rows, np.int64)
-            self._waiting_last, self._waiting_counts = np.zeros(num_rows, np.uint32), np.zeros(num_rows, np.uint32)
+            self._waiting_last, self._waiting_counts = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint32)
             self._waiting_heap = _heap(0)
         self._slots = np.zeros((0, 2), np.int64)
         self._scratch = np.empty((4, 0), np.int64)
@@ -101,7 +101,7 @@ class DynamicIndex:
         """Keys, last steps and counts of all rows, where they lie."""
         view = self._table.in_place()
         keys, last, counts = (view[name].reshape(-1) for name in ("key", "last", "count"))
-        return keys.view(np.int64), last.view(np.uint32), counts.view(np.uint32)
+        return keys.view(np.int64), last.view(np.int32), counts.view(np.uint32)
 
     def accept(self, requests: Sequence[KeyRequest], step: int | None) -> None:
         """As `RowIndex.accept`."""
@@ -335,12 +335,12 @@ class DynamicIndex:
             table.set_columns(free, nothing)
         if len(rows):
             counts = np.minimum(totals, kernels.MOST_COUNT).astype(np.uint32)
-            last = np.full(len(rows), now, np.uint32)
+            last = np.full(len(rows), now, np.int32)
             table.begin_rows(rows, keys, {"key": words(keys), "last": words(last), "count": words(counts)})
             kernels.settle(rows, self._occupied)
         if len(waiting):
             last = self._waiting_last[waiting]
-            waits = last > 0
+            waits = last != 0
             columns = {
                 "waiting_key": words(np.where(waits, self._waiting_keys[waiting], 0)),
                 "waiting_last": words(last),
@@ -411,7 +411,7 @@ class DynamicIndex:
         if self._waiting is not None:
             view = self._table.in_place()
             self._waiting_keys[:] = view["waiting_key"].reshape(-1).view(np.int64)
-            self._waiting_last[:] = view["waiting_last"].reshape(-1).view(np.uint32)
+            self._waiting_last[:] = view["waiting_last"].reshape(-1).view(np.int32)
             self._waiting_counts[:] = view["waiting_count"].reshape(-1).view(np.uint32)
             if self._waiting_last.reshape(-1, self._per_bucket)[:, self._most_waiting :].any():
                 raise ValueError(

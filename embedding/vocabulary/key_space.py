@@ -57,11 +57,10 @@ class DynamicKeys:
     @property
     def columns(self) -> Mapping[str, np.dtype]:
         """As `KeySpace`: the key, the step that named it last, plus one, and how often it was named. Then the same of a
-        key that waits; which row it stands at means nothing.
+        key that waits; which row it stands at means nothing. Steps before the run began are below zero.
         """
-        number, key = np.dtype(np.uint32), np.dtype(np.int64)
-        own = {"key": key, "last": number, "count": number}
-        return own | ({"waiting_key": key, "waiting_last": number, "waiting_count": number} if self.waits else {})
+        own = {"key": np.dtype(np.int64), "last": np.dtype(np.int32), "count": np.dtype(np.uint32)}
+        return own | ({f"waiting_{name}": kind for name, kind in own.items()} if self.waits else {})
 
     @property
     def counts(self) -> bool:

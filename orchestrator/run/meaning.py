@@ -215,12 +215,23 @@ def changes_of_table(
         candidates = [one for one in there if one.name == feature.name]
         candidates += [one for one in there if one not in candidates and _share_name([one], [feature])]
         candidates += [one for one in there if one not in candidates]
-        ways = [_feature_changes(one, feature, ROW_SETTINGS, is_same_table=True) for one in candidates]
+        ways = [
+            _feature_changes(one, feature, ROW_SETTINGS, is_same_table=True) + _changes_of_hashes(one, feature)
+            for one in candidates
+        ]
         found += [] if [] in ways else ways[0]
     if with_slots:
         rule = next((one for one in now.optimizers if one.table == table), None)
         found += [f"its optimizer: {phrase}" for phrase in (_rule_changes(before, source, rule) if rule else [])]
     return found
+
+
+def _changes_of_hashes(before: FeatureRecord, now: FeatureRecord) -> list[str]:
+    """A table of row numbers has rows for hashes modulo its size, from which the hashes do not follow."""
+    is_dynamic = ["capacity" in record.settings for record in (before, now)]
+    if is_dynamic != [False, True] or now.settings["mode"] != '"hash"':
+        return []
+    return [f"feature '{now.name}': found whole hashes as keys, expected hashes modulo the number of rows"]
 
 
 def changes_of_dense_input(before: MeaningRecord, now: MeaningRecord) -> list[str]:

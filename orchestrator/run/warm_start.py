@@ -207,9 +207,10 @@ def plan_warm_start(
             TableStart(
                 table=spec.name,
                 num_buckets=spec.layout.num_buckets,
-                num_rows=spec.num_rows,
+                num_rows=None if spec.keys.columns else spec.num_rows,
                 source=source,
                 with_slots=rule.kind is not RuleKind.ROWS,
+                num_steps=manifest.step,
             )
         )
     differences += [
@@ -257,12 +258,20 @@ def _differences(
             return [f"table '{name}' is to be loaded from '{source_name}', which the commit does not have"]
         return [f"table '{name}' is not in the commit ({name}=reinit begins it anew, {name}=rename=OLD loads another)"]
     source = sources[source_name]
-    found = {array.name: array.width for array in source.arrays}
+    found = {array.name: array.width for array in (source.arrays[0], *source.slots)}
     hint = f"({name}=reinit begins it anew)"
-    if why := _other_keys(spec, source):
-        return [f"table '{name}' {why} {hint}"]
+    is_dynamic, own = bool(spec.keys.columns), spec.keys.columns
+    widths = {slot: width for slot, width in spec.widths.items() if slot not in own}
     differences = []
-    if source.num_rows > spec.num_rows and rule.kind is RuleKind.GROW:
+    if source.is_dynamic and not is_dynamic:
+        return [
+            f"table '{name}' has row numbers for keys, in the commit keys that come and go (podembed export writes "
+            f"them with their rows, for a vocabulary and initial_rows; {name}=reinit begins it anew)"
+        ]
+    if is_dynamic:
+        # Keys are placed anew. Whether there is room for all is seen when they are read.
+        pass
+    elif source.num_rows > spec.num_rows and rule.kind is RuleKind.GROW:
         differences.append(
             f"table '{name}' has {spec.num_rows} rows, fewer than the {source.num_rows} in the commit: it cannot grow "
             f"{hint}"
@@ -274,27 +283,15 @@ def _differences(
         differences.append(f"table '{name}' has {spec.num_rows} rows, in the commit {source.num_rows} {hint}")
     if source.dim != spec.dim:
         differences.append(f"table '{name}' has dimension {spec.dim}, in the commit {source.dim} {hint}")
-    elif rule.kind is not RuleKind.ROWS and (found != spec.widths or [*found] != [*spec.widths]):
+    elif rule.kind is not RuleKind.ROWS and (found != widths or [*found] != [*widths]):
         differences.append(
-            f"table '{name}' has an optimizer with slots {_slots(spec.widths)}, in the commit {_slots(found)} "
+            f"table '{name}' has an optimizer with slots {_slots(widths)}, in the commit {_slots(found)} "
             f"({name}=rows loads the rows alone, {name}=reinit begins it anew)"
         )
-    types = {array.dtype for array in source.arrays} - {"float32"}
+    types = {array.dtype for array in (source.arrays[0], *source.slots)} - {"float32"}
     if types:
         differences.append(f"table '{name}' is float32, in the commit partly {', '.join(sorted(types))} {hint}")
     return differences
-
-
-def _other_keys(spec: TableSpec, source: TableFiles) -> str | None:
-    """Why keys of a table that come and go cannot be taken as they are."""
-    is_dynamic = bool(spec.keys.columns)
-    if not is_dynamic and not source.is_dynamic:
-        return None
-    if is_dynamic != source.is_dynamic:
-        kinds = ["keys that come and go" if one else "row numbers for keys" for one in (is_dynamic, source.is_dynamic)]
-        return f"has {kinds[0]}, in the commit {kinds[1]}"
-    # Their steps are those of the other run: here none of them would ever be idle.
-    return "has keys that come and go, which a new run cannot take over"
 
 
 def _other_meanings(

@@ -204,7 +204,7 @@ class TableFiles:
     def is_dynamic(self) -> bool:
         """Whether its keys come and go. Then `key` says whose a row is, and `last` whether it has a key at all."""
         found = {array.name: array.dtype for array in self.arrays}
-        return found.get("key") == "int64" and found.get("last") == "uint32"
+        return found.get("key") == "int64" and found.get("last") == "int32"
 
     @property
     def slots(self) -> tuple[ArrayFiles, ...]:

@@ -14,9 +14,11 @@ import numpy as np
 
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.table.table import Table
+from podembed.embedding.vocabulary.dynamic_index import words
 from podembed.workers.checkpoint.bucket_overlap import Cut, overlap, partners
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.files import read_bucket, read_bucket_array
+from podembed.workers.checkpoint.shard import CheckpointMismatch
 from podembed.workers.storage.store import Store
 
 
@@ -29,6 +31,7 @@ class TableStart:
       with_slots: whether slots are loaded too; otherwise they begin with their initial values.
       num_rows: number of rows of the table; may be more than the source has, and those then keep their initial values.
         None: as many.
+      num_steps: steps after which the source was committed.
     """
 
     table: str
@@ -36,12 +39,14 @@ class TableStart:
     source: TableFiles | None
     with_slots: bool = True
     num_rows: int | None = None
+    num_steps: int = 0
 
 
 def begin_tables(
     store: Store, tables: Sequence[Table], starts: Sequence[TableStart], *, on_chunk: Callable[[], None]
 ) -> None:
-    """Fills this host's part of every table. Padding gets the values that it has in a table that begins anew.
+    """Fills this host's part of every table, and its index. Padding gets the values that it has in a table that begins
+    anew.
 
     Args:
       store: store of the run that is started from.
@@ -50,23 +55,85 @@ def begin_tables(
 
     Raises:
       ChunkDamaged: a file is missing or is not what was committed.
+      CheckpointMismatch: a bucket has fewer rows than keys.
     """
     for table, start in zip(tables, starts, strict=True):
         table.initialize(on_part=on_chunk)
-        if start.source is None:
-            continue
-        out = {int(bucket): [*table.bucket(int(bucket)).values()] for bucket in table.buckets}
-        if not start.with_slots:
-            out = {bucket: arrays[:1] for bucket, arrays in out.items()}
-        read_buckets(
-            store,
-            start.source,
-            num_buckets=start.num_buckets,
-            num_rows=start.num_rows,
-            out=out,
-            with_slots=start.with_slots,
-            on_chunk=on_chunk,
-        )
+        if start.source is not None and table.index.is_dynamic:
+            _take_keys(store, table, start.source, start, on_chunk=on_chunk)
+        elif start.source is not None:
+            out = {int(bucket): [*table.bucket(int(bucket)).values()] for bucket in table.buckets}
+            if not start.with_slots:
+                out = {bucket: arrays[:1] for bucket, arrays in out.items()}
+            read_buckets(
+                store,
+                start.source,
+                num_buckets=start.num_buckets,
+                num_rows=start.num_rows,
+                out=out,
+                with_slots=start.with_slots,
+                on_chunk=on_chunk,
+            )
+        table.index.rebuild()
+
+
+def _take_keys(
+    store: Store, table: Table, source: TableFiles, start: TableStart, *, on_chunk: Callable[[], None]
+) -> None:
+    """Gives the keys of a commit rows in the order of its buckets and rows, so on any number of hosts the same. Keys
+    that wait for a row do so no more.
+    """
+    spec, places = table.spec, np.full(table.spec.layout.num_buckets, -1)
+    places[table.buckets] = np.arange(len(table.buckets))
+    per_bucket, num_reserved = spec.layout.rows_per_bucket, len(table.index.first_keys(0))
+    filled = np.full(len(table.buckets), num_reserved)
+    arrays = (source.arrays[0], *source.slots) if start.with_slots else source.arrays[:1]
+    for source_bucket in _buckets_with_keys(source, table):
+        found = read_bucket(store, source, source_bucket)
+        values = {array.name: one for array, one in zip(source.arrays, found, strict=True)}
+        on_chunk()
+        own, positions = _keys_of(source, source_bucket, values, start.num_steps)
+        place = places[spec.keys.hashes_of(own["key"]) & (len(places) - 1)]
+        order = np.argsort(place, kind="stable")[np.count_nonzero(place < 0) :]
+        place, positions = place[order], positions[order]
+        came = np.bincount(place, minlength=len(filled))
+        rows = place * per_bucket + filled[place] + np.arange(len(place)) - (np.cumsum(came) - came)[place]
+        filled += came
+        if (filled > per_bucket).any():
+            raise CheckpointMismatch(
+                f"Found more keys of one bucket of table '{spec.name}' in the commit than the {per_bucket:,} rows that "
+                "it has here. Expected room for all. Begin with a larger capacity."
+            )
+        columns = {array.name: values[array.name][positions] for array in arrays}
+        table.store.write(rows, columns | {name: words(one[order]) for name, one in own.items()})
+        if num_reserved and source.is_dynamic and not values["last"][0] and values["rows"][0].any():
+            shared = np.flatnonzero(table.buckets % source.num_buckets == source_bucket) * per_bucket
+            table.store.write(shared, {array.name: values[array.name][:1].repeat(len(shared), 0) for array in arrays})
+
+
+def _keys_of(
+    source: TableFiles, bucket: int, values: Mapping[str, np.ndarray], num_steps: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The keys of a bucket that have a row, with their counts and last steps as seen from the first step of this run,
+    and the positions of the rows. Keys of a table of row numbers are those, named just before the run and never
+    counted.
+    """
+    if not source.is_dynamic:
+        keys = source.layout.ids_of(bucket)
+        last, count = np.full(len(keys), -1, np.int32), np.zeros(len(keys), np.uint32)
+        return {"key": keys, "last": last, "count": count}, np.arange(len(keys))
+    positions = np.flatnonzero(values["last"])
+    own = {name: values[name][positions, 0] for name in ("key", "last", "count")}
+    last = own["last"].astype(np.int64) - num_steps - 1
+    return own | {"last": np.maximum(last, np.iinfo(np.int32).min).astype(np.int32)}, positions
+
+
+def _buckets_with_keys(source: TableFiles, table: Table) -> Sequence[int]:
+    """The buckets of a commit that may hold keys of the buckets held here."""
+    if not source.is_dynamic:
+        return range(source.num_buckets)
+    cuts = [Cut(table.spec.layout.num_buckets, int(bucket)) for bucket in table.buckets]
+    return sorted({bucket for cut in cuts for bucket in partners(cut, source.num_buckets)})
 
 
 def read_buckets(

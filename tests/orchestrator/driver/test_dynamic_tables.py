@@ -7,15 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from podembed.embedding.table.table import Table
 from podembed.jobs.fitting import fit
-from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.opening import open_run
+from podembed.orchestrator.run.warm_start import WarmStartRefused, plan_warm_start
 from podembed.tools.fsck.check import check_run
+from podembed.workers.checkpoint.shard import CheckpointMismatch
+from podembed.workers.host.warm_start import begin_tables
+from podembed.workers.job.reference import JobReference
+from podembed.workers.job.tables import table_specs
+from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import NUM_STEPS, Killer, train_small
 from tests.run_state import assert_same_bytes, committed_state
+from tests.small_job import small_job
+from tests.training import fit_job
 
 
 def _losses(result: Result) -> np.ndarray:
@@ -90,3 +100,70 @@ def test_a_killed_run_ends_with_the_same_bytes(ray_cluster: None, small_data: st
     assert len(killed.recoveries) == 1
     undisturbed = train_small(small_data, tmp_path, "calm", num_hosts=2, dynamic=True)
     assert_same_bytes(committed_state(killed.path), committed_state(undisturbed.path))
+
+
+def _by_key(state: dict[str, np.ndarray], table: str, shift: int) -> dict[int, bytes]:
+    """Key → rows, slots, count and last step of all that have a row."""
+    own = {name.split("/")[1]: values for name, values in state.items() if name.startswith(f"{table}/")}
+    own = {name: values for name, values in own.items() if name != "key" and not name.startswith("waiting")}
+    keys = state[f"{table}/key"][:, 0]
+    held = np.flatnonzero(own["last"][:, 0])
+    own["last"] = own["last"] - shift
+    return {int(keys[row]): b"".join(values[row].tobytes() for values in own.values()) for row in held}
+
+
+@pytest.mark.parametrize("num_hosts", [1, 3])
+def test_a_new_run_begins_with_the_keys_of_another(alone: Result, small_data: str, num_hosts: int) -> None:
+    """Whatever its capacity and its buckets, and on any number of hosts."""
+    source = checkpoint.load_head(Store(alone.path))
+    assert source is not None
+    job = small_job(folder=small_data, dynamic=True, room=0.6)
+    buckets = [8 if name == "b" else 1 for name in job.table_names]
+    specs = table_specs(job, buckets)
+    plan = plan_warm_start(source, specs)
+    found: dict[str, dict[int, bytes]] = {spec.name: {} for spec in specs}
+    for host in range(num_hosts):
+        tables = [Table(spec, np.arange(host, spec.layout.num_buckets, num_hosts)) for spec in specs]
+        begin_tables(Store(alone.path), tables, plan.tables, on_chunk=lambda: None)
+        for table in tables:
+            if table.index.is_dynamic and len(table.buckets):
+                view = table.spec.stored(table.in_place())
+                state = {f"t/{name}": values for name, values in zip(table.spec.widths, view, strict=True)}
+                keys = state["t/key"][:, 0][state["t/last"][:, 0] != 0]
+                assert (table.index.rows_of(keys) >= 0).all()
+                found[table.spec.name] |= _by_key(state, "t", 0)
+    committed = committed_state(alone.path)
+    assert found["b"] == _by_key(committed, "b", NUM_STEPS + 1)
+    assert found["a"] == _by_key(committed, "a", NUM_STEPS + 1)
+    narrow = table_specs(small_job(folder=small_data, dynamic=True, room=0.05), buckets)
+    tables = [Table(spec, np.arange(spec.layout.num_buckets)) for spec in narrow]
+    starts = plan_warm_start(source, narrow).tables
+    with pytest.raises(CheckpointMismatch, match=r"more keys of one bucket of table '\w+'.*with a larger capacity"):
+        begin_tables(Store(alone.path), tables, starts, on_chunk=lambda: None)
+
+
+def test_row_numbers_become_keys_and_not_the_other_way(alone: Result, small_data: str, tmp_path: Path) -> None:
+    options = {"num_hosts": 1, "in_process": True, "audit": False, "max_steps": 3}
+    static = train_small(small_data, tmp_path, "static", **options)
+    arguments = {"folder": small_data, "dynamic": True, "room": 1.0, "audit": False}
+    started = fit_job(
+        JobReference(function="tests.small_job:small_job", arguments=arguments),
+        tmp_path,
+        name="warm",
+        max_steps=1,
+        warm_start=WarmStart(source=static.path),
+    )
+    before, after = committed_state(static.path), committed_state(started.path)
+    held = np.flatnonzero(after["b/last"][:, 0])
+    keys = after["b/key"][held, 0]
+    assert sorted(keys) == [*range(len(before["b/rows"]))]
+    for name in ("rows", "momentum", "velocity"):
+        same = (after[f"b/{name}"][held] == before[f"b/{name}"][keys]).all(axis=1)
+        assert 0.98 < same.mean() < 1.0
+        assert (after["b/last"][held, 0][~same] == 1).all()
+    assert set(after["b/last"][held, 0]) == {-1, 1}
+    head = checkpoint.load_head(Store(started.path))
+    assert head is not None
+    specs = table_specs(small_job(folder=small_data, audit=False), [table.num_buckets for table in head.tables])
+    with pytest.raises(WarmStartRefused, match=r"table 'b' has row numbers for keys, .*\(podembed export writes them"):
+        plan_warm_start(head, specs)

@@ -484,4 +484,8 @@ def test_policies_of_keys_that_come_and_go_are_compared(job: JobConfig) -> None:
         f"{where} forget_after=9, expected null",
         f'{where} evict="LeastFrequent(half_life=7)", expected "LeastRecent()"',
     ]
+    static, dynamic = (meaning_of(with_tables(job, user=one)) for one in (table(), TableConfig(capacity=9, dim=8)))
+    names = [record.features[0].table for record in (static, dynamic)]
+    (told,) = changes_of_table(static, dynamic, source=names[0], table=names[1], is_chosen=True, with_slots=False)
+    assert told == "feature 'user': found whole hashes as keys, expected hashes modulo the number of rows"
     assert found(default="zeros") == [f'{where} default="zeros", expected "first"']
