@@ -11,10 +11,9 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import Constant, table_seed
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.vocabulary.key_space import DynamicKeys
-from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, WarmStart
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.run.reference import open_commit
-from podembed.orchestrator.run.warm_start import WarmStartRefused
 from podembed.serving.artifact.export_model import export_model
 from podembed.serving.predict.committed_model import CommittedRows, open_model
 from podembed.serving.predict.evaluate import evaluate
@@ -117,8 +116,3 @@ def test_declarations_that_do_not_fit_are_refused(arguments: dict, found: str) -
 def test_the_least_declaration_takes_any_key() -> None:
     table = TableConfig(capacity=5, dim=2, initializer=Constant(0.0), keys="any")
     assert table.dynamic_keys == DynamicKeys(capacity=5)
-
-
-def test_a_warm_start_is_refused_with_what_to_do(run: Result, job: JobConfig, tmp_path: Path) -> None:
-    with pytest.raises(WarmStartRefused, match=r"keys that come and go, which a new run cannot take over \(b=reinit"):
-        fit_job(job, tmp_path, max_steps=1, warm_start=WarmStart(source=run.path))
