@@ -26,6 +26,8 @@ def fit_ids(path: str, bags: Ragged, table: TableConfig) -> tuple[Ragged, int]:
     Raises:
       ValueError: an id is outside and the policy of the table is "error".
     """
+    if table.dynamic_keys is not None:
+        return bags, 0
     ids, size = bags.values, table.vocabulary_size
     # One comparison for both ends: a negative id is huge as an unsigned number.
     if not len(ids) or int(ids.view(np.uint64).max()) < size:

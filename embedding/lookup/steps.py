@@ -97,7 +97,7 @@ class LookupSteps:
         gradients: Blocks | None = None,
         wants_prefetch: bool = True,
         levels: Sequence[int] = (),
-        is_training: bool = True,
+        training_step: int | None = None,
     ) -> None:
         """Tells the owners which rows are wanted, and takes what the others want.
 
@@ -107,13 +107,14 @@ class LookupSteps:
             their update now.
           wants_prefetch: whether this host wants a `prefetch` of this step, if anything can be prefetched.
           levels: as `Exchange.ids`.
-          is_training: whether keys of the step may get a row; the same on all hosts.
+          training_step: the step of training that it is, counted from 0, in which keys may get a row; None where
+            nothing is trained. The same on all hosts.
         """
         prefetches = self._prefetches if wants_prefetch else 0
         with self._phase(LookupPhase.ID_EXCHANGE):
             agreed = self._exchange.ids(number, step.requests, weight=weight, prefetches=prefetches, levels=levels)
             for way, request, frames in zip(self._ways, step.requests, agreed.frames, strict=True):
-                way.accept(request, frames, training_step=number if is_training else None)
+                way.accept(request, frames, training_step=training_step)
         step.number, step.weight_sum, step.tries_prefetch = number, agreed.weight_sum, agreed.prefetches
         step.levels = agreed.levels
         if gradients is not None:

@@ -37,6 +37,7 @@ from podembed.embedding.tf.replicas.strategies import get_replica_context
 from podembed.embedding.tf.tpu_embedding.checkpoint import Checkpoint
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from podembed.embedding.tf.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+from podembed.embedding.vocabulary.policies import LeastRecent
 from podembed.workers.storage.storage_errors import StorageError
 from tests.conformance import training_runs as runs
 
@@ -444,6 +445,44 @@ class TPUEmbeddingConformance:
         outside.restore(path)
         assert np.array_equal(outside.embedding_tables[outside_users].value, saved[users]["rows"])
         assert np.array_equal(outside.embedding_tables[outside_items].value, saved[items]["rows"])
+
+    def test_keys_come_and_go_in_training_alone(self, make, tmp_path):
+        """Three rows: what a step named, or the one before, stays; the key that was not named for longest goes."""
+        table = TableConfig(capacity=3, dim=2, name="t", initializer=Constant(0.5), combiner="sum", evict=LeastRecent())
+        largest = np.uint64(2**64 - 1)
+
+        def train(embedding: TPUEmbedding, *keys: int) -> np.ndarray:
+            embedding.enqueue(np.array(keys))
+            found = embedding.dequeue()
+            embedding.apply_gradients(jnp.ones_like(found))
+            return np.asarray(found)[:, 0]
+
+        def look_up(embedding: TPUEmbedding, *keys: int) -> np.ndarray:
+            embedding.enqueue(np.array(keys), training=False)
+            return np.asarray(embedding.dequeue())[:, 0]
+
+        embedding = make(FeatureConfig(table), 2, SGD(1.0))
+        assert train(embedding, 10, -1).tolist() == [0.5, 0.5]
+        assert look_up(embedding, 10, 77).tolist() == [-0.5, 0.5]
+        assert train(embedding, largest, largest).tolist() == [-0.5, -0.5]
+        assert train(embedding, 5, 5).tolist() == [0.5, 0.5]
+        # 77 was looked up and has no row; 10 loses its row to -2^63, and begins anew as one without.
+        assert train(embedding, -(2**63), 5).tolist() == [0.5, -1.5]
+        assert look_up(embedding, 10, -1).tolist() == [0.5, -2.5]
+        (found,) = embedding.read_tables().values()
+        assert found["key"].tolist() == [-(2**63), -1, 5]
+        assert found["rows"][:, 0].tolist() == [-0.5, -2.5, -2.5]
+        assert found["count"].tolist() == [1, 3, 3]
+        assert found["last"].tolist() == [4, 2, 4]
+        path = str(tmp_path / "saved")
+        embedding.save(path)
+        expected = train(embedding, 11, 11), train(embedding, 12, -1)
+        embedding.restore(path)
+        assert [train(embedding, 11, 11).tolist(), train(embedding, 12, -1).tolist()] == [e.tolist() for e in expected]
+        # Of three keys that were named just now, none goes for another one.
+        assert look_up(embedding, 12, -1).tolist() == [expected[1][0] - 1, expected[1][1] - 1]
+        with pytest.raises(ValueError, match=r"'t' with capacity=3 outside the scope of a strategy"):
+            TPUEmbedding(FeatureConfig(table)).build()
 
     def test_sent_gradients_update_as_applied_ones(self, make, strategy):
         rates = [0.5, 0.25]

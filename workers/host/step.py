@@ -139,7 +139,7 @@ class Steps:
             gradients=self._gradients[buffer],
             wants_prefetch=is_training and self._choice.wants(number),
             levels=levels,
-            is_training=is_training,
+            training_step=number if is_training else None,
         )
         self._ids.agreed(lookup.levels)
         if lengths:

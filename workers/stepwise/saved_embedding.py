@@ -78,7 +78,7 @@ def write_host(path: str, tables: Sequence[Table], attempt: str, *, is_first: bo
     for table in tables:
         plan = _plan(table.spec, attempt)
         arrays.append(write_table_metadata(store, plan) if is_first else ())
-        written = [write_buckets(store, plan, int(b), list(table.bucket(int(b)).values())) for b in table.buckets]
+        written = [write_buckets(store, plan, int(b), table.spec.stored(table.bucket(int(b)))) for b in table.buckets]
         buckets.append(WrittenBuckets.of(plan, written))
     return HostReceipt(arrays=tuple(arrays), buckets=tuple(buckets))
 
@@ -111,8 +111,18 @@ def restore_tables(path: str, tables: Sequence[Table]) -> int:
         _check(table.spec, by_name)
     store = Store(path)
     for table in tables:
-        _fill(store, by_name[table.spec.name], table)
+        entry = by_name[table.spec.name]
+        (_fill_buckets if table.index.is_dynamic else _fill)(store, entry, table)
+        table.index.rebuild()
     return num_steps
+
+
+def _fill_buckets(store: Store, entry: TableFiles, table: Table) -> None:
+    """Where a key lies in its bucket, the index cannot know before."""
+    for bucket in map(int, table.buckets):
+        found = _read(store, entry, bucket, table.spec.widths)
+        for name, values in zip(table.spec.widths, table.spec.stored(table.bucket(bucket)), strict=True):
+            values[...] = found[name]
 
 
 def _fill(store: Store, entry: TableFiles, table: Table) -> None:
@@ -140,8 +150,10 @@ def _check(spec: TableSpec, saved: Mapping[str, TableFiles]) -> None:
             "TableConfig as it was saved."
         )
     widths = {array.name: array.width for array in entry.arrays}
-    expected = dict(spec.widths)
-    if entry.num_rows != spec.num_rows or any(widths.get(name) != width for name, width in expected.items()):
+    expected = spec.stored_widths
+    if (entry.num_rows, bool(spec.keys.columns)) != (spec.num_rows, entry.is_dynamic) or any(
+        widths.get(name) != width for name, width in expected.items()
+    ):
         raise CheckpointMismatch(
             f"Table '{spec.name}': found {entry.num_rows} rows with columns {widths} in the saved embedding. Expected "
             f"{spec.num_rows} rows with {expected}. Declare the table and its optimizer as they were saved, or no "
@@ -155,8 +167,8 @@ def _plan(spec: TableSpec, attempt: str) -> TablePlan:
         name=spec.name,
         num_rows=spec.num_rows,
         num_buckets=spec.layout.num_buckets,
-        widths=spec.widths,
-        dtypes={},
+        widths=spec.stored_widths,
+        dtypes=spec.keys.columns,
         # The index does not say it.
         separator=NESTED,
     )

@@ -200,6 +200,10 @@ def read_checkpoint_record(store: Store) -> CheckpointRecord:
     return from_document(CheckpointRecord, CHECKPOINT_FILE, read_document(store, CHECKPOINT_FILE))
 
 
+# Of rows and slots, and of what an index keeps beside them.
+_DTYPES = ("float32", "int64", "int32", "uint32")
+
+
 def table_record(table: TableFiles) -> IndexedTable:
     """What the index says of a table."""
     return IndexedTable(
@@ -263,7 +267,7 @@ def _problem(record: IndexedTable) -> str | None:
     if not arrays or arrays[0].name != ROWS or len({array.name for array in arrays}) != len(arrays):
         return "arrays without rows in front, or one twice"
     for array in arrays:
-        if array.dtype != "float32" or array.width < 1:
+        if array.dtype not in _DTYPES or array.width < 1:
             return f"array {array.name} of width {array.width} and type {array.dtype}"
         if min(array.metadata_size_bytes, array.metadata_crc32c) < 0:
             return f"negative sizes of array {array.name}"

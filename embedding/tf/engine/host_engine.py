@@ -95,24 +95,27 @@ class HostEngine:
         self._layout = steps.lookups.layout
         self._memory = memory or OwnMemory()
         self._num_lookups = 0
-        self._order: StepOrder[Sequence[Ragged], _Prepared] = StepOrder(
+        # Batches enqueued for training, after those of which the tables are restored.
+        self._num_named = 0
+        self._order: StepOrder[Share, _Prepared] = StepOrder(
             self._forward, self._backward, is_pipelined=spec.is_pipelined
         )
         self._counters = _Counters(altered_ids=np.zeros(len(spec.tables), np.int64))
 
-    def _forward(self, bags: Sequence[Ragged]) -> tuple[_Prepared, list[Any]]:
+    def _forward(self, share: Share) -> tuple[_Prepared, list[Any]]:
+        bags, is_training = share.features, share.is_training
         if self._on_devices is None:
-            step, activations = self._forward_on_host(bags)
+            step, activations = self._forward_on_host(bags, is_training=is_training)
             return _Prepared(step), activations
         # Devices begin first: they work beside the host.
         asked, of_devices = self._on_devices.look_up([bags[at] for at in self._of_devices])
-        step, of_hosts = self._forward_on_host([bags[at] for at in self._of_hosts])
+        step, of_hosts = self._forward_on_host([bags[at] for at in self._of_hosts], is_training=is_training)
         found: dict[int, Any] = dict(zip(self._of_devices, of_devices, strict=True))
         # JAX combines no arrays that lie on different devices.
         found |= zip(self._of_hosts, map(self._on_devices.placed, of_hosts), strict=True)
         return _Prepared(step, asked), [found[at] for at in range(len(bags))]
 
-    def _forward_on_host(self, bags: Sequence[Ragged]) -> tuple[LookupStep, list[np.ndarray]]:
+    def _forward_on_host(self, bags: Sequence[Ragged], *, is_training: bool) -> tuple[LookupStep, list[np.ndarray]]:
         # Shares of a batch may differ by a sample, and parts of replicas by more.
         self._layout = layout = self._layout.with_vectors([own.num_samples for own in bags])
         number = self._num_lookups + 1
@@ -124,7 +127,8 @@ class HostEngine:
             is_in_place=self._memory.is_free(number),
         )
         self._num_lookups = number
-        self._steps.ask(step, number)
+        self._steps.ask(step, number, training_step=self._num_named if is_training else None)
+        self._num_named += is_training
         activations = Blocks.of(layout, self._memory.activations(number, layout))
         self._steps.forward(step, activations)
         return step, list(activations.arrays)
@@ -156,7 +160,7 @@ class HostEngine:
 
     @num_steps.setter
     def num_steps(self, count: int) -> None:
-        self._order.num_applied = count
+        self._order.num_applied = self._num_named = count
 
     def next_step(self, name: str | None) -> int:
         """The number of the step that gradients under this name would be, from 0. Raises OrderError as
@@ -169,6 +173,7 @@ class HostEngine:
         """Gives all rows and slots of this host their first values."""
         for table in self.tables:
             table.initialize()
+            table.index.rebuild()
         self.give_rows()
 
     def give_rows(self) -> None:
@@ -182,7 +187,7 @@ class HostEngine:
             self._on_devices.take()
 
     def enqueue(self, share: Share) -> None:
-        self._order.enqueue(share.features, is_training=share.is_training, name=share.name)
+        self._order.enqueue(share, is_training=share.is_training, name=share.name)
         if share.altered_ids:
             self._counters.altered_ids += np.asarray(share.altered_ids, np.int64)
 
@@ -335,7 +340,11 @@ class InProcessEngine:
 
 
 def whole_table(table: Table) -> dict[str, np.ndarray]:
-    """Rows and slots of a table that is held here whole, in the order of the ids, without padding; copies."""
+    """Rows and slots of a table that is held here whole, in the order of the ids, without padding; copies. Where keys
+    come and go, those of all rows, with what the index keeps of them.
+    """
+    if table.index.is_dynamic:
+        return {name: values.copy() for name, values in table.in_place().items()}
     return table.store.read(table.index.rows_of(np.arange(table.spec.num_rows)))
 
 

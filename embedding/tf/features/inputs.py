@@ -71,22 +71,25 @@ class FeatureInput:
         return len(self.row_splits) - 1
 
 
-def read_input(path: str, value: Any) -> FeatureInput:
+def read_input(path: str, value: Any, *, keys_of_any: bool = False) -> FeatureInput:
     """Reads the ids of one feature.
+
+    Args:
+      keys_of_any: whether any 64 bits are an id, so that unsigned ones are taken for their two's complement.
 
     Raises:
       ValueError: the value is of no accepted type, is not integers, lies on a TPU, or its parts do not fit together.
     """
     if isinstance(value, Ragged):
-        return _read_ragged(path, value)
+        return _read_ragged(path, value, keys_of_any)
     if isinstance(value, Sparse):
-        return _read_sparse(path, value.indices, value.values, value.dense_shape)
+        return _read_sparse(path, value.indices, value.values, value.dense_shape, keys_of_any)
     if isinstance(value, np.ndarray | jax.Array):
-        return _read_dense(path, value)
+        return _read_dense(path, value, keys_of_any)
     if is_of(value, "scipy"):
         return _read_scipy(path, value)
     if is_of(value, "pyarrow"):
-        return _read_ragged(path, _of_pyarrow(path, value))
+        return _read_ragged(path, _of_pyarrow(path, value), keys_of_any)
     raise ValueError(
         f"Input {shown_path(path)} is of unknown type {type(value)}. Expected a numpy or JAX array, Ragged, Sparse, a "
         "scipy.sparse matrix or a list array of pyarrow. Convert it."
@@ -235,10 +238,10 @@ def is_of(value: Any, library: str) -> bool:
     return type(value).__module__.split(".")[0] == library
 
 
-def _read_dense(path: str, value: np.ndarray | jax.Array) -> FeatureInput:
+def _read_dense(path: str, value: np.ndarray | jax.Array, keys_of_any: bool) -> FeatureInput:
     _refuse_tpus(path, value)
     array = host_array(path, value)
-    ids = _as_ids(path, array).reshape(-1)
+    ids = _as_ids(path, array, keys_of_any).reshape(-1)
     width = array.shape[-1] if array.ndim > 1 else 1
     num_rows = len(ids) // width if width else int(np.prod(array.shape[:-1]))
     row_splits = np.arange(0, num_rows * width + 1, width) if width else np.zeros(num_rows + 1, np.int64)
@@ -281,7 +284,7 @@ def _refuse_tpus(path: str, value: np.ndarray | jax.Array) -> None:
             )
 
 
-def _as_ids(path: str, array: np.ndarray) -> np.ndarray:
+def _as_ids(path: str, array: np.ndarray, keys_of_any: bool) -> np.ndarray:
     if array.dtype.kind not in "iu":
         if array.size == 0:
             return np.zeros(array.shape, np.int64)
@@ -289,26 +292,26 @@ def _as_ids(path: str, array: np.ndarray) -> np.ndarray:
             f"Found ids of dtype {array.dtype} for {shown_path(path)}. Expected integers. Cast them to int64 where "
             "they are made; a cast here would hide a wrong column."
         )
-    if array.dtype == np.uint64:
+    if array.dtype == np.uint64 and not keys_of_any:
         # Still outside every vocabulary, but no longer negative.
         array = np.minimum(array, np.uint64(_INT64_MAX))
     return np.ascontiguousarray(array, np.int64)
 
 
-def _read_ragged(path: str, value: Ragged) -> FeatureInput:
+def _read_ragged(path: str, value: Ragged, keys_of_any: bool) -> FeatureInput:
     ids = np.asarray(value.values)
     splits = checked_row_splits(path, ids, value.row_splits)
     read = FeatureInput(
-        path=path, kind="ragged", shape=(len(splits) - 1, None), ids=_as_ids(path, ids), row_splits=splits
+        path=path, kind="ragged", shape=(len(splits) - 1, None), ids=_as_ids(path, ids, keys_of_any), row_splits=splits
     )
     if value.weights is None:
         return read
     return replace(read, weights=checked_weights(read, np.asarray(value.weights)))
 
 
-def _read_sparse(path: str, indices: Any, values: Any, dense_shape: Any) -> FeatureInput:
+def _read_sparse(path: str, indices: Any, values: Any, dense_shape: Any, keys_of_any: bool) -> FeatureInput:
     places, shape = checked_places(path, indices, values, dense_shape)
-    return _sorted_sparse(path, places, _as_ids(path, np.asarray(values)), shape)
+    return _sorted_sparse(path, places, _as_ids(path, np.asarray(values), keys_of_any), shape)
 
 
 def _sorted_sparse(path: str, places: np.ndarray, ids: np.ndarray, shape: tuple[int, ...]) -> FeatureInput:

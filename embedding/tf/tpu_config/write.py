@@ -172,6 +172,10 @@ def _write(message: Any, field: str, value: Any, *, least: int, table: str | Non
 
 def _write_tables(message: Any, tables: Sequence[_Table], num_hosts: int) -> None:
     for table in tables:
+        if table.config.dynamic_keys is not None:
+            problem = f"Found capacity={table.config.dynamic_keys.capacity}, which the message cannot say. "
+            problem += "Expected vocabulary_size. Keep the configuration in Python."
+            raise UnsupportedConfigField(table.name, "vocabulary_size", problem)
         described = message.table_descriptor.add(name=table.name)
         _write(described, "vocabulary_size", max(table.config.vocabulary_size, num_hosts), least=1, table=table.name)
         _write(described, "dimension", table.config.dim, least=1, table=table.name)

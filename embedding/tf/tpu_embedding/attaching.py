@@ -73,6 +73,7 @@ def _described(spec: EngineSpec) -> dict[str, Any]:
 def _of_table(table: TableSpec) -> dict[str, Any]:
     return {
         f"vocabulary_size of table '{table.name}'": table.num_rows,
+        f"keys of table '{table.name}'": table.keys,
         f"dim of table '{table.name}'": table.dim,
         f"combiner of table '{table.name}'": table.combiner,
         f"place of table '{table.name}'": "sharded" if table.is_sharded else "host",

@@ -66,18 +66,19 @@ class StepValues:
           TypeError, ValueError: another structure, or values that are not accepted, see `embedding.tf.features.inputs`.
         """
         require_same_structure(self.declared.structure, features, "features")
-        return [self._parts(path, leaf) for path, leaf in zip(self.declared.paths, flatten(features), strict=True)]
+        parts = zip(self.declared.paths, flatten(features), self.declared.features, strict=True)
+        return [self._parts(path, leaf, feature.table.dynamic_keys is not None) for path, leaf, feature in parts]
 
-    def _parts(self, path: str, value: Any) -> list[FeatureInput]:
+    def _parts(self, path: str, value: Any, keys_of_any: bool) -> list[FeatureInput]:
         if not isinstance(value, PerReplica):
-            return [read_input(path, value)]
+            return [read_input(path, value, keys_of_any=keys_of_any)]
         if len(value.values) != self.num_parts:
             raise ValueError(
                 f"Found {len(value.values)} values of replicas in input {shown_path(path)}. Expected {self.num_parts}. "
                 "Pass a whole batch or one value for each replica on the driver, and the replica's own value inside "
                 "strategy.run."
             )
-        return [read_input(path, one) for one in value.values]
+        return [read_input(path, one, keys_of_any=keys_of_any) for one in value.values]
 
     def incoming_shapes(self, inputs: Inputs) -> list[Shape]:
         """The output shapes that inputs ask for, parts together.

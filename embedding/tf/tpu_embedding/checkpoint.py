@@ -310,7 +310,7 @@ def _table_differences(path: str, saved: SavedCheckpoint, name: str, embedding: 
     differences = []
     for spec in embedding.declared_specs:
         table: SavedTable | None = tables.get(spec.name)
-        expected = dict(spec.widths)
+        expected = spec.stored_widths
         if table is None:
             differences.append(f"{name}: no table '{spec.name}' in the checkpoint, which has {sorted(tables)}")
         elif table.num_rows != spec.num_rows or any(table.widths.get(one) != width for one, width in expected.items()):

@@ -139,11 +139,6 @@ def _refuse_what_trainers_take(table: TableConfig, at: int) -> None:
             f"Found table '{name}' with trainable=False. Expected tables that train, since `apply_gradients` takes "
             "gradients of all. Pass optimizer=SGD(0.0), or train with a Trainer."
         )
-    if table.dynamic_keys is not None:
-        raise ValueError(
-            f"Found table '{name}' with capacity={table.dynamic_keys.capacity}. Expected vocabulary_size: keys that "
-            "come and go are for a Trainer. Train with one, or hash ids into rows with invalid_ids='hash'."
-        )
     if table.is_on_devices and not table.is_sharded:
         raise ValueError(
             f"Found table '{name}' with place={table.place!r}. Expected 'host' or 'sharded', the places for "

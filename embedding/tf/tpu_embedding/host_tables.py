@@ -24,6 +24,13 @@ class HostTables:
 
     def __init__(self, declared: DeclaredTables, *, restore_from: str | None, seed: int = 0) -> None:
         require_own_trace(None, "the making of the tables", "Call build() before.")
+        for table in declared.tables:
+            if table.dynamic_keys is not None:
+                raise ValueError(
+                    f"Found table '{table.name}' with capacity={table.dynamic_keys.capacity} outside the scope of a "
+                    "strategy. Expected vocabulary_size, since variables have rows for ids from 0 on. Make the "
+                    "embedding in the scope of a LocalStrategy or PodStrategy, and look up with training=False."
+                )
         self._tables = [Table(spec, np.arange(spec.layout.num_buckets)) for spec in declared.specs(seed=seed)]
         self._num_steps = 0
         if restore_from is None:

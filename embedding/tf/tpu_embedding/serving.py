@@ -263,6 +263,11 @@ def _positions(found: FeatureInput, num_rows: int, length: int, table: jax.Array
 
 
 def _fitted(found: FeatureInput, bags: Ragged, feature: FeatureConfig) -> Ragged:
+    if feature.table.dynamic_keys is not None:
+        raise ValueError(
+            f"Found table '{feature.table.name}' with a capacity for {shown_path(found.path)}. Expected "
+            "vocabulary_size, since an array has rows for ids from 0 on. Look up with the TPUEmbedding that trains it."
+        )
     return fit_ids(found.path, bags, feature.table)[0]
 
 

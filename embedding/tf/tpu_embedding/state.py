@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,19 @@ class EmbeddingMetrics:
     altered_ids: dict[str, int]
 
 
+def of_keys(spec: TableSpec, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What all rows of a table have, by its keys, rising, of which none waits.
+
+    Args:
+      arrays: float32 `[num_rows, width]` as of `TableSpec.widths`.
+    """
+    stored = dict(zip(arrays, spec.stored(arrays), strict=True))
+    held = np.flatnonzero(stored["last"][:, 0])
+    rows = held[np.argsort(stored["key"][held, 0])]
+    found = {name: values[rows] for name, values in stored.items() if not name.startswith("waiting_")}
+    return found | {name: found[name][:, 0] for name in found if name in spec.keys.columns}
+
+
 _AROUND_IT = "Call it before the function or after it."
 
 
@@ -56,8 +70,9 @@ class EmbeddingState(BuiltEmbedding):
         return self._tables_here.variables
 
     def read_tables(self) -> dict[TableConfig, dict[str, np.ndarray]]:
-        """A copy of all tables: "rows" and each slot, `[vocabulary_size, width]`. Gradients that wait are applied
-        first.
+        """A copy of all tables: "rows" and each slot, `[vocabulary_size, width]`. Of a table with a capacity those of
+        the keys that have a row, with "key" (int64 `[n]`, rising), "last" (int32 `[n]`, the step that named it last,
+        plus one) and "count" (uint32 `[n]`, how often it was named). Gradients that wait are applied first.
 
         Raises:
           RuntimeError: not built.
@@ -65,7 +80,8 @@ class EmbeddingState(BuiltEmbedding):
         self._require_built("read_tables")
         require_eager("read_tables", _AROUND_IT)
         held = self._running.read_tables() if self._strategy is not None else self._tables_here.read()
-        return dict(zip(self._declared.tables, held, strict=True))
+        found = zip(self._declared.tables, self.declared_specs, held, strict=True)
+        return {table: of_keys(spec, arrays) if spec.keys.columns else arrays for table, spec, arrays in found}
 
     def save(self, path: str) -> None:
         """Writes all rows and slots to a new folder or URL. Gradients that wait are applied first.
