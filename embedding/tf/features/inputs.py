@@ -87,7 +87,7 @@ def read_input(path: str, value: Any, *, keys_of_any: bool = False) -> FeatureIn
     if isinstance(value, np.ndarray | jax.Array):
         return _read_dense(path, value, keys_of_any)
     if is_of(value, "scipy"):
-        return _read_scipy(path, value)
+        return _read_scipy(path, value, keys_of_any)
     if is_of(value, "pyarrow"):
         return _read_ragged(path, _of_pyarrow(path, value), keys_of_any)
     raise ValueError(
@@ -332,12 +332,12 @@ def _sorted_sparse(path: str, places: np.ndarray, ids: np.ndarray, shape: tuple[
     )
 
 
-def _read_scipy(path: str, matrix: Any) -> FeatureInput:
+def _read_scipy(path: str, matrix: Any, keys_of_any: bool) -> FeatureInput:
     # As coordinates: converting to rows would add up entries at one place.
     entries = _entries(matrix)
     shape = entries.shape
     places = np.stack([np.asarray(axis, np.int64) for axis in entries.coords], axis=1)
-    return _read_sparse(path, places, entries.data, shape)
+    return _read_sparse(path, places, entries.data, shape, keys_of_any)
 
 
 def _entries(matrix: Any) -> Any:
