@@ -179,6 +179,7 @@ class Generation:
         trace = shared.trace
         trace.begin(self.base_step, schedule.total_steps, generation=self.lease.generation)
         step, step_s, evaluated_step = self.base_step, None, None
+        shared.journal.vocabularies.begin(self._base.counters if self._base is not None else {})
         if self._base is not None:
             shared.journal.early_stop.begin(self._base.counters, self._base.metrics)
             if OWES_EVALUATION in self._base.counters and schedule.evaluates_at(step):

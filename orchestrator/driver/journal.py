@@ -8,6 +8,7 @@ from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.policy_checks import early_stop_of
 from podembed.orchestrator.api.result import HostsChange, MeasuredTable, Result
+from podembed.orchestrator.api.vocabulary_totals import VocabularyTotals
 from podembed.orchestrator.driver.upkeep import Upkeep
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.progress import ColumnUnknown, RowsPutAside
@@ -55,6 +56,7 @@ class Journal:
       history: what this driver saw; without what was done after the commit that a generation starts from.
       tables: what the first window asked of them.
       early_stop: follows the evaluations, for a job with `EarlyStopping`.
+      vocabularies: what became of keys that come and go.
       owed_step: None, or the step whose evaluation a signal cut off. A commit of that step says so, and whoever goes on
         from there makes it first.
       keeper, upkeep: used by the publishing thread, too; what they have to say is said by `tell`.
@@ -71,6 +73,7 @@ class Journal:
         self.history = History()
         self.tables: tuple[MeasuredTable, ...] = ()
         self.early_stop = early_stop_of(run.job, config)
+        self.vocabularies = VocabularyTotals(run.job.table_names)
         self.owed_step: int | None = None
         self.keeper = HistoryKeeper(run.store, emit=emit)
         self.upkeep = Upkeep(run.store, run.record, config, unix_s=clock.wall_s)
@@ -95,7 +98,8 @@ class Journal:
 
     def counters_at(self, step: int) -> dict[str, int]:
         """Further counters of a commit of this step."""
-        return self.early_stop.counters | ({OWES_EVALUATION: 1} if self.owed_step == step else {})
+        owed = {OWES_EVALUATION: 1} if self.owed_step == step else {}
+        return self.early_stop.counters | self.vocabularies.counters | owed
 
     def tell(self) -> None:
         """Reports what the publishing thread noted."""

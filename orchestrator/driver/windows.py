@@ -87,6 +87,9 @@ class DriverWindows:
         shared.journal.tell_unknown([host.unknown for host in hosts])
         shared.journal.put_aside([row for host in hosts for row in host.bad_rows])
         num_steps, names = last - first, shared.run.job.table_names
+        shared.journal.vocabularies.take(
+            [{names[at]: counts for at, counts in host.vocabularies.items()} for host in hosts]
+        )
         group.deadlines = self._health.take(hosts, seconds=ended_s - began_s, num_steps=num_steps)
         if not all(map(math.isfinite, devices[0].losses)):
             # Wrong rows of a host that lived on may be why.

@@ -1,24 +1,29 @@
 """What a run's folder holds, for people: its record, its commits, and how to read a table without us.
 
-`describe` reads manifests and returns a value; `render` turns it into text. Neither opens an array, so both are quick
-on any size.
+`describe` reads manifests and returns a value; `render` turns it into text. No array is opened, so both are quick on
+any size, but for one number a row of tables in which keys wait.
 """
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from podembed.orchestrator.api.save_policies import order_of
 from podembed.orchestrator.api.text import columns, format_bytes, plural, printable
+from podembed.orchestrator.api.vocabulary_totals import totals_of
 from podembed.orchestrator.commit.checkpoint import CommitInfo, list_commits
 from podembed.orchestrator.commit.holder import Heartbeat, read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_claims
-from podembed.orchestrator.commit.manifest import TableFiles
+from podembed.orchestrator.commit.manifest import Manifest, TableFiles
 from podembed.orchestrator.commit.run_record import SHUFFLED, RunRecord, find_run
 from podembed.orchestrator.run.history_record import HistoryRecord, read_history
 from podembed.orchestrator.run.input_record import AcceptedChange, read_input, shortened
 from podembed.orchestrator.run.job_settings import SettingsRecord, read_settings
+from podembed.serving.committed_rows import row_batches
 from podembed.workers.checkpoint.arrays import safe_segment
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
@@ -39,6 +44,8 @@ class RunDescription:
       settings: changed arguments of the job, oldest first.
       history: loss and evaluations up to the newest commit; None if its record is damaged.
       damaged: records of data files that cannot be read.
+      waiting: by table that lets keys wait for a row, how many do at the newest commit; None where its files are
+        damaged.
     """
 
     location: str
@@ -51,6 +58,7 @@ class RunDescription:
     history: HistoryRecord | None
     damaged: tuple[str, ...] = ()
     settings: tuple[SettingsRecord, ...] = ()
+    waiting: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def head(self) -> CommitInfo | None:
@@ -65,6 +73,7 @@ def describe(store: Store, *, now_unix_s: float) -> RunDescription:
     """
     claims, known = read_claims(store), read_input(store)
     commits = list_commits(store)
+    head = next((commit for commit in commits if commit.is_head), None)
     return RunDescription(
         location=store.location,
         described_unix_s=now_unix_s,
@@ -74,8 +83,9 @@ def describe(store: Store, *, now_unix_s: float) -> RunDescription:
         commits=commits,
         input_changes=known.accepted,
         settings=read_settings(store),
-        history=_history(store, next((commit.step for commit in commits if commit.is_head), 0)),
+        history=_history(store, head.step if head else 0),
         damaged=tuple(error.name for error in known.damaged),
+        waiting=_waiting(store, head.manifest) if head and head.manifest else {},
     )
 
 
@@ -86,6 +96,19 @@ def _history(store: Store, step: int) -> HistoryRecord | None:
         return None
 
 
+def _waiting(store: Store, manifest: Manifest) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for table in manifest.tables:
+        array = next((array for array in table.arrays if table.is_dynamic and array.name == "waiting_last"), None)
+        if array is None:
+            continue
+        try:
+            found[table.name] = sum(int(np.count_nonzero(rows)) for rows in row_batches(store, table, array))
+        except StorageError:
+            found[table.name] = None
+    return found
+
+
 def render(description: RunDescription) -> str:
     """Text of the description, ready to print."""
     parts = [_header(description), _commits(description), *_evaluations(description)]
@@ -93,6 +116,7 @@ def render(description: RunDescription) -> str:
     if head and head.manifest:
         tables = head.manifest.tables
         parts.append(f"Tables of {head.name}\n" + columns(_table_lines(tables)))
+        parts += _keys(head.manifest, description.waiting)
         parts += [reading_example(description.location, tables[0])] if tables else []
     return printable("\n\n".join(parts))
 
@@ -257,3 +281,16 @@ def _table_lines(tables: tuple[TableFiles, ...]) -> list[tuple[str, ...]]:
         sizes = (f"{table.num_rows:,}", str(table.dim), str(table.num_buckets), slots, format_bytes(table.size_bytes))
         rows.append((table.name, *sizes))
     return rows
+
+
+def _keys(manifest: Manifest, waiting: Mapping[str, int | None]) -> list[str]:
+    """How full tables are whose keys come and go, and what became of their keys; nothing where there are none."""
+    names = ("num_keys", "num_rows", "admitted", "evicted", "refused", "dropped")
+    rows = [("table", "keys", "of rows", "fill", "waiting", *names[2:])]
+    for table in (table for table in manifest.tables if table.is_dynamic):
+        totals, waits = totals_of(manifest.counters, table.name), waiting.get(table.name, 0)
+        keys, room, *others = ["?"] * len(names) if totals is None else [f"{getattr(totals, name):,}" for name in names]
+        fill = "?" if totals is None else f"{totals.num_keys / max(1, totals.num_rows):.1%}"
+        rows.append((table.name, keys, room, fill, "?" if waits is None else f"{waits:,}", *others))
+    head = f"Keys that come and go at {manifest.name}; admitted, evicted, refused and dropped since the run began"
+    return [f"{head}\n{columns(rows)}"] if len(rows) > 1 else []

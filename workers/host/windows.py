@@ -68,6 +68,8 @@ class Windows:
         sampler = self._input.sampler if is_sampled else None
         has_norms = is_sampled and self._norms.is_due()
         steps.take_rows_asked()
+        # What a survivor counted in the steps that were taken back.
+        steps.take_vocabularies()
         self._tracker.take_phase_s()
         self._tracker.take_phase_cpu_s()
         looks_ahead = is_followed and staleness > 0

@@ -21,6 +21,7 @@ from podembed.workers.host.warm_start import begin_tables
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import table_specs
 from podembed.workers.storage.store import Store
+from podembed.orchestrator.run.reference import open_commit
 from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import NUM_STEPS, Killer, train_small
 from tests.run_state import assert_same_bytes, committed_state
@@ -30,6 +31,11 @@ from tests.training import fit_job
 
 def _losses(result: Result) -> np.ndarray:
     return np.array([result.losses[step] for step in sorted(result.losses)])
+
+
+def _counters(result: Result) -> dict[str, int]:
+    """What the newest commit says of keys since the run began, and of samples."""
+    return dict(open_commit(result.path).manifest.counters)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +50,8 @@ def test_a_cut_run_ends_with_the_same_bytes(alone: Result, small_data: str, tmp_
     cut = train_small(small_data, tmp_path, "cut", full_every=3, **options)
     assert min(cut.losses) == 20
     assert_same_bytes(committed_state(cut.path), committed_state(alone.path))
+    assert _counters(cut) == _counters(alone)
+    assert {_counters(alone)[f"vocabulary/b/{name}"] > 0 for name in ("keys", "admitted", "dropped")} == {True}
     # Keys were forgotten: a table whose rows are all kept has other values.
     kept = train_small(small_data, tmp_path, "kept", num_hosts=1, in_process=True)
     assert (_losses(kept) != _losses(alone)).any()
@@ -90,6 +98,8 @@ def test_a_killed_run_that_goes_on_with_another_host_sees_the_same(
     for name, values in ours.items():
         if name.endswith(("key", "last", "count")):
             assert values.tobytes() == theirs[name].tobytes(), name
+    # What a survivor had counted in the steps that were taken back is not counted twice.
+    assert _counters(three) == _counters(alone)
 
 
 @is_long
