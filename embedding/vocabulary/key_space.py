@@ -10,7 +10,7 @@ import numpy as np
 
 from podembed.embedding.buckets import MAX_BUCKETS, TARGET_BUCKET_BYTES, BucketLayout
 from podembed.embedding.hashing import mix64
-from podembed.embedding.kernels.key_map import MOST_ROWS
+from podembed.embedding.kernels.key_map import MOST_ROWS, WORDS, lines_per_bucket
 from podembed.embedding.row_index import KeyedRows, RowIndex
 from podembed.embedding.vocabulary.policies import Admit, Always, Evict, MinCount, Never
 
@@ -84,6 +84,32 @@ class DynamicKeys:
             return 0
         most = layout.rows_per_bucket
         return most if self.waiting is None else min(most, -(-self.waiting // layout.num_buckets))
+
+    def map_bytes(self, layout: BucketLayout) -> int:
+        """Bytes that an index of the whole table takes beside the table's columns: maps, and what is known of rows."""
+        line_bytes, hints_bytes = 8 * WORDS, 8
+        map_bytes = line_bytes * lines_per_bucket(layout.rows_per_bucket) + hints_bytes
+        row_bytes = 5
+        if waiting := self.waiting_per_bucket(layout):
+            map_bytes += line_bytes * lines_per_bucket(waiting) + hints_bytes
+            row_bytes += 16
+        return layout.num_buckets * (map_bytes + row_bytes * layout.rows_per_bucket)
+
+    def chance_of_refusal(self, layout: BucketLayout) -> float:
+        """Probability that a table with `capacity` keys has one for which its bucket has no room, from 0 to 1."""
+        num_buckets, room = layout.num_buckets, layout.rows_per_bucket - self.num_reserved
+        if self.capacity <= room:
+            return 0.0
+        # Of one bucket, the tail of a binomial distribution: its first term, then each from the one before.
+        share, more = 1 / num_buckets, room + 1
+        choices = math.lgamma(self.capacity + 1) - math.lgamma(more + 1) - math.lgamma(self.capacity - more + 1)
+        term = math.exp(choices + more * math.log(share) + (self.capacity - more) * math.log1p(-share))
+        total = 0.0
+        while more <= self.capacity and term > 1e-9 * total:
+            total += term
+            term *= (self.capacity - more) / (more + 1) * share / (1 - share)
+            more += 1
+        return -math.expm1(num_buckets * math.log1p(-min(total, 1 - 1e-16)))
 
     def index(self, table: KeyedRows, layout: BucketLayout) -> RowIndex:
         from podembed.embedding.vocabulary.dynamic_index import DynamicIndex

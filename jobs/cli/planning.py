@@ -8,7 +8,7 @@ from podembed.jobs.cli.data_arguments import plan_arguments
 from podembed.jobs.cli.job_choice import job_reference
 from podembed.jobs.cli.settings import named_by_flags
 from podembed.jobs.planning.data_at_hand import index_at_hand, profiles_at_hand
-from podembed.jobs.planning.memory import host_memory, render_memory
+from podembed.jobs.planning.memory import host_memory, render_keys, render_memory
 from podembed.jobs.planning.step import render_step
 from podembed.jobs.planning.tables import render_tables
 from podembed.jobs.search_path import current_folder
@@ -80,3 +80,5 @@ def _show_step(job: JobConfig, found: PlannedTables, index: InputIndex | None, *
     memory = host_memory(job, found, traffic, undo_share=FailureConfig().undo_share)
     print(f"\n{render_step(traffic, profiles)}", flush=True)
     print(f"\n{render_memory(memory)}", flush=True)
+    if keys := render_keys([table.spec for table in found.tables]):
+        print(f"\n{keys}", flush=True)
