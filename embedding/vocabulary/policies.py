@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from podembed.embedding.kernels import vocabulary as kernels
 
 
-def _at_least(name: str, value: object, least: int, meaning: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def _at_least(name: str, value: object, least: int, meaning: str) -> int:
+    """The same as an int of Python."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ValueError(f"Found {name}={value!r}. Expected an integer of at least {least}: {meaning}. Pass one.")
+    return int(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,8 @@ class MinCount:
     count: int
 
     def __post_init__(self) -> None:
-        _at_least("count", self.count, 1, "how often a key is named before it has a row")
+        count = _at_least("count", self.count, 1, "how often a key is named before it has a row")
+        object.__setattr__(self, "count", count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +46,10 @@ class Probability:
     probability: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.probability, int | float) or not 0 < self.probability <= 1:
-            raise ValueError(
-                f"Found probability={self.probability!r}. Expected a number above 0, up to 1. Pass one such as 0.1."
-            )
+        value = self.probability
+        if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 < value <= 1:
+            raise ValueError(f"Found probability={value!r}. Expected a number above 0, up to 1. Pass one such as 0.1.")
+        object.__setattr__(self, "probability", float(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ class LeastFrequent:
     half_life: int
 
     def __post_init__(self) -> None:
-        _at_least("half_life", self.half_life, 1, "steps after which the count of an idle key is halved")
+        steps = _at_least("half_life", self.half_life, 1, "steps after which the count of an idle key is halved")
+        object.__setattr__(self, "half_life", steps)
 
 
 @dataclass(frozen=True, slots=True)

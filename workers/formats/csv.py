@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from podembed.workers.columns.decode import Decoder, RawRows, check_schema, id_kinds
 from podembed.workers.data.bad_rows import Origin, RowFaults
+from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import CsvData
 from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
 from podembed.workers.data.files import open_ranges
@@ -183,8 +184,8 @@ def _kinds(data: CsvData) -> dict[str, pa.DataType]:
     kinds |= {name: pa.large_list(pa.float64()) for name in numbers if name in data.list_separators}
     ids = [part for source in sources for part in source.parts if not part.boundaries]
     # A column that is read in several modes has the integers that all of them take.
-    for part in sorted(ids, key=lambda part: part.mode != "hash"):
-        item = pa.uint64() if part.mode == "hash" else pa.int64()
+    for part in sorted(ids, key=_takes_all, reverse=True):
+        item = pa.uint64() if _takes_all(part) else pa.int64()
         item = pa.large_string() if part.column in data.strings else item
         kinds[part.column] = pa.large_list(item) if part.column in data.list_separators else item
     vectors = [column for column in data.dense_columns if isinstance(column, VectorColumn)]
@@ -198,6 +199,11 @@ def _kinds(data: CsvData) -> dict[str, pa.DataType]:
     if data.sample_id is not None:
         kinds[data.sample_id] = pa.int64()
     return kinds
+
+
+def _takes_all(part: IdColumn) -> bool:
+    """Whether every integer of 64 bits is an id, of either sign."""
+    return part.mode == "hash" or part.outside == "any"
 
 
 def csv_content(data: CsvData) -> str:

@@ -161,6 +161,19 @@ def test_sample_ids_beyond_64_bits_are_not_told_to_become_text(tmp_path: Path) -
     assert "strings=" not in str(caught.value)
 
 
+def test_where_keys_come_and_go_any_integer_is_one_and_text_is_told_to_be_declared(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", [f"{2**64 - 1},1,n,1,,", f"{-(2**63)},1,n,1,,"])
+    plain = declared(path)
+    data = plain.resolved(SIZES, {"user": "any"})
+    assert read_all(data).features["user"].values.tolist() == [-1, -(2**63)]
+    write(tmp_path / "rows.csv", ["x,1,n,1,,"])
+    with pytest.raises(InputError, match=r"or say that the column is text: CsvData\(strings=\('user',\)\)") as caught:
+        read_all(data)
+    assert "mode='hash'" not in str(caught.value)
+    with pytest.raises(InputError, match="ids that are text need mode='hash'"):
+        read_all(plain)
+
+
 BAD = [
     ("x,1,n,1,,", "user", "'x'", "integers of 64 bits"),
     ("1,yes,n,1,,", "click", "'yes'", "numbers"),
