@@ -173,18 +173,12 @@ class HeldKeys:
         return np.where(self.keys[number] == wanted, self.places[number], -1)
 
 
-def rows_of_keys(store: Store, table: TableFiles, keys: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The row numbers of keys of a table whose keys come and go, int64.
+def find_keys(store: Store, table: TableFiles, keys: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The row numbers of keys of a table whose keys come and go, int64; -1 of one that has none.
 
     Raises:
-      ConfigurationError: a key has no row.
       ChunkDamaged: a bucket is not what was committed.
     """
-    ends = np.iinfo(np.int64)
-    if wrong := [int(key) for key in keys if not ends.min <= int(key) <= ends.max]:
-        raise ConfigurationError(
-            f"Found key {wrong[0]} for table '{table.name}'. Expected integers of 64 bits. Pass one of its keys."
-        )
     wanted = np.array([int(key) for key in keys], np.int64)
     buckets = table.layout.buckets_of(mix64(wanted).view(np.int64))
     numbers = np.full(len(wanted), -1, np.int64)
@@ -192,7 +186,23 @@ def rows_of_keys(store: Store, table: TableFiles, keys: Sequence[int] | np.ndarr
         at = np.flatnonzero(buckets == bucket)
         positions = HeldKeys.of(store, table, bucket).positions(wanted[at])
         numbers[at] = np.where(positions >= 0, table.layout.ids_of(bucket, positions), -1)
-    missing = wanted[numbers < 0].tolist()
+    return numbers
+
+
+def rows_of_keys(store: Store, table: TableFiles, keys: Sequence[int] | np.ndarray) -> np.ndarray:
+    """As `find_keys`, of keys that all have a row.
+
+    Raises:
+      ConfigurationError: one has none.
+      ChunkDamaged: a bucket is not what was committed.
+    """
+    ends = np.iinfo(np.int64)
+    if wrong := [int(key) for key in keys if not ends.min <= int(key) <= ends.max]:
+        raise ConfigurationError(
+            f"Found key {wrong[0]} for table '{table.name}'. Expected integers of 64 bits. Pass one of its keys."
+        )
+    numbers = find_keys(store, table, keys)
+    missing = [int(key) for key, number in zip(keys, numbers, strict=True) if number < 0]
     if missing:
         more = f" and {len(missing) - _MAX_IDS_SHOWN} more" if len(missing) > _MAX_IDS_SHOWN else ""
         raise ConfigurationError(

@@ -1,16 +1,19 @@
-"""`podembed compact | prune`: the commands that tidy a run. No driver may be at work meanwhile."""
+"""`podembed compact | forget | prune`: the commands that tidy a run. No driver may be at work meanwhile."""
 
 from __future__ import annotations
 
+import shlex
+
 from podembed.jobs.cli.settings import parse_interval
-from podembed.jobs.cli.tools import Compact, Prune
+from podembed.jobs.cli.tools import Compact, Forget, Prune
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
 from podembed.orchestrator.api.intervals import epochs_of
-from podembed.orchestrator.api.text import format_bytes
+from podembed.orchestrator.api.text import format_bytes, plural, printable
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.run.policy_record import PolicyRecord, read_policies
 from podembed.orchestrator.run.reference import open_run_store
 from podembed.tools.inspect import compact as compacting
+from podembed.tools.inspect import forget as forgetting
 from podembed.tools.inspect import prune as pruning
 from podembed.workers.storage.strict_json import DocumentRefused
 
@@ -22,8 +25,32 @@ def compact(command: Compact) -> int:
     return 0
 
 
+def forget(command: Forget) -> int:
+    """Carries out `podembed forget`. Returns the exit code."""
+    if not command.keys:
+        raise ConfigurationError("Found no key. Expected at least one. Add some: podembed forget RUN TABLE 7 shoes.")
+    found = forgetting.forget(command.run, command.table, command.keys, single_writer=command.single_writer)
+    lines = []
+    if found.commit is not None:
+        rows, waiting = plural(len(found.rows), "row"), plural(len(found.waiting), "waiting key")
+        lines.append(f"{found.commit} is the newest commit, without {rows} and {waiting} of table '{command.table}'")
+    if found.absent:
+        lines.append(f"not in the newest commit before: {', '.join(found.absent)}")
+    if found.older:
+        words = ["podembed", "prune", command.run, "--holding", command.table, *command.keys]
+        lines += [f"still in {', '.join(found.older)}; to delete these: {shlex.join(words)}"]
+    print(printable("\n".join(lines)))
+    return 0
+
+
 def prune(command: Prune) -> int:
     """Carries out `podembed prune`. Returns the exit code."""
+    if command.keep is None and not command.holding:
+        raise ConfigurationError("Found neither --keep nor --holding. Expected one of them. Pass --keep 2 or more.")
+    if len(command.holding) == 1:
+        raise ConfigurationError(
+            f"Found --holding {command.holding[0]} alone. Expected a table and keys. Add some: --holding TABLE 7 shoes."
+        )
     also, recorded = None, _recorded_policies(command)
     if command.keep_every is not None or command.keep_best is not None:
         own = CheckpointConfig() if recorded is None else recorded.config
@@ -37,6 +64,7 @@ def prune(command: Prune) -> int:
         command.run,
         num_to_keep=command.keep,
         also=also,
+        holding=command.holding,
         single_writer=command.single_writer,
     )
     for name in removal.commits:

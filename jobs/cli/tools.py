@@ -1,5 +1,5 @@
 """The commands that look at a run or tidy its commits: `podembed fsck | health | diff | export | import | extract |
-compact | prune`.
+compact | forget | prune`.
 
 None of them trains, and those here need no JAX. `jobs.cli.scoring` has the ones that score data, `jobs.cli.watching`
 those that show a run. Here are their flags.
@@ -129,13 +129,34 @@ class Compact:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Forget:
+    """Remove keys of a table with a capacity: a newest commit without them. No driver may be at work.
+
+    Older commits that still hold one are listed; `podembed prune --holding` deletes them.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder or URL of the run."""
+    table: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
+    """Name of the table."""
+    keys: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="KEY...")]
+    """Numbers or texts ('text:7' is the text of a number)."""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prune:
     """Delete old commits and leftovers of a run. No driver may be at work."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder or URL of the run."""
-    keep: int
+    keep: int | None = None
     """Newest commits to keep, at least 2. Others go, unless one of the next two asks for them."""
+    holding: tuple[str, ...] = ()
+    """A table with a capacity and some of its keys: --holding items 42 shoes. Commits that hold one of them go,
+    whatever would keep them. Without --keep all others stay.
+    """
     keep_every: str | None = None
     """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as the
     run does; 0 for none.
@@ -146,7 +167,7 @@ class Prune:
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
-Tool = Fsck | Health | Diff | Export | Import | Extract | Compact | Prune | scoring.Scoring | watching.Watching
+Tool = Fsck | Health | Diff | Export | Import | Extract | Compact | Forget | Prune | scoring.Scoring | watching.Watching
 
 ToolCommand = (
     Annotated[Fsck, tyro.conf.subcommand("fsck")]
@@ -156,6 +177,7 @@ ToolCommand = (
     | Annotated[Import, tyro.conf.subcommand("import")]
     | Annotated[Extract, tyro.conf.subcommand("extract")]
     | Annotated[Compact, tyro.conf.subcommand("compact")]
+    | Annotated[Forget, tyro.conf.subcommand("forget")]
     | Annotated[Prune, tyro.conf.subcommand("prune")]
     | scoring.ScoringCommand
     | watching.WatchingCommand
@@ -186,6 +208,8 @@ def run(command: Tool) -> int:
             return looking.extract(command)
         case Compact():
             return tidying.compact(command)
+        case Forget():
+            return tidying.forget(command)
         case Prune():
             return tidying.prune(command)
         case watching.Report() | watching.Top():

@@ -10,7 +10,7 @@ says what a reader finds meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from podembed.orchestrator.api.keep_policies import CommitMetrics, KeepPolicy
@@ -60,6 +60,7 @@ def keep_latest(
     *,
     num_to_keep: int,
     also: Sequence[KeepPolicy] = (),
+    without: Collection[str] = (),
     unix_s: Callable[[], float] = time.time,
 ) -> Removal:
     """Deletes what the newest `num_to_keep` commits of the lineage, and those that other policies name, do not need.
@@ -70,6 +71,7 @@ def keep_latest(
     Args:
       num_to_keep: at least 2, so that a damaged commit has an ancestor.
       also: further reasons to keep a commit.
+      without: names of commits that go whatever would keep them; the newest one stays.
       unix_s: the wall clock, for the age of half-written files that killed drivers left.
 
     Raises:
@@ -91,6 +93,7 @@ def keep_latest(
     kept = set(lineage[:num_to_keep])
     if also and len(lineage) > num_to_keep:
         kept |= kept_by(also, read_committed(store, lineage))
+    kept -= {*without} - {*lineage[:1]}
     # Oldest first: what is left at any moment then begins with a commit whose parent is before all of them.
     removable = sorted(
         (name for name in read_commit_names(store) if name not in kept and _is_settled(name, lineage, lease)),

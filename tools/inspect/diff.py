@@ -3,13 +3,13 @@ counters.
 
 Tables are compared bucket by bucket, also where the two are cut into different numbers of buckets, so memory stays at
 one bucket of each. Buckets with equal digests hold equal rows and are not read: whether the files still are what was
-committed is asked of `fsck`.
+committed is asked of `fsck`. Tables whose keys come and go are compared key by key (`key_difference`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from podembed.orchestrator.api.text import columns, number, printable
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.run.reference import CommittedState
+from podembed.tools.inspect.key_difference import KeyDifference, key_difference
 from podembed.tools.inspect.row_difference import RowDifference, absolute_differences, differing
 from podembed.workers.checkpoint.arrays import DenseFile, read_dense
 from podembed.workers.checkpoint.bucket_overlap import Cut, overlap, partners
@@ -29,7 +30,9 @@ _INFORMATION = ("run_id", "generation", "hosts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayDifference:
-    """Rows or one slot of a table that both states have. `max_abs` and the row numbers as in `RowDifference`."""
+    """Rows or one slot of a table that both states have. `max_abs` and the row numbers as in `RowDifference`. Where
+    keys come and go, keys are in their place.
+    """
 
     array: str
     num_rows: int
@@ -49,6 +52,7 @@ class TableDifference:
       buckets: how each is cut, which says nothing about the state.
       num_changed: rows of which the row or a slot differs, among those that both have.
       arrays: arrays that both have with equal width.
+      keys: which keys differ, where they come and go; None elsewhere.
     """
 
     table: str
@@ -56,10 +60,12 @@ class TableDifference:
     buckets: tuple[int, int]
     num_changed: int
     arrays: tuple[ArrayDifference, ...]
+    keys: KeyDifference | None = None
 
     @property
     def is_equal(self) -> bool:
-        return not self.shapes and not self.num_changed
+        keys = self.keys
+        return not (self.shapes or self.num_changed or (keys and (keys.removed or keys.added or keys.waiting)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +154,7 @@ def render(difference: RunDifference) -> str:
     values += [(f"buckets of '{t.table}'", t.buckets) for t in difference.tables if t.buckets[0] != t.buckets[1]]
     if values:
         parts.append(columns([(name, _change(pair)) for name, pair in values]))
+    # Where keys come and go, a row is named by its key.
     lines = [("table", "array", "rows changed", "max |difference|", "at row", "first row")]
     for table in difference.tables:
         lines += _table_lines(table)
@@ -192,12 +199,28 @@ def _diff_table(store: Store, table: TableFiles, other_store: Store, other: Tabl
         for array in other.arrays
         if array.name in arrays and array.width == arrays[array.name].width
     ]
+    if table.is_dynamic and other.is_dynamic:
+        return _diff_keys(store, table, other_store, other, common)
     found = {array.name: RowDifference() for array, _ in common}
     num_changed = 0
     for rows in _shared_rows(store, table, other_store, other, common):
         num_changed += rows.count_changed()
         for name, (one_values, other_values) in rows.values.items():
             found[name].add(one_values, other_values, first_row=rows.first_row, row_stride=rows.row_stride)
+    return _table_difference(table, other, num_changed, found)
+
+
+def _diff_keys(
+    store: Store, table: TableFiles, other_store: Store, other: TableFiles, common: list[tuple[ArrayFiles, ArrayFiles]]
+) -> TableDifference:
+    names = [array.name for array, _ in common if array.name != "key" and not array.name.startswith("waiting_")]
+    keys = key_difference(store, table, other_store, other, names, skips_equal=_are_comparable(table, other))
+    return replace(_table_difference(table, other, keys.num_changed, keys.arrays), keys=keys)
+
+
+def _table_difference(
+    table: TableFiles, other: TableFiles, num_changed: int, found: Mapping[str, RowDifference]
+) -> TableDifference:
     return TableDifference(
         table=table.name,
         shapes=_unequal(_shapes(table), _shapes(other)),
@@ -321,6 +344,9 @@ def _table_lines(table: TableDifference) -> list[tuple[str, ...]]:
         changed = f"{array.num_changed:,} of {array.num_rows:,}"
         where = (number(array.max_abs), f"{array.max_row}", f"{array.first_row}") if array.num_changed else ("", "", "")
         lines.append((table.table, array.array, changed, *where))
+    if (keys := table.keys) is not None:
+        lines.append((table.table, "keys", f"{keys.removed:,} removed, {keys.added:,} added", "", "", ""))
+        lines.append((table.table, "waiting keys", f"{keys.waiting:,}", "", "", ""))
     return lines
 
 

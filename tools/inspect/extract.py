@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import printable
 from podembed.orchestrator.run.reference import CommittedState
-from podembed.serving.committed_rows import read_rows
+from podembed.serving.committed_rows import find_keys, read_rows
+from podembed.tools.inspect.written_keys import WrittenKeys
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
-from podembed.workers.columns.id_columns import key_of_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,33 +28,28 @@ def extract(state: CommittedState, table: str, ids: Sequence[int | str], *, with
     """Reads rows by number, or by key where keys come and go; only the buckets in which they lie.
 
     Args:
-      ids: numbers; of a table whose keys come and go also texts, and `text:7` for the text of a number.
+      ids: numbers; of a table whose keys come and go also texts, and `text:7` for the text of a number. One that its
+        features read in several ways may give several rows.
 
     Raises:
       ConfigurationError: no such table, or an id that is no row of it.
       ChunkDamaged: a bucket is not what was committed.
     """
     files = state.table(table)
-    ids = [_key(one, files) for one in ids]
-    values = read_rows(state.store, files, ids, with_slots=with_slots)
+    written = WrittenKeys(state.store, files)
+    meant = [written.of(one) for one in ids]
+    numbers = [keys[0] for keys in meant] if not files.is_dynamic else _with_rows(state, files, meant)
+    values = read_rows(state.store, files, numbers, with_slots=with_slots)
     # A key that waits stands at the row by chance.
     values = {name: value for name, value in values.items() if not (files.is_dynamic and name.startswith("waiting_"))}
-    return ExtractedRows(table=files.name, commit=state.manifest.name, ids=tuple(map(int, ids)), values=values)
+    return ExtractedRows(table=files.name, commit=state.manifest.name, ids=tuple(numbers), values=values)
 
 
-def _key(id_or_text: int | str, table: TableFiles) -> int:
-    text = str(id_or_text)
-    if re.fullmatch(r"-?\d+", text):
-        number = int(text)
-        # Unsigned keys are those of the same bits.
-        is_unsigned = table.is_dynamic and 1 << 63 <= number < 1 << 64
-        return number - (1 << 64) if is_unsigned else number
-    if not table.is_dynamic:
-        raise ConfigurationError(
-            f"Found {text!r} for table '{table.name}'. Expected numbers of rows, 0 to {table.num_rows - 1}. Pass "
-            "numbers, after any hashing of raw ids."
-        )
-    return key_of_text(text.removeprefix("text:"))
+def _with_rows(state: CommittedState, table: TableFiles, meant: Sequence[tuple[int, ...]]) -> list[int]:
+    """Those of the keys that have a row; the first one where none has, so that it is named."""
+    flat = [key for keys in meant for key in keys]
+    has_row = dict(zip(flat, find_keys(state.store, table, flat) >= 0, strict=True))
+    return [key for keys in meant for key in [one for one in keys if has_row[one]] or keys[:1]]
 
 
 def render(found: ExtractedRows) -> str:

@@ -373,6 +373,13 @@ def key_of_text(text: str) -> int:
     return int(_keys(pa.array([text], pa.large_string()))[0])
 
 
+def hashed_key(key: int, salt: int) -> int:
+    """What the mode `hash` makes of a key where keys come and go."""
+    keys = np.array([key], np.int64)
+    mix_in_place(keys, np.uint64(combine(salt) if salt else 0))
+    return int(keys[0])
+
+
 def accepts(kind: pa.DataType, source: IdColumn) -> bool:
     """Whether a column of that type can become rows: integers always, strings by hash or vocabulary, any numbers with
     boundaries, lists of what is accepted.

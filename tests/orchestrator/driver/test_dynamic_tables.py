@@ -14,6 +14,7 @@ from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.opening import open_run
+from podembed.orchestrator.run.reference import open_commit
 from podembed.orchestrator.run.warm_start import WarmStartRefused, plan_warm_start
 from podembed.tools.fsck.check import check_run
 from podembed.workers.checkpoint.shard import CheckpointMismatch
@@ -21,7 +22,6 @@ from podembed.workers.host.warm_start import begin_tables
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import table_specs
 from podembed.workers.storage.store import Store
-from podembed.orchestrator.run.reference import open_commit
 from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import NUM_STEPS, Killer, train_small
 from tests.run_state import assert_same_bytes, committed_state

@@ -11,6 +11,7 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import Constant, table_seed
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.vocabulary.key_space import DynamicKeys
+from podembed.embedding.vocabulary.policies import LeastFrequent, MinCount, Probability
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.run.reference import open_commit
@@ -18,10 +19,14 @@ from podembed.serving.artifact.export_model import export_model
 from podembed.serving.predict.committed_model import CommittedRows, open_model
 from podembed.serving.predict.evaluate import evaluate
 from podembed.tools.inspect.describe import export
+from podembed.tools.inspect.diff import diff
+from podembed.tools.inspect.diff import render as render_diff
 from podembed.tools.inspect.extract import extract
+from podembed.tools.inspect.inspect_run import describe, render
 from podembed.workers.columns.id_columns import key_of_text
 from podembed.workers.job.job import JobConfig
-from tests.run_state import committed_state
+from podembed.workers.storage.store import Store
+from tests.run_state import committed_state, tables_of
 from tests.small_job import small_job
 from tests.training import fit_job
 
@@ -84,6 +89,50 @@ def test_rows_are_extracted_by_key_and_exported_with_their_keys(run: Result, tmp
     np.testing.assert_array_equal(exported["rows"], state["b/rows"])
 
 
+def test_inspect_says_how_full_tables_are(run: Result) -> None:
+    state, text = committed_state(run.path), render(describe(Store(run.path), now_unix_s=2e9))
+    lines = [line.replace(",", "").split() for line in text.partition("Keys that come and go")[2].splitlines()]
+    found = {line[0]: line[1:] for line in lines if line and f"{line[0]}/last" in state}
+    assert {*found} == {name.removesuffix("/key") for name in state if name.endswith("/key")}
+    waiting = 0
+    for table, (keys, rows, fill, waits, admitted, evicted, *_) in found.items():
+        held = np.count_nonzero(state[f"{table}/last"])
+        assert int(keys) == held == int(admitted) - int(evicted)
+        assert int(rows) == len(state[f"{table}/last"])
+        assert fill == f"{held / int(rows):.1%}"
+        assert int(waits) == np.count_nonzero(state.get(f"{table}/waiting_last", np.zeros(1)))
+        waiting += int(waits)
+    assert waiting > 0
+
+
+def test_commits_are_compared_key_by_key(run: Result) -> None:
+    """Which row a key has means nothing, so what changed is what it says of a key."""
+    one, other = open_commit(f"{run.path}@s000000006-g00000001"), open_commit(run.path)
+    states = [tables_of(state.store, state.manifest) for state in (one, other)]
+    difference = diff(one, other)
+    for table in (table for table in difference.tables if table.keys is not None):
+        rows, waiting = [], []
+        for state in states:
+            own = {
+                name.partition("/")[2]: values for name, values in state.items() if name.startswith(f"{table.table}/")
+            }
+            rows.append({int(own["key"][at, 0]): own["rows"][at] for at in np.flatnonzero(own["last"])})
+            waits = np.flatnonzero(own["waiting_last"]) if "waiting_last" in own else ()
+            waiting.append(
+                {tuple(int(own[f"waiting_{name}"][at, 0]) for name in ("key", "last", "count")) for at in waits}
+            )
+        keys, common = table.keys, rows[0].keys() & rows[1].keys()
+        assert (keys.removed, keys.added) == (len(rows[0]) - len(common), len(rows[1]) - len(common))
+        assert keys.waiting == len(waiting[0] ^ waiting[1])
+        changes = {key: float(np.abs(rows[0][key].astype(np.float64) - rows[1][key]).max()) for key in common}
+        (found,) = [array for array in table.arrays if array.array == "rows"]
+        assert found.num_changed == sum(change > 0 for change in changes.values())
+        assert (found.max_abs, changes[found.max_row or 0]) == (max(changes.values()),) * 2
+        assert not {array.array for array in table.arrays} & {"key", "waiting_key"}
+    assert diff(other, other).is_equal
+    assert f"{difference.tables[0].keys.added:,} added" in render_diff(difference)
+
+
 def test_an_exported_model_is_refused(run: Result, job: JobConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="keys that come and go. Expected tables whose ids are row numbers"):
         export_model(run.path, out=tmp_path / "model", job=job)
@@ -116,3 +165,11 @@ def test_declarations_that_do_not_fit_are_refused(arguments: dict, found: str) -
 def test_the_least_declaration_takes_any_key() -> None:
     table = TableConfig(capacity=5, dim=2, initializer=Constant(0.0), keys="any")
     assert table.dynamic_keys == DynamicKeys(capacity=5)
+
+
+def test_numbers_of_policies_are_those_of_python() -> None:
+    found = (MinCount(np.int64(3)), Probability(np.float32(0.5)), LeastFrequent(np.int32(7)))
+    assert repr(found) == "(MinCount(count=3), Probability(probability=0.5), LeastFrequent(half_life=7))"
+    for policy, refused in [(MinCount, True), (Probability, True), (LeastFrequent, 2.0), (Probability, 0)]:
+        with pytest.raises(ValueError, match="Expected an? (integer|number)"):
+            policy(refused)
