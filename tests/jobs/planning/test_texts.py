@@ -55,7 +55,7 @@ def test_maps_of_keys_are_counted_and_the_chance_of_a_refusal_is_told() -> None:
     assert "into 8 buckets of 33,674 rows, 5 standard deviations more than the mean of 32,768" in text
     assert "a table with 262,144 keys refuses one with a probability of 3.9e-07" in text
     assert f"{4 * DIM} of row and slots, 16 of columns, 23 of maps and marks" in text
-    assert f"{4 * DIM} of row and slots, 32 of columns, 54 of maps and marks" in text
+    assert f"{4 * DIM} of row and slots, 32 of columns, 53 of maps and marks" in text
     assert "maps of keys" in render_memory(memory[keys])
     assert render_keys([TableSpec.of(TableConfig(9, **size), seed=0)]) == ""
 
