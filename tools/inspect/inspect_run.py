@@ -286,7 +286,7 @@ def _table_lines(tables: tuple[TableFiles, ...]) -> list[tuple[str, ...]]:
 def _keys(manifest: Manifest, waiting: Mapping[str, int | None]) -> list[str]:
     """How full tables are whose keys come and go, and what became of their keys; nothing where there are none."""
     names = ("num_keys", "num_rows", "admitted", "evicted", "refused", "dropped")
-    rows = [("table", "keys", "of rows", "fill", "waiting", *names[2:])]
+    rows: list[tuple[str, ...]] = [("table", "keys", "of rows", "fill", "waiting", *names[2:])]
     for table in (table for table in manifest.tables if table.is_dynamic):
         totals, waits = totals_of(manifest.counters, table.name), waiting.get(table.name, 0)
         keys, room, *others = ["?"] * len(names) if totals is None else [f"{getattr(totals, name):,}" for name in names]
