@@ -245,7 +245,6 @@ class TableConfig:
             (place != "host", f"place={place!r}", "place='host', since hosts decide which keys have a row"),
             (invalid_ids != "error", f"invalid_ids={invalid_ids!r}", "none, since every id is a key"),
             (initial_rows is not None, "initial_rows", "an initializer, since rows come with their keys"),
-            (not self.trainable, "trainable=False", "a table that is trained, since training gives keys their rows"),
             (
                 not fills_single_rows(self.initializer, self.name or "of this declaration"),
                 f"initializer={self.initializer!r}",

@@ -226,7 +226,8 @@ class PooledWay:
         found = [bags.keys_and_rows() for bags in request.bags] if self._dynamic else []
         for table in self._dynamic:
             named = [of_host[self._numbers[at]] for of_host in found for at in self._own_tables[table]]
-            self._tables[table].index.accept([KeyRequest(*one) for one in named], training_step)
+            held = self._tables[table]
+            held.index.accept([KeyRequest(*one) for one in named], held.deciding_step(training_step))
         request.layouts = [
             request.layout if host == self.host else self._layout_of(host, bags, bool(frames[host][:1].any()))
             for host, bags in enumerate(request.bags)

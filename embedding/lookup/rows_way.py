@@ -272,7 +272,7 @@ class RowsWay:
                 table, some = self.tables[at], wanted.of_streams(first, stop)
                 times = request.times[number].rows[some] if request.times and table.spec.keys.counts else None
                 keys = wanted.rows[some]
-                call = partial(table.index.accept, [KeyRequest(keys, keys, times)], training_step)
+                call = partial(table.index.accept, [KeyRequest(keys, keys, times)], table.deciding_step(training_step))
                 if table.index.is_dynamic:
                     call()
                 else:

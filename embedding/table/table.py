@@ -119,6 +119,10 @@ class Table:
         """As `KeyedRows.table_seed`."""
         return table_seed(self.spec.seed, self.spec.name)
 
+    def deciding_step(self, training_step: int | None) -> int | None:
+        """The step in which keys may get a row: none where the table is frozen, or nothing is trained."""
+        return None if self.spec.optimizer is None else training_step
+
     def in_place(self) -> dict[str, np.ndarray]:
         """As `KeyedRows.in_place`."""
         return self.store.view(0, self.num_rows)

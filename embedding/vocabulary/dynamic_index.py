@@ -44,6 +44,7 @@ _SHARE_FORGOTTEN = 16
 _CHUNK = 64
 # An idle key is found by sweeps, of which there are so many in `forget_after` steps.
 _SWEEPS = 16
+_REMEMBERED = 1 << 16
 SHARED_KEY = int(np.int64(combine(0x73686172) >> 1))
 """Of the row of all keys without one: its first value is that of this key."""
 
@@ -66,7 +67,7 @@ class DynamicIndex:
     """As `RowIndex`. Mutated: everything but the arguments, and columns of the table.
 
     Attributes:
-      admitted, evicted, refused, dropped: as of `VocabularyCounts`, since `take_counts`.
+      admitted, evicted, refused, dropped, returned: as of `VocabularyCounts`, since `take_counts`.
     """
 
     is_dynamic = True
@@ -95,7 +96,9 @@ class DynamicIndex:
         self._chunk = np.empty((2, _CHUNK), np.int64)
         # Rows of the last request lie in one half of the spare rows, those of the one before in the other.
         self._half = 0
-        self.admitted = self.evicted = self.refused = self.dropped = 0
+        # Keys that lost their row last, and when: of each place the newest. For a hint, so it is no state of the run.
+        self._lost, self._lost_at = np.zeros(_REMEMBERED, np.int64), np.zeros(_REMEMBERED, np.int64)
+        self.admitted = self.evicted = self.refused = self.dropped = self.returned = 0
 
     def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys, last steps and counts of all rows, where they lie."""
@@ -187,8 +190,19 @@ class DynamicIndex:
         self.admitted += len(admitted)
         self.refused += len(order) - len(admitted)
         self.evicted += len(gone)
+        self._note_returns(unknown[admitted], keys[gone], now)
         changed = self._wait(unknown, places, totals, entries, rows, now, left)
         self._write(gone, rows[admitted], unknown[admitted], totals[admitted], now, changed)
+
+    def _note_returns(self, admitted: np.ndarray, lost: np.ndarray, now: int) -> None:
+        """Counts the admitted keys that are remembered as lost, and remembers those that lost their row just now."""
+        if not len(lost) and not self._lost_at.any():
+            return
+        idle, places = self._keys.forget_after, self._keys.hashes_of(admitted) >> 32 & _REMEMBERED - 1
+        is_recent = self._lost_at[places] >= max(1, now - (idle or now))
+        self.returned += int(np.count_nonzero(is_recent & (self._lost[places] == admitted)))
+        places = self._keys.hashes_of(lost) >> 32 & _REMEMBERED - 1
+        self._lost[places], self._lost_at[places] = lost, now
 
     def _sweep(self, step: int, keys: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Forgets idle keys. Returns the rows that lost their key, and entries of keys that wait no more."""
@@ -370,8 +384,11 @@ class DynamicIndex:
             evicted=self.evicted,
             refused=self.refused,
             dropped=self.dropped,
+            returned=self.returned,
+            num_buckets=len(self._buckets),
+            num_full=int(np.count_nonzero(self._map.fills >= self._per_bucket - self._keys.num_reserved)),
         )
-        self.admitted = self.evicted = self.refused = self.dropped = 0
+        self.admitted = self.evicted = self.refused = self.dropped = self.returned = 0
         return found
 
     def rows_of(self, keys: np.ndarray) -> np.ndarray:

@@ -93,6 +93,9 @@ class VocabularyCounts:
       admitted, evicted: keys that got a row, and that lost theirs.
       refused: keys that asked for a row and found none free, once a step.
       dropped: keys whose gradient of a step was dropped since they had no row.
+      returned: of the admitted ones, those that lost their row before, no more than `forget_after` steps ago if there
+        is one, as far as the host remembers.
+      num_buckets, num_full: buckets held, and how many of them have no free row.
     """
 
     num_keys: int
@@ -101,6 +104,9 @@ class VocabularyCounts:
     evicted: int = 0
     refused: int = 0
     dropped: int = 0
+    returned: int = 0
+    num_buckets: int = 0
+    num_full: int = 0
 
 
 Admit: TypeAlias = Always | MinCount | Probability

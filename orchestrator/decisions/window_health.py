@@ -8,9 +8,11 @@ or over.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+from podembed.embedding.vocabulary.policies import VocabularyCounts
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.stragglers import (
     WELL_RATIO,
@@ -22,10 +24,12 @@ from podembed.orchestrator.decisions.stragglers import (
 )
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.progress import (
+    BucketsFullEarly,
     HostKeepsUp,
     HostSlow,
     IdsAltered,
     KeysRefused,
+    KeysReturned,
     OwnerBusy,
     OwnersEven,
 )
@@ -35,6 +39,10 @@ from podembed.workers.liveness.progress import Phase
 
 WINDOWS = 3
 _KEPT_STEPS = 20
+# Of the keys that get a row in a window, how many had lost one before it is told.
+MANY_RETURNED, RETURNED_SHARE = 100, 0.1
+# Of all rows, how many have a key when buckets that keys fall into by chance begin to be full.
+EVEN_FILL = 0.75
 
 
 class _Lasting:
@@ -87,7 +95,8 @@ class WindowHealth:
         self._slow: dict[int, tuple[_Lasting, _Lasting]] = {}
         self._uneven = _Lasting()
         self._altered: set[int] = set()
-        self._refused: set[int] = set()
+        # Events of tables that were told, each with the table.
+        self._told_keys: set[tuple[type[Event], int]] = set()
         self.slowest = 1.0
         self.imbalance = Imbalance(ratio=1.0, host=0, table=0, rows=0)
 
@@ -127,7 +136,7 @@ class WindowHealth:
         self.imbalance = imbalance([host.rows_asked for host in hosts])
         uneven = self._tell_uneven([self._movable(host.rows_asked) for host in hosts], seconds)
         altered = self._tell_altered([host.altered_ids for host in hosts])
-        return [*self._tell_slow(phase_s, seconds), *uneven, *altered, *self._tell_refused(hosts)]
+        return [*self._tell_slow(phase_s, seconds), *uneven, *altered, *self._tell_keys(hosts)]
 
     def _tell_slow(self, phase_s: Sequence[Mapping[Phase, float]], window_s: float) -> list[Event]:
         slow = {found.host: found for found in slow_hosts(phase_s, window_s=window_s)}
@@ -157,16 +166,15 @@ class WindowHealth:
         self._altered.update(new)
         return [IdsAltered(table=self._tables[at], count=counts[at], invalid_ids=self._invalid_ids[at]) for at in new]
 
-    def _tell_refused(self, hosts: Sequence[HostWindow]) -> list[Event]:
-        """Once a table: one that is full learns nothing of new keys."""
+    def _tell_keys(self, hosts: Sequence[HostWindow]) -> list[Event]:
+        """Once a table: one that is full learns nothing of new keys, and one that forgets what comes back little."""
         told: list[Event] = []
-        for at in sorted({at for host in hosts for at in host.vocabularies} - self._refused):
+        for at in sorted({at for host in hosts for at in host.vocabularies}):
             counts = [host.vocabularies[at] for host in hosts if at in host.vocabularies]
-            refused = sum(one.refused for one in counts)
-            if refused:
-                self._refused.add(at)
-                keys, rows = sum(one.num_keys for one in counts), sum(one.num_rows for one in counts)
-                told.append(KeysRefused(table=self._tables[at], count=refused, num_keys=keys, num_rows=rows))
+            found = _found_of_keys(self._tables[at], _summed(counts))
+            new = [event for event in found if (type(event), at) not in self._told_keys]
+            self._told_keys.update((type(event), at) for event in new)
+            told += new
         return told
 
     def _movable(self, rows_asked: Sequence[int]) -> list[int]:
@@ -195,3 +203,20 @@ class WindowHealth:
                 num_hosts=num_hosts,
             )
         ]
+
+
+def _summed(counts: Sequence[VocabularyCounts]) -> VocabularyCounts:
+    names = [field.name for field in dataclasses.fields(VocabularyCounts)]
+    return VocabularyCounts(**{name: sum(getattr(one, name) for one in counts) for name in names})
+
+
+def _found_of_keys(table: str, counts: VocabularyCounts) -> Iterator[Event]:
+    """What should be told of the keys of a table in a window."""
+    keys, rows = counts.num_keys, counts.num_rows
+    if counts.refused:
+        yield KeysRefused(table=table, count=counts.refused, num_keys=keys, num_rows=rows)
+    if counts.returned >= MANY_RETURNED and counts.returned > counts.admitted * RETURNED_SHARE:
+        yield KeysReturned(table=table, returned=counts.returned, admitted=counts.admitted)
+    if counts.num_full and keys < rows * EVEN_FILL:
+        full, fill = counts.num_full, keys / rows
+        yield BucketsFullEarly(table=table, num_full=full, num_buckets=counts.num_buckets, fill=fill)

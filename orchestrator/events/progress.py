@@ -304,9 +304,52 @@ class KeysRefused(Event, level=Level.WARNING):
     def sentence(self) -> str:
         return (
             f"{self.count:,} times in a window, a key found no free row in table '{self.table}', where "
-            f"{self.num_keys:,} keys have {self.num_rows:,} rows. It is looked up as the table's default says. Begin a "
-            "run with a larger capacity, or with an evict policy or forget_after. Later ones are counted without a "
+            f"{self.num_keys:,} keys have {self.num_rows:,} rows. It is looked up as the table's default says. Go on "
+            "with a larger capacity, or with an evict policy or forget_after. Later ones are counted without a "
             "notice"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysReturned(Event, level=Level.WARNING):
+    """Many of the keys that get a row had lost one not long before; told once a table.
+
+    Attributes:
+      returned, admitted: how many keys got a row in a window, and how many of them had one before.
+    """
+
+    table: str
+    returned: int
+    admitted: int
+
+    def sentence(self) -> str:
+        return (
+            f"{self.returned:,} of {self.admitted:,} keys that got a row in table '{self.table}' in a window had lost "
+            "one not long before, and begin anew. Go on with a larger capacity or forget_after, or with "
+            "evict=LeastFrequent(...) or a larger MinCount. Later ones are counted without a notice"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketsFullEarly(Event, level=Level.WARNING):
+    """Buckets of a table have no free row, though the table has; told once a table.
+
+    Attributes:
+      num_full, num_buckets: how many buckets are full, and how many there are.
+      fill: share of all rows that have a key.
+    """
+
+    table: str
+    num_full: int
+    num_buckets: int
+    fill: float
+
+    def sentence(self) -> str:
+        return (
+            f"{self.num_full:,} of {self.num_buckets:,} buckets of table '{self.table}' are full, while "
+            f"{self.fill:.0%} of its rows have a key. Keys fall into buckets by their hash, so somebody may have "
+            "chosen these. Look at where they come from. A feature with mode='hash' and a salt of its own has other "
+            "buckets"
         )
 
 

@@ -267,7 +267,7 @@ def _vocabularies(event: WindowTrained) -> Iterator[Measurement]:
         num_keys = sum(one.num_keys for one in counts)
         yield Measurement("vocabulary_keys", num_keys, by_table)
         yield Measurement("vocabulary_fill_ratio", num_keys / max(1, sum(one.num_rows for one in counts)), by_table)
-        for name in ("admitted", "evicted", "refused", "dropped"):
+        for name in ("admitted", "evicted", "refused", "dropped", "returned"):
             yield Measurement(f"vocabulary_{name}", sum(getattr(one, name) for one in counts) / num_steps, by_table)
 
 

@@ -142,7 +142,9 @@ def run_beside_reference(keys: DynamicKeys, layout: BucketLayout, *, seed: int, 
     told = {name: reference.told[name] for name in ("admitted", "evicted", "refused", "dropped")}
     assert {name: getattr(found, name) for name in told} == told
     assert (found.num_keys, found.num_rows) == (len(reference.state()), layout.num_rows)
-    assert none == VocabularyCounts(num_keys=found.num_keys, num_rows=found.num_rows)
+    assert none == VocabularyCounts(
+        num_keys=found.num_keys, num_rows=found.num_rows, num_buckets=found.num_buckets, num_full=found.num_full
+    )
 
 
 @pytest.mark.parametrize("default", ["first", "zeros"])
@@ -302,3 +304,16 @@ def test_a_step_with_too_many_keys_without_a_row_says_what_to_do(monkeypatch: py
     (request,) = ask(zeros, 0, [1, 2, 3, 4, 5])
     assert table.index.rows_of(np.array([5])).tolist() == [-1]
     assert zeros.store.read(request.out)["rows"][:, 0].tolist() == [1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("forget_after", "returned"), [(None, 2), (9, 1)])
+def test_keys_that_come_back_are_counted(forget_after: int | None, returned: int) -> None:
+    layout = BucketLayout(num_rows=2, num_buckets=1)
+    keys = DynamicKeys(capacity=2, evict=LeastRecent(), forget_after=forget_after)
+    table = table_of(spec_of(keys, layout))
+    for step, key in [(0, 1), (2, 2), (4, 3), (6, 1), (20, 4), (21, 5), (22, 6), (30, 3)]:
+        ask(table, step, [key])
+    index = index_of(table)
+    # 1 comes back after two steps. 3 was displaced at step 20 or, without forget_after, at 6 or 20: more than 9 ago.
+    assert index.take_counts().returned == returned
+    assert index.take_counts().returned == 0

@@ -162,3 +162,16 @@ def test_keys_that_found_no_row_are_told_once_a_table() -> None:
     (text,) = told(seen, hosts)
     assert "6 times in a window, a key found no free row in table 'items', where 20 keys have 20 rows" in text
     assert told(seen, hosts) == []
+
+
+def test_keys_that_come_back_and_buckets_that_fill_early_are_told_once_a_table() -> None:
+    seen = health()
+    few = VocabularyCounts(num_keys=900, num_rows=1000, admitted=1000, returned=100, num_buckets=4, num_full=1)
+    many = replace(few, returned=101)
+    assert told(seen, [replace(EVEN, vocabularies={1: few})]) == []
+    (text,) = told(seen, [replace(EVEN, vocabularies={1: many})])
+    assert "101 of 1,000 keys that got a row in table 'items' in a window had lost one not long before" in text
+    early = replace(many, num_keys=600)
+    (text,) = told(seen, [replace(EVEN, vocabularies={1: early})] * 2)
+    assert "2 of 8 buckets of table 'items' are full, while 60% of its rows have a key" in text
+    assert told(seen, [replace(EVEN, vocabularies={1: early})]) == []

@@ -172,6 +172,19 @@ def test_row_numbers_become_keys_and_not_the_other_way(alone: Result, small_data
         assert 0.98 < same.mean() < 1.0
         assert (after["b/last"][held, 0][~same] == 1).all()
     assert set(after["b/last"][held, 0]) == {-1, 1}
+    # Frozen, they are read alone.
+    job = small_job(folder=small_data, dynamic=True, room=1.0, audit=False)
+    frozen = next(table for name, table in zip(job.table_names, job.tables, strict=True) if name == "b")
+    frozen.trainable = False
+    start = WarmStart(source=started.path, rules=("b=rows",))
+    path = fit_job(job, tmp_path, name="frozen", max_steps=2, warm_start=start).path
+    kept = committed_state(path)
+    orders = [np.lexsort((state["b/key"][:, 0], state["b/last"][:, 0] == 0)) for state in (kept, after)]
+    count = len(before["b/rows"])
+    for name in ("b/key", "b/rows"):
+        assert (kept[name][orders[0][:count]] == after[name][orders[1][:count]]).all()
+    assert not (kept["b/last"] > 0).any()
+    assert (kept["a/last"] == 2).any()
     head = checkpoint.load_head(Store(started.path))
     assert head is not None
     specs = table_specs(small_job(folder=small_data, audit=False), [table.num_buckets for table in head.tables])

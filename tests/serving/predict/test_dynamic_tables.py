@@ -153,7 +153,6 @@ def test_an_exported_model_is_refused(run: Result, job: JobConfig, tmp_path: Pat
         ({"place": "sharded"}, "Found place='sharded' beside capacity"),
         ({"invalid_ids": "drop"}, "Found invalid_ids='drop' beside capacity"),
         ({"initial_rows": np.zeros((5, 2))}, "Found initial_rows beside capacity"),
-        ({"trainable": False}, "Found trainable=False beside capacity"),
         ({"initializer": lambda shape, dtype: np.zeros(shape, dtype)}, "Found initializer=.* beside capacity"),
     ],
 )
