@@ -181,7 +181,7 @@ def measure(arguments: argparse.Namespace, num_hosts: int) -> Mapping[str, objec
         with clock.phase("step"):
             with clock.phase("find"):
                 step = steps.find(batches[number % NUM_BATCHES])
-            steps.ask(step, number, gradients=gradients)
+            steps.ask(step, number, training_step=number, gradients=gradients)
             steps.forward(step, activations)
             steps.backward(step, gradients, [0.01] * len(specs))
         found.append(clock.sums)

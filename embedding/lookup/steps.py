@@ -93,11 +93,11 @@ class LookupSteps:
         step: LookupStep,
         number: int,
         *,
+        training_step: int | None,
         weight: float = 0.0,
         gradients: Blocks | None = None,
         wants_prefetch: bool = True,
         levels: Sequence[int] = (),
-        training_step: int | None = None,
     ) -> None:
         """Tells the owners which rows are wanted, and takes what the others want.
 

@@ -140,7 +140,7 @@ class Pod:
 
         def prepared(number: int) -> LookupStep:
             step = steps.find(batches[number], buffer=number % 2)
-            steps.ask(step, number, gradients=gradients[number % 2])
+            steps.ask(step, number, training_step=number, gradients=gradients[number % 2])
             return step
 
         seen = []
