@@ -8,6 +8,7 @@ from typing import Any
 
 BUILT_IN_JOBS = {
     "synthetic": "podembed.jobs.criteo:synthetic",
+    "drift": "podembed.jobs.drift:drift",
     "criteo": "podembed.jobs.criteo:criteo",
     "movielens": "podembed.jobs.movielens:movielens",
     "ncf": "podembed.jobs.papers.ncf:ncf",
