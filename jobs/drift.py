@@ -71,7 +71,7 @@ NUM_BINS, LARGEST_ODDS = 1024, 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideBySide:
+class DriftModels:
     """Matrix factorization, once for each of `names`, and the true log odds as `best`.
 
     The last number of a vector is its bias. The state has counts of the scores in training, float32 `[days, models,
@@ -121,7 +121,7 @@ class TellDays(Callback):
 
 
 def counts_of(run: str) -> np.ndarray:
-    """The counts of a run's newest commit, see `SideBySide`."""
+    """The counts of a run's newest commit, see `DriftModels`."""
     commit = open_commit(run)
     files = [file for file in commit.manifest.dense if file.key == "state/counts"]
     return read_dense(commit.store, files)["state/counts"]
@@ -131,7 +131,7 @@ def by_day(counts: np.ndarray, items: Mapping[str, TableSpec]) -> list[str]:
     """Lines of a table: what each model takes for its items, and its AUC in each day that has samples.
 
     Args:
-      counts: as those of `SideBySide`.
+      counts: as those of `DriftModels`.
       items: tables of the models' items, in the order of the counts.
     """
     sizes = {name: (f"{spec.num_rows:,}", f"{bytes_of(spec) / 1024:,.0f}") for name, spec in items.items()}
@@ -230,7 +230,7 @@ def drift(
     return JobConfig(
         name="drift",
         features=features,
-        model=SideBySide(names=names, days=days),
+        model=DriftModels(names=names, days=days),
         # The label of each model is the same. It has a column for each, since a task is named by its column.
         data=ParquetData(
             str(folder / "day-*.parquet"),

@@ -113,8 +113,8 @@ class _NewRun:
     """Flags of a new run, which come first in the help."""
 
     job: str | None = None
-    """`synthetic`, `criteo`, `movielens`, one of docs/models.md such as `ncf`, or package.module:function that returns
-    a JobConfig; by default criteo with --data, else synthetic.
+    """`synthetic`, `criteo`, `movielens`, `drift`, one of docs/models.md such as `ncf`, or package.module:function that
+    returns a JobConfig; by default criteo with --data, else synthetic.
     """
     data: tuple[str, ...] = ()
     """Training files or globs. criteo: text in Kaggle or 1TB form, plain or .gz, or Parquet; movielens, ncf and the
