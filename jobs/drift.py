@@ -65,8 +65,6 @@ EVICTIONS: dict[str, Callable[[int], Evict]] = {
     "small_norm": lambda half_life: SmallNorm(),
 }
 SPREAD = TruncatedNormal(stddev=0.05)
-# Bytes of a key and of a waiting one beside its columns, see docs/vocabularies.md.
-KEY_BYTES, WAITING_BYTES = 14 + 5, 30
 NUM_BINS, LARGEST_ODDS = 1024, 8.0
 
 
@@ -162,11 +160,11 @@ def auc_of(counts: np.ndarray) -> float:
 
 
 def bytes_of(spec: TableSpec) -> int:
-    """Memory of a table on one host: rows and slots with a mark of 4 bytes a row, and what is kept of keys."""
-    words = 4 * (sum(spec.widths.values()) + 1)
-    keys = spec.keys
-    of_maps = (KEY_BYTES + WAITING_BYTES * keys.waits) if isinstance(keys, DynamicKeys) else 0
-    return spec.num_rows * (words + of_maps)
+    """Memory of a table on one host: its rows with slots, the columns of its keys, the marks of 4 bytes that every
+    table has, and the maps of keys that come and go.
+    """
+    of_rows = 4 * spec.num_rows * (sum(spec.widths.values()) + 1)
+    return of_rows + (spec.keys.map_bytes(spec.layout) if isinstance(spec.keys, DynamicKeys) else 0)
 
 
 def drift(
