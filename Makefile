@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # Tests start several hundred processes, and each would compile all of our modules if none kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test check lint types kernels tests-with-ray tests-without-ray long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers signals test-other-python
+.PHONY: help train test check lint types kernels tests-with-ray tests-without-ray halves long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers signals test-other-python
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"
@@ -61,18 +61,22 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 types: $(STAMP)
-	$(BIN)/pyright
+	nice -n 19 $(BIN)/pyright
 
-# One half after the other: side by side, a dozen processes on two cores take half as much processor time again.
+# One half after the other: side by side, a dozen processes on two cores take half as much processor time again. Pyright
+# takes what they leave: the second half waits for half of its time.
 ifdef TESTS
 test: check
 	$(BIN)/python -m pytest $(TESTS)
 else
 test: lint
 	rm -rf $(VENV)/compiled
-	@$(MAKE) --no-print-directory -j 2 types tests-without-ray
-	@$(MAKE) --no-print-directory tests-with-ray
+	@$(MAKE) --no-print-directory -j 2 types halves
 endif
+
+halves:
+	@$(MAKE) --no-print-directory tests-without-ray
+	@$(MAKE) --no-print-directory tests-with-ray
 
 # A dozen processes begin at the same time, and each that finds no kernels in numba's cache compiles for half a minute.
 kernels: $(STAMP)
@@ -80,15 +84,17 @@ kernels: $(STAMP)
 
 tests-with-ray tests-without-ray: kernels
 
-# One process more than processors: these tests wait, too.
+# One process more than processors: these tests wait, too. What pytest makes of our modules is kept by a process before
+# them, since each of several at once would make it anew.
 tests-without-ray: $(STAMP)
+	-@$(BIN)/python -m pytest --collect-only -m "not ray" >/dev/null 2>&1
 	$(BIN)/python -m pytest -m "not ray" -n $$(($$(nproc) + 1)) --maxprocesses 4 --dist worksteal
 
 # tests/scheduling.py divides them. To read the other files would take either process as long as a test. While one
 # process has its last file the other waits, so files of a minute come before others, and the largest group before all.
 # That of `pod_strategy` comes later: its cluster and its hosts stay, and take a twentieth of a processor.
 FILES_WITH_RAY = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
-LONGEST = $(addprefix tests/,conformance/test_full_jobs.py faults/storage/test_object_store_run.py installation/test_ray_jobs.py conformance/test_from_tpuembedding.py faults/test_leaks.py test_pages.py)
+LONGEST = $(addprefix tests/,faults/storage/test_object_store_run.py installation/test_ray_jobs.py test_pages.py faults/test_leaks.py)
 WITH_RAY = $(LONGEST) $(filter-out $(LONGEST),$(FILES_WITH_RAY))
 
 tests-with-ray: $(STAMP)

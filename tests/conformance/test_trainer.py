@@ -27,6 +27,7 @@ from tests.conformance.odd_job import (
     steps_of_tpu_embedding,
     write_odd_data,
 )
+from tests.long_tests import is_long
 from tests.run_state import assert_same_bytes, committed_state
 from tests.training import fit_job
 from tests.workers.host.test_host import pod
@@ -184,6 +185,8 @@ def test_two_parts_are_one_training(tmp_path: Path) -> None:
     assert_same_bytes(*(committed_state(str(tmp_path / "runs" / name)) for name in ("whole", "parts")))
 
 
+# In make test, hosts are threads above, and test_equality.py compares two hosts of a cluster with one.
+@is_long
 @pytest.mark.ray
 def test_two_hosts_of_a_cluster(ray_cluster: None, tmp_path: Path) -> None:
     write_odd_data(tmp_path, "everything", odd_rows=NUM_ROWS)

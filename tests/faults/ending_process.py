@@ -1,7 +1,7 @@
-"""A program that trains on two hosts of a cluster of its own and ends badly, or early; then says what it still holds.
+"""A program that trains on a cluster of its own and ends badly, or early; then says what it still holds.
 
-Usage: python -m tests.faults.ending_process MODE DATA STORAGE. Modes: `fail`, where the model raises after ten steps;
-`stop`, where the process gets a SIGTERM after the fifth. The last line of stdout is a JSON object.
+Usage: python -m tests.faults.ending_process MODE DATA STORAGE. Modes: `fail`, where the model raises after ten steps
+on one host; `stop`, where the process gets a SIGTERM after the fifth on two. The last line of stdout is a JSON object.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
             function="tests.faults.broken_jobs:broken_job",
             arguments={"folder": data, "model": "later" if mode == "fail" else "none", "epochs": 2_000},
         ),
-        scaling_config=ScalingConfig(num_hosts=2, threads_per_host=1),
+        scaling_config=ScalingConfig(num_hosts=1 if mode == "fail" else 2, threads_per_host=1),
         run_config=RunConfig(
             name="run",
             storage_path=storage,

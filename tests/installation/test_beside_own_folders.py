@@ -57,8 +57,9 @@ def test_a_wheel_by_the_other_name_of_each_command(installed: Path, clicks: str,
     assert run([installed.with_name("podembed")], "--version", folder=project) == f"podembed {VERSION}\n"
 
 
+@is_long
 def test_an_editable_install(clicks: str, tmp_path: Path) -> None:
-    """That of the environment in which these tests run."""
+    """That of the environment in which all tests run."""
     project = write_project(tmp_path / "project")
     plans([Path(sys.executable).with_name("podembed")], project, clicks)
     words = run([sys.executable, "-m", "podembed"], "--version", folder=project)

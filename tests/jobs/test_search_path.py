@@ -93,7 +93,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory, small_data: str) -> Plante
     return found
 
 
-@pytest.mark.parametrize("program", [PODEMBED, MODULE])
+@pytest.mark.parametrize("program", [long_case(PODEMBED), MODULE])
 def test_a_look_at_a_run_from_within_its_folder_runs_nothing_of_it(planted: Planted, program: tuple[str, ...]) -> None:
     code, words = planted.command(program, "fsck", ".")
     assert (code, planted.told) == (0, ""), words
@@ -105,14 +105,14 @@ def test_a_look_at_a_run_from_within_its_folder_runs_nothing_of_it(planted: Plan
         long_case(("inspect", ".")),
         long_case(("diff", ".", ".")),
         long_case(("extract", ".", "audit", "1")),
-        ("export", ".", "--table", "a", "--format", "parquet", "--out", "../exported"),
+        long_case(("export", ".", "--table", "a", "--format", "parquet", "--out", "../exported")),
         long_case(("compact", ".")),
         long_case(("plan", ".", "--hosts", "2")),
         # The run of `planted` was trained there, and `supervise` starts a `resume`.
         long_case(("resume", ".", "--in-process", "--max-steps", "6")),
         ("supervise", "--", "resume", "../no-run"),
         long_case(("prune", ".", "--keep", "2")),
-        ("chaos", "--in-process", "--only", "F27"),
+        long_case(("chaos", "--in-process", "--only", "F27")),
     ],
     ids=lambda arguments: arguments[0],
 )

@@ -41,10 +41,9 @@ def test_schedules_that_once_failed(path: Path) -> None:
 
 
 def test_a_seed_has_one_history() -> None:
-    for seed in (3, 4, 5):
-        first, second = (simulate(draw(seed), keeps_log=True) for _ in range(2))
-        assert first == second
-        assert len(first.log) > 20
+    first, second = (simulate(draw(3), keeps_log=True) for _ in range(2))
+    assert first == second
+    assert len(first.log) > 20
 
 
 def test_a_schedule_survives_its_file() -> None:

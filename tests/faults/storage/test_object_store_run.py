@@ -1,5 +1,6 @@
-"""A whole life of a run on S3, with real processes: train on two hosts, lose one, lose the driver, resume with another
-number of hosts, and every tool. The processes find the service through their environment alone, as on a cluster.
+"""A whole life of a run on S3, with real processes: train on two hosts, lose the driver, resume with another number of
+hosts, and every tool; in long tests a host is lost before. The processes find the service through their environment
+alone, as on a cluster.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from podembed.orchestrator.commit.lease_files import read_head, read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run
+from tests.long_tests import long_case
 from tests.orchestrator.driver.test_equality import expected_audit
 from tests.run_state import committed_state
 from tests.small_job import small_job
@@ -66,15 +68,19 @@ def head(store: Store) -> tuple[int, int]:
     return parse_commit_name(read_head(store) or "") or (0, 0)
 
 
+# make test loses hosts with commits on a disk: to the driver a store is as good as another.
+@pytest.mark.parametrize("loses_host", [False, long_case(True)])
 @pytest.mark.ray
 @pytest.mark.slow
-def test_train_kill_resume_and_look(s3_url: str, small_data: str, tmp_path: Path) -> None:
+def test_train_kill_resume_and_look(loses_host: bool, s3_url: str, small_data: str, tmp_path: Path) -> None:
     store, url = Store(f"{s3_url}/run"), f"{s3_url}/run"
     with training(small_data, s3_url) as driver:
         wait_for("second commit", lambda: head(store)[0] >= 10, driver)
-        host = next(p for p in driver.children(recursive=True) if "".join(p.cmdline()).startswith("ray::_HostActor"))
-        os.kill(host.pid, signal.SIGKILL)
-        wait_for("commit of the next generation", lambda: head(store)[1] >= 2, driver)
+        if loses_host:
+            family = driver.children(recursive=True)
+            host = next(member for member in family if "".join(member.cmdline()).startswith("ray::_HostActor"))
+            os.kill(host.pid, signal.SIGKILL)
+            wait_for("commit of the next generation", lambda: head(store)[1] >= 2, driver)
     step = head(store)[0]
 
     traced = f"{step + 2}:{step + 5}"

@@ -90,8 +90,8 @@ MOMENTS = ("before", "inside", "after")
 def test_a_kill_anywhere_leaves_every_acknowledged_commit(
     beginning: Path, num_operations: int, scratch: Path, moment: str
 ) -> None:
-    """Every third operation, each moment at other ones."""
-    kill_at(range(1 + MOMENTS.index(moment), num_operations + 1, 3), beginning, scratch, moment)
+    """Every sixth operation, each moment at other ones."""
+    kill_at(range(1 + 2 * MOMENTS.index(moment), num_operations + 1, 6), beginning, scratch, moment)
 
 
 @is_long

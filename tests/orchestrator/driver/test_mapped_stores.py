@@ -42,7 +42,7 @@ def test_a_killed_run_ends_with_the_same_bytes(two_hosts: Result, small_data: st
     assert_equal(found, two_hosts)
 
 
-# In make test, test_equality.py and test_dynamic_tables.py go on with another host. A store knows nothing of hosts.
+# In make test, test_dynamic_tables.py goes on with another host. A store knows nothing of hosts.
 @is_long
 @pytest.mark.ray
 def test_a_killed_run_that_goes_on_with_another_host_ends_with_the_same_bytes(

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.long_tests import long_case
+from tests.long_tests import is_long
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("kinds", ["few", long_case("all")])
+# In make test, test_exchange.py has such ids without runs, and test_runs.py runs without them.
+@is_long
+@pytest.mark.parametrize("kinds", ["few", "all"])
 def test_no_id_is_lost_whatever_the_ids(kinds: str, tmp_path: Path) -> None:
     """Equal ones, those of one device, a sample of 10,000, none, and a batch smaller than the number of devices."""
     done = subprocess.run(

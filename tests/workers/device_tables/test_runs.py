@@ -102,8 +102,10 @@ def test_two_hosts_hold_the_same_tables_on_their_devices(
     assert_close(train(folder, tmp_path, "run", on_devices=["cut"], sharded=["few"]), on_hosts)
 
 
+# Rules on whole copies are tested one by one in test_updates.py.
+@pytest.mark.parametrize("place", ["sharded", long_case("device")])
 def test_all_that_a_table_may_be_is_the_same_on_devices(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Combiners, weights, each rule, limits, rates that change, rounded lookups, sequences, and rows that are read. So
     are the norms of all rows that are trained.
@@ -111,24 +113,26 @@ def test_all_that_a_table_may_be_is_the_same_on_devices(
     sample_each_window(monkeypatch, often=True)
     trained = {table.name for table in wide_job(str(folder)).tables} - {"read"}
     expected = train(folder, tmp_path, "hosts", job="wide_job")
-    for place in ("device", "sharded"):
-        found = train(folder, tmp_path, place, job="wide_job", place=place)
-        assert_close(found, expected)
-        assert_the_same_is_said(found.path, expected.path, tables=trained)
+    found = train(folder, tmp_path, place, job="wide_job", place=place)
+    assert_close(found, expected)
+    assert_the_same_is_said(found.path, expected.path, tables=trained)
 
 
-def test_deltas_hold_the_rows_that_changed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["sharded", long_case("on_devices")])
+def test_deltas_hold_the_rows_that_changed(
+    place: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And no others, as those of a run with all tables on hosts. Rows are given and taken in several messages."""
     monkeypatch.setattr(tables_on_devices, "ROW_BYTES", 20_000)
     often = CheckpointConfig(every_steps=5, full_every=10)
-    placed = {"hosts": {}, "replicated": {"on_devices": [*SIZES]}, "sharded": {"sharded": [*SIZES]}}
+    placed: dict[str, dict[str, Any]] = {"hosts": {}, "devices": {place: [*SIZES]}}
     runs = {name: train(folder, tmp_path, name, checkpoints=often, **tables) for name, tables in placed.items()}
     found = {name: named_rows(run) for name, run in runs.items()}
     assert len(found["hosts"]) == 3 * len(SIZES)
-    assert found["hosts"] == found["replicated"] == found["sharded"]
+    assert found["hosts"] == found["devices"]
     # In a run of 20 steps most rows of the largest table stay as they were.
     assert all(0 < count < SIZES["cut"] // 2 for (_, table), count in found["hosts"].items() if table == "cut")
-    assert_served(runs["sharded"], folder, tmp_path)
+    assert_served(runs["devices"], folder, tmp_path)
 
 
 def test_a_run_begins_from_one_whose_tables_lie_elsewhere(folder: Path, tmp_path: Path, on_hosts: Result) -> None:

@@ -21,6 +21,7 @@ from podembed.workers.device.transfers import ways
 from podembed.workers.device.transfers.side_by_side import Run, SideBySide, Together
 from podembed.workers.job.job import JobConfig
 from podembed.workers.thread_pool import ThreadPool
+from tests.long_tests import long_case
 from tests.processes import said_by
 
 PATIENCE_S = 120.0
@@ -186,13 +187,14 @@ SHARED: list[tuple[Joining, str]] = [(all_of, ""), (all_of, "c"), (in_two_arrays
     ("joining", "frozen", "expected"),
     [
         (all_of, "", {(Run(1, (A, B, C, D, E)),)}),
-        (all_stacked, "", {(Run(0, (A, B, C, D, E)),)}),
-        (all_compiled, "", {(Run(1, (A, B, C, D, E)),)}),
+        long_case(all_stacked, "", {(Run(0, (A, B, C, D, E)),)}),
+        # Those below have each of these among others.
+        long_case(all_compiled, "", {(Run(1, (A, B, C, D, E)),)}),
         (compiled_in_parts, "", {(Run(1, (A, B, C, D, E)),)}),
         (with_noise_for_each, "", {(Run(28, (D,)),)}),
         (remembered_again, "", set()),
         (with_numbers_of_its_own, "", {(Run(1, (A, B, C, D, E)),)}),
-        (with_noise, "", {(Run(1, (A, B, C, D, E)),)}),
+        long_case(with_noise, "", {(Run(1, (A, B, C, D, E)),)}),
         # What lies between two pieces parts them. A frozen table has no position.
         (all_of, "c", {(Run(1, (A, B)), Run(28, (2, 3)))}),
         (in_another_order, "", {(Run(0, (D, B, A)), Run(1049, (E, C)))}),
@@ -200,7 +202,7 @@ SHARED: list[tuple[Joining, str]] = [(all_of, ""), (all_of, "c"), (in_two_arrays
         (with_one_used_twice, "", {(Run(1, (A,)), Run(25, (C, D, E)))}),
         (compiled_twice, "", {(Run(145, (C, D)),)}),
         (mostly_dense, "", set()),
-        (apart, "", set()),
+        long_case(apart, "", set()),
     ],
 )
 def test_gradients_are_the_same_bits_as_of_one_array_each(
@@ -234,20 +236,21 @@ def test_copies_go_to_the_memory_of_their_batch(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_several_devices_give_the_gradients_of_one() -> None:
-    gradients = [
-        said_by(
-            "tests.workers.device.transfers.several_devices_process",
-            timeout_s=PATIENCE_S,
-            environment={
-                **os.environ,
-                "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
-            },
-        )
-        for count in (1, 4)
-    ]
-    assert [found["together"] for found in gradients] == [[[[1, [A, B, C, D, E]]]]] * 2
-    assert gradients[0]["devices"] == 1
-    assert gradients[1]["devices"] == 4
-    for alone, spread in zip(gradients[0]["sums"], gradients[1]["sums"], strict=True):
-        np.testing.assert_allclose(spread, alone, rtol=1e-4)
+    # Which imports this module.
+    from tests.workers.device.transfers import several_devices_process
+
+    several = said_by(
+        "tests.workers.device.transfers.several_devices_process",
+        timeout_s=PATIENCE_S,
+        environment={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        },
+    )
+    alone = several_devices_process.step_here()
+    assert (alone["devices"], several["devices"]) == (1, 4)
+    assert several["together"] == [[[1, [A, B, C, D, E]]]]
+    assert alone["together"] == ((Run(1, (A, B, C, D, E)),),)
+    for one, spread in zip(alone["sums"], several["sums"], strict=True):
+        np.testing.assert_allclose(spread, one, rtol=1e-4)
