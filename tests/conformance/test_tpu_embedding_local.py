@@ -15,6 +15,19 @@ from podembed.embedding.tf.engine.order import OrderError
 from podembed.embedding.tf.replicas.strategies import LocalStrategy
 from tests.conformance.tpu_embedding_suite import OPTIMIZERS, TPUEmbeddingConformance
 from tests.embedding.table.stores.mapped_store import MappedStores
+from tests.long_tests import long_case
+
+# Of each kind of rule one: which formulas they are is tested in test_update_rules.py.
+SHORT = {
+    "sgd, every option",
+    "sgd, one by one",
+    "adagrad",
+    "adagrad, one by one",
+    "row-wise adagrad",
+    "lion",
+    "ftrl",
+    "adam, not lazy",
+}
 
 
 class TestLocal(TPUEmbeddingConformance):
@@ -26,7 +39,7 @@ class TestLocal(TPUEmbeddingConformance):
     def is_pipelined(self, request):
         return request.param
 
-    @pytest.fixture(params=tuple(OPTIMIZERS))
+    @pytest.fixture(params=[name if name in SHORT else long_case(name, id=name) for name in OPTIMIZERS])
     def optimizer_name(self, request):
         return request.param
 

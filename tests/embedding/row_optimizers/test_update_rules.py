@@ -488,7 +488,7 @@ def test_custom_rule_compiled_and_in_python(options, rule_in_python):
     assert tables[0].slots["count"].shape == (NUM_ROWS, 1)
 
 
-@pytest.mark.parametrize("num_slots", [0, long_case(1), 4, 5])
+@pytest.mark.parametrize("num_slots", [long_case(0), long_case(1), 4, 5])
 def test_custom_rule_with_any_number_of_slots(num_slots):
     def adds_to_each(gradient, row, slots, learning_rate, hyperparameters):
         return row - learning_rate * gradient, slots

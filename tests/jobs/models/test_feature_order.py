@@ -25,7 +25,7 @@ from tests.long_tests import long_case
 
 # Sorted, these are c10, c2, c9, user.
 NAMES = ("user", "c9", "c10", "c2")
-WIDTH = 4
+WIDTH = 8
 MODELS: dict[str, Callable[[], Any]] = {
     "dlrm": lambda: DLRM(bottom=(8,), top=(8,)),
     "dcn_v2": lambda: DCNv2(cross_layers=2, deep=(8,)),

@@ -29,6 +29,7 @@ from podembed.tools.fsck.report import render
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
+from tests.long_tests import long_case
 from tests.orchestrator.cluster.test_in_process import STEPS, train
 from tests.orchestrator.driver.test_background_commit import PATIENCE_S, Watcher, before_each_file
 from tests.run_state import assert_same_bytes, committed_state
@@ -79,8 +80,19 @@ def check_whole(result: Result, undisturbed: Result) -> None:
     assert not check.leftovers
 
 
-@pytest.mark.parametrize(("victim", "worker"), [("tables/b/velocity/c.3.0.0", "host 0"), ("/dense/", "device 0")])
-@pytest.mark.parametrize("error", [StorageError("found the disk full."), PermissionError(errno.EACCES, "no")])
+FULL, REFUSED = StorageError("found the disk full."), PermissionError(errno.EACCES, "no")
+OF_HOST, OF_DEVICE = ("tables/b/velocity/c.3.0.0", "host 0"), ("/dense/", "device 0")
+
+
+@pytest.mark.parametrize(
+    ("victim", "worker", "error"),
+    [
+        (*OF_HOST, FULL),
+        (*OF_DEVICE, REFUSED),
+        long_case(*OF_HOST, REFUSED),
+        long_case(*OF_DEVICE, FULL),
+    ],
+)
 def test_a_save_that_fails_is_lost_and_the_next_one_is_made(
     undisturbed: Result,
     small_data: str,

@@ -43,7 +43,7 @@ def test_a_driver_frozen_between_publishing_and_acknowledging_wakes_up_fenced(tm
     assert read_lineage(store) == ("s000000002-g00000002", "s000000001-g00000001")
 
 
-@pytest.mark.parametrize("delay_s", [0.0, long_case(0.02), 0.05, long_case(0.1)])
+@pytest.mark.parametrize("delay_s", [long_case(0.0), long_case(0.02), 0.05, long_case(0.1)])
 def test_a_driver_killed_at_any_time_loses_nothing_that_it_said(tmp_path: Path, delay_s: float) -> None:
     process = start(tmp_path / "run", 1, 10_000)
     assert process.stdout is not None
