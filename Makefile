@@ -94,7 +94,7 @@ tests-without-ray: $(STAMP)
 # process has its last file the other waits, so files of a minute come before others, and the largest group before all.
 # That of `pod_strategy` comes later: its cluster and its hosts stay, and take a twentieth of a processor.
 FILES_WITH_RAY = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
-LONGEST = $(addprefix tests/,faults/storage/test_object_store_run.py installation/test_ray_jobs.py test_pages.py faults/test_leaks.py)
+LONGEST = $(addprefix tests/,orchestrator/driver/test_equality.py faults/storage/test_object_store_run.py installation/test_ray_jobs.py conformance/test_tpu_embedding_pod.py test_pages.py faults/test_leaks.py)
 WITH_RAY = $(LONGEST) $(filter-out $(LONGEST),$(FILES_WITH_RAY))
 
 tests-with-ray: $(STAMP)

@@ -13,6 +13,7 @@ import pytest
 
 from podembed.jobs.command_signals import CommandSignals
 from tests.faults.signal_sweep import MODULE, ROOT, WAYS, fault_of, sent, training
+from tests.long_tests import long_case
 
 # What may be loaded before a signal is taken over; all of it is Python's own, and takes milliseconds.
 MOST_MODULES_BEFORE = 60
@@ -37,9 +38,9 @@ def test_handlers_are_set_before_anything_that_takes_time() -> None:
     [
         ("console", signal.SIGTERM, False, 0.0),
         ("console", signal.SIGINT, True, 1.5),
-        ("module", signal.SIGINT, False, 0.0),
+        long_case("module", signal.SIGINT, False, 0.0),
         ("module", signal.SIGHUP, True, 1.5),
-        ("supervise", signal.SIGTERM, True, 0.0),
+        long_case("supervise", signal.SIGTERM, True, 0.0),
         ("supervise", signal.SIGINT, False, 1.5),
     ],
 )
@@ -57,8 +58,8 @@ def test_train_says_so_and_ends_with_its_code(
     ("command", "number"),
     [
         (["inspect", "nothing"], signal.SIGTERM),
-        (["plan"], signal.SIGINT),
-        (["prepare", "nothing"], signal.SIGTERM),
+        long_case(["plan"], signal.SIGINT),
+        long_case(["prepare", "nothing"], signal.SIGTERM),
     ],
 )
 def test_commands_that_do_not_train_end_as_shells_have_it(

@@ -23,6 +23,7 @@ import pytest
 from podembed.jobs.built_in import parse_settings
 from podembed.jobs.cli.main import Command, Resume, Train, default_storage, main
 from podembed.orchestrator.api.config import ConfigurationError
+from tests.long_tests import long_case
 from tests.run_state import committed_state
 
 ROOT = Path(__file__).parents[3]
@@ -340,8 +341,16 @@ def closed_output(arguments: Sequence[str], folder: Path, *, is_unbuffered: bool
     return done.returncode, done.stderr.decode()
 
 
-@pytest.mark.parametrize("is_unbuffered", [False, True])
-@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["inspect"]])
+@pytest.mark.parametrize(
+    ("command", "is_unbuffered"),
+    [
+        (["train", "--help"], False),
+        (["inspect"], True),
+        *(long_case(["--help"], is_unbuffered) for is_unbuffered in (False, True)),
+        long_case(["train", "--help"], True),
+        long_case(["inspect"], False),
+    ],
+)
 def test_a_reader_that_leaves_is_no_error(
     command: list[str], is_unbuffered: bool, trained: tuple[Path, str], tmp_path: Path
 ) -> None:

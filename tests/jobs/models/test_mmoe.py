@@ -94,7 +94,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("model", ["mmoe", pytest.param("ple", marks=is_long)])
+# In make test, models are their formulas above, and jobs with several tasks train in test_write_a_job_page.py.
+@is_long
+@pytest.mark.parametrize("model", ["mmoe", "ple"])
 def test_the_job_learns_both_tasks(folder: str, tmp_path: Path, model: str) -> None:
     job = job_module.mmoe(folder=folder, model=model, epochs=2, learning_rate=0.2)
     result = fit_job(job, tmp_path)

@@ -11,8 +11,7 @@ from tests.simulation.slices.backend import SliceBackend
 from tests.simulation.slices.machines import Machines
 from tests.simulation.slices.simulation import EVENTS, simulate
 
-# As few as meet nearly every event.
-SHORT = range(1, 17)
+SHORT = range(1, 26)
 
 
 def test_random_schedules_of_slices_keep_all_invariants() -> None:

@@ -360,7 +360,8 @@ def test_a_host_that_dies_as_buckets_move_is_a_fault_like_any_other(
 
 
 @pytest.mark.parametrize(
-    ("numbers", "are_apart"), [((2, 3), True), ((3, 2), True), ((2, 1), True), ((1, 2), True), ((2, 3), False)]
+    ("numbers", "are_apart"),
+    [((2, 3), True), ((3, 2), True), long_case((2, 1), True), long_case((1, 2), True), ((2, 3), False)],
 )
 def test_with_other_numbers_of_hosts_only_what_no_host_has_is_read(
     job: JobConfig, tmp_path: Path, numbers: Sequence[int], are_apart: bool

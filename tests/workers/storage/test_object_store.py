@@ -18,7 +18,7 @@ from tests.workers.storage.file_systems import NO_WAIT
 
 def test_files_of_several_parts_are_created_exclusively_too(s3_url: str) -> None:
     store = Store(f"{s3_url}/run")
-    data = np.random.default_rng(0).bytes(101 << 20)
+    data = np.random.default_rng(0).bytes(51 << 20)
     store.write_new("big", [data[: 1 << 20], data[1 << 20 :]])
     other = bytearray(data)
     other[-1] ^= 1
