@@ -44,6 +44,7 @@ from podembed.embedding.buckets import split_evenly  # noqa: E402
 from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
+from podembed.embedding.vocabulary.policies import Always, MinCount  # noqa: E402
 from podembed.workers.data.batch import Batch  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
 from podembed.workers.device.options import Transfers  # noqa: E402
@@ -58,6 +59,7 @@ WARM_UP_STEPS = 8
 WINDOW_S = 1.0
 # Hosts of one setting hear nothing while another setting is measured, and there is no heartbeat file.
 SILENCE_S = 3600.0
+ADMIT = {"any": Always(), "counted": MinCount(2)}
 _INSIDE = "PODEMBED_BENCHMARK_INSIDE_NETWORK"
 _SHOWN = (
     "bench",
@@ -76,6 +78,7 @@ _SHOWN = (
     "devices_per_host",
     "transfers",
     "place",
+    "keys",
 )
 
 
@@ -105,12 +108,14 @@ def benchmark_job(
     input: str = "memory",
     rows_on_devices: int = 0,
     place: Any = "host",
+    keys: str = "rows",
 ) -> JobConfig:
     """The workload as a job. Runs in the workers, too.
 
     Args:
       rows_on_devices: tables of up to so many rows lie there.
       place: place of the others.
+      keys: "rows" for row numbers; otherwise keys come and go, with room for all, and rows have usual first values.
     """
     import jax
     import jax.numpy as jnp
@@ -145,11 +150,11 @@ def benchmark_job(
     features = {
         f"f{at:02d}": FeatureConfig(
             TableConfig(
-                rows,
-                shape.dim,
+                **({"vocabulary_size": rows} if keys == "rows" else {"capacity": rows, "admit": ADMIT[keys]}),
+                dim=shape.dim,
                 name=f"t{at:02d}",
                 combiner="sum",
-                initializer=table_values(shape, at),
+                initializer=table_values(shape, at) if keys == "rows" else None,
                 place="replicated" if rows <= rows_on_devices else place,
             )
         )
@@ -389,6 +394,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--staleness", type=int, default=0, choices=[0, 1])
     parser.add_argument("--devices-per-host", type=int, default=None, help="so many CPU devices, or all that are there")
     parser.add_argument("--place", default="host", choices=["host", "replicated", "sharded"], help="of all tables")
+    parser.add_argument("--keys", default="rows", choices=["rows", *ADMIT], help="any, with a capacity, or row numbers")
     parser.add_argument("--transfers", default="auto", choices=list(Transfers), help="how arrays reach the devices")
     parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
     parser.add_argument("--compute-dtype", default="float32", choices=COMPUTE_DTYPES, help="of the dense half")
@@ -421,6 +427,7 @@ def reference_of(folder: str, arguments: argparse.Namespace) -> JobReference:
     job |= {"folder": folder, "overlap": overlap, "input": getattr(arguments, "input", "memory")}
     job |= {"compute_dtype": getattr(arguments, "compute_dtype", "float32")}
     job |= {"rows_on_devices": getattr(arguments, "rows_on_devices", 0), "place": getattr(arguments, "place", "host")}
+    job |= {"keys": getattr(arguments, "keys", "rows")}
     return JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
 
 
