@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from podembed.embedding.hashing import mix64
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION, Manifest, commit_name
@@ -49,6 +50,26 @@ def two_tables(seed: int = 0) -> dict[str, SampleTable]:
         "users": random_table(seed, num_rows=37, num_buckets=4, widths={"rows": 3, "accumulator": 1}),
         "items": random_table(seed + 1, num_rows=5, num_buckets=8, widths={"rows": 2, "m": 2, "v": 2}),
     }
+
+
+def keyed_table(values: Mapping[int, float], *, num_buckets: int, seed: int, last: int = 7) -> SampleTable:
+    """A table of 64 rows whose keys come and go. Which row of its bucket a key has is drawn.
+
+    Args:
+      values: key to what stands in its row.
+      last: of all keys.
+    """
+    places = np.random.default_rng(seed).permutation(64 // num_buckets)
+    taken = [0] * num_buckets
+    rows, keys = np.zeros((64, 2), np.float32), np.zeros((64, 1), np.int64)
+    numbers = np.zeros((64, 1), np.int32)
+    for key, value in values.items():
+        bucket = int(mix64(np.array([key], np.int64))[0]) % num_buckets
+        at = bucket + int(places[taken[bucket]]) * num_buckets
+        taken[bucket] += 1
+        rows[at], keys[at], numbers[at] = value, key, last
+    arrays = {"rows": rows, "key": keys, "last": numbers, "count": numbers.view(np.uint32)}
+    return SampleTable(num_buckets=num_buckets, arrays=arrays)
 
 
 def create_run(path: Path, tables: Mapping[str, SampleTable], *, run_id: str = "run-1") -> tuple[Store, Lease]:

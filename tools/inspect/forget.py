@@ -152,7 +152,7 @@ def _places(arrays: dict[str, np.ndarray], keys: np.ndarray, prefix: str = "") -
     """bool, where rows or, with a prefix, waiting keys are some of the keys."""
     if f"{prefix}last" not in arrays:
         return np.zeros(len(arrays["last"]), bool)
-    return np.isin(arrays[f"{prefix}key"][:, 0], keys) & (arrays[f"{prefix}last"][:, 0] > 0)
+    return np.isin(arrays[f"{prefix}key"][:, 0], keys) & (arrays[f"{prefix}last"][:, 0] != 0)
 
 
 def _held(store: Store, table: TableFiles, keys: np.ndarray) -> tuple[set[int], set[int]]:

@@ -78,13 +78,13 @@ class _Held:
         waiting: set[tuple[int, int, int]] = set()
         for bucket in buckets:
             values = dict(zip(names, read_bucket(store, table, bucket), strict=True))
-            held = values["last"][:, 0] > 0
+            held = values["last"][:, 0] != 0
             if not held[0] and values["rows"][0].any():
                 # The row that keys without one train together.
                 held[0], values["key"][0] = True, SHARED_KEY
             parts.append({name: value[held] for name, value in values.items() if name not in _WAITING})
             if _WAITING[0] in values:
-                waits = values[_WAITING[1]][:, 0] > 0
+                waits = values[_WAITING[1]][:, 0] != 0
                 waiting |= {*zip(*(values[name][waits, 0].tolist() for name in _WAITING), strict=True)}
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         # Of several buckets the first one's shared row.

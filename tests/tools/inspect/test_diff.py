@@ -17,7 +17,14 @@ from podembed.tools.inspect.row_difference import RowDifference
 from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows, overlap, partners
 from podembed.workers.storage.store import Store
 from tests.long_tests import examples
-from tests.orchestrator.committed_tables import SampleTable, commit_tables, create_run, run_with, two_tables
+from tests.orchestrator.committed_tables import (
+    SampleTable,
+    commit_tables,
+    create_run,
+    keyed_table,
+    run_with,
+    two_tables,
+)
 
 
 def recut(table: SampleTable, num_buckets: int) -> SampleTable:
@@ -97,6 +104,27 @@ def test_changed_rows_are_counted_and_the_largest_change_is_found(tmp_path: Path
     text = render(difference)
     assert "3 of 37" in text
     assert "The states differ" in text
+
+
+@pytest.mark.parametrize("buckets", [(4, 4), (2, 8), (8, 1)])
+@pytest.mark.parametrize("last", [7, -3])
+def test_keys_that_come_and_go_are_compared_wherever_they_lie(
+    tmp_path: Path, buckets: tuple[int, int], last: int
+) -> None:
+    values = {key: 0.5 * key for key in (-5, -1, 0, 3, 2**62, *range(10, 22))}
+    one = keyed_table(values, num_buckets=buckets[0], seed=1, last=last)
+    same = keyed_table(values, num_buckets=buckets[1], seed=2, last=last)
+    assert diff_of(tmp_path / "same", {"t": one}, {"t": same}).is_equal
+    other = {key: value for key, value in values.items() if key > 0} | {3: 2.5, 15: 9.5, 99: 1.0}
+    moved = keyed_table(other, num_buckets=buckets[1], seed=2, last=last)
+    difference = diff_of(tmp_path / "other", {"t": one}, {"t": moved})
+    (table,) = difference.tables
+    assert table.keys is not None
+    assert (table.keys.removed, table.keys.added, table.num_changed) == (3, 1, 2)
+    rows, *numbers = table.arrays
+    assert (rows.array, rows.num_changed, rows.max_abs, rows.max_row, rows.first_row) == ("rows", 2, 2.0, 15, 3)
+    assert [(array.array, array.num_changed) for array in numbers] == [("last", 0), ("count", 0)]
+    assert "3 removed, 1 added" in render(difference)
 
 
 def test_tables_with_other_shapes_and_slots(tmp_path: Path) -> None:

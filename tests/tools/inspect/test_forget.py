@@ -22,6 +22,7 @@ from podembed.workers.columns.id_columns import hashed_key
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import take
+from tests.orchestrator.committed_tables import keyed_table, run_with
 from tests.run_state import committed_state
 from tests.small_job import small_job
 from tests.training import fit_job
@@ -125,6 +126,18 @@ def test_ids_are_written_as_they_stand_in_the_data_where_features_hash_them(
     assert forget(path, "b", ["37"]).rows == ("37",)
     with pytest.raises(ConfigurationError, match="Found no row for key 37 in"):
         extract(open_commit(path), "b", [37])
+
+
+def test_a_key_that_was_named_before_the_run_began_is_forgotten(tmp_path: Path) -> None:
+    """After a warm start its last step is below 0. Other keys of other buckets stay."""
+    table = keyed_table({key: 1.0 * key for key in range(20, 40)}, num_buckets=8, seed=1, last=-3)
+    store, _ = run_with(tmp_path / "run", {"t": table}, 10)
+    assert forget(store.location, "t", ["33", "34"]).rows == ("33", "34")
+    after = committed_state(store.location)
+    gone = np.isin(table.arrays["key"][:, 0], [33, 34])
+    for name, values in table.arrays.items():
+        np.testing.assert_array_equal(after[f"t/{name}"], np.where(gone[:, None], 0, values))
+    assert check_run(store.location).is_intact
 
 
 def test_what_cannot_be_forgotten(run: Path, trained: Path) -> None:
