@@ -2,10 +2,14 @@
 
     python benchmarks/engine.py --bench A --emb-opt rowwise
     python benchmarks/engine.py --bench C --emb-opt rowwise
+    python benchmarks/engine.py --memory --keys any
 
 One host holds all tables of the workload. `request` finds owners, `accept` rows, `group` sorts by row, `pool` writes
 activations, and `update` sums gradients and applies the optimizer. Times are medians over the batches, which take
 turns. With one thread the rate is that of its CPU time, with several that of wall time.
+
+With `--memory` it fills a table whose keys come and go until all rows have a key, and prints the resident memory that
+a key takes, beside what `podembed plan` says.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from podembed.embedding.row_index import KeyRequest  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
 from podembed.embedding.vocabulary.policies import Always, MinCount  # noqa: E402
+from podembed.jobs.planning.memory import key_bytes  # noqa: E402
 from podembed.workers.thread_pool import ThreadPool  # noqa: E402
 
 NUM_BATCHES = 8
@@ -99,6 +104,44 @@ def build(shape: Workload, emb_opt: str, threads: int, keys: str = "rows") -> En
     return Engine.of(tables, features, layout, threads=threads)
 
 
+def filled(keys: str, *, capacity: int, dim: int = 64, ids: int = 4096) -> Table:
+    """A table with row-wise Adagrad, all of whose rows have a key, but for one in a thousand.
+
+    Args:
+      keys: of `ADMIT`.
+      ids: of a step. Those without a row have memory for that step.
+    """
+    config = TableConfig(capacity=capacity, dim=dim, name="t", admit=ADMIT[keys], optimizer=RowWiseAdagrad(0.1))
+    spec = TableSpec.of(config, seed=0)
+    table, rng, step = Table(spec, np.arange(spec.layout.num_buckets)), np.random.default_rng(0), 0
+    while np.count_nonzero(table.slots["last"]) < 0.999 * spec.num_rows or step < 2 * spec.num_rows // ids:
+        some = rng.integers(-(2**63), 2**63, ids)
+        # In turns named twice, so that they get a row with both policies, and once, so that they wait.
+        named = np.repeat(some, 1 + (step + 1) % 2)
+        table.index.accept([KeyRequest(named, np.empty(len(named), np.int64))], step)
+        step += 1
+    return table
+
+
+def key_memory(keys: str) -> dict[str, float]:
+    """Bytes that a key more takes, between tables of two capacities, as measured and as planned; and what a table takes
+    beside that, whatever its size: huge pages that are touched in part, and rows for keys without one.
+    """
+    kept, bytes_of, num_keys = [], [], []
+    # The first one has what a process takes once, such as kernels and what its allocator keeps.
+    for capacity in (50_000, 500_000, 2_000_000):
+        before = measuring.resident_bytes()
+        kept.append(filled(keys, capacity=capacity))
+        bytes_of.append(measuring.resident_bytes() - before)
+        num_keys.append(int(np.count_nonzero(kept[-1].slots["last"])))
+    measured = (bytes_of[2] - bytes_of[1]) / (num_keys[2] - num_keys[1])
+    # A larger table is cut more finely, and so has more rows for a key.
+    planned = key_bytes(kept[2].spec)
+    beside = {"mb_a_table": round((bytes_of[1] - measured * num_keys[1]) / 1e6, 1)}
+    found = {"bytes_a_key": round(measured, 1), "planned": round(planned, 1), "ratio": round(measured / planned, 3)}
+    return found | beside
+
+
 def build_mixed(shape: MixedWorkload, emb_opt: str, threads: int) -> Engine:
     """As `build`, of tables that differ."""
     rate, epsilon = shape.learning_rate, shape.epsilon
@@ -134,8 +177,12 @@ def main() -> None:
     parser.add_argument("--keys", default="rows", choices=["rows", *ADMIT], help="of A and B: any with a capacity")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--memory", action="store_true", help="of a key, with --keys any or counted")
     arguments = parser.parse_args()
     measuring.tune_allocator()
+    if arguments.memory:
+        print(json.dumps({"benchmark": "key memory", "keys": arguments.keys, **key_memory(arguments.keys)}))
+        return
     if arguments.bench in NAMES:
         shape = mixed_workload(arguments.bench)
         steps = mixed_steps(shape)

@@ -81,6 +81,11 @@ def _role(process: int) -> str:
     return next((role for name, role in names.items() if name in title), "ray")
 
 
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def peak_rss_bytes(root: int) -> int:
     """Sum of the peak resident memory of a tree of processes; memory that two of them share counts twice."""
     total = 0

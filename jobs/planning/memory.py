@@ -23,6 +23,7 @@ PROCESS_BYTES = 480_000_000
 way. Between 420 and 540 MB, more with more features.
 """
 _BITS_A_ROW = 4  # of the undo log: changed and lost, for two moments
+_REMEMBERED_BYTES = 1 << 20  # of keys that lost their row, by each table whose keys come and go, whatever its size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ def host_memory(
     all_bytes = sum(_FLOAT_BYTES * spec.num_rows * sum(spec.widths.values()) for spec in specs)
     share = shard_bytes / all_bytes if all_bytes else 0.0
     rows = sum(spec.num_rows for spec in specs) * share
-    maps = sum(_map_bytes(spec) for spec in specs)
+    maps = [_map_bytes(spec) for spec in specs if isinstance(spec.keys, DynamicKeys)]
     travelling = [one for one in traffic if not one.table.is_pooled]
     # Activations and their gradients; partial sums from all hosts; rows that travel and their gradients.
     floats = sum(2 * one.vector_floats for one in traffic)
@@ -85,7 +86,7 @@ def host_memory(
         undo_bytes=log_bytes(shard_bytes, share=undo_share) + int(_BITS_A_ROW * rows / 8),
         save_bytes=save_bytes(shard_bytes),
         batch_bytes=int(_FLOAT_BYTES * num_batches * floats),
-        map_bytes=int(maps * share),
+        map_bytes=int(sum(maps) * share) + _REMEMBERED_BYTES * len(maps),
     )
 
 
