@@ -279,21 +279,6 @@ def test_a_failing_model_ends_with_code_1_and_its_traceback(small_data: str, tmp
     assert 'raise KeyError("the user\'s model is wrong")' in err
 
 
-def podembed(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    program = Path(sys.executable).with_name("podembed")
-    return subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True, check=False)
-
-
-def test_the_command_finds_a_job_in_the_working_folder(tmp_path: Path) -> None:
-    """As the message about jobs that cannot be imported promises."""
-    (tmp_path / "my_job.py").write_text(
-        "from podembed.workers.job.job import JobConfig\n\n\ndef job() -> JobConfig:\n    return 'not a job'\n"
-    )
-    done = podembed(["train", "--job", "my_job:job"], tmp_path)
-    assert done.returncode == 87
-    assert "Job 'my_job:job' returned a str. Expected a JobConfig." in done.stderr
-
-
 @pytest.mark.parametrize(
     ("text", "hosts"), [("1", 1), ("12", 12), ("2-8", (2, 8)), ("2-2", (2, 2)), ("0", 0), ("8-2", (8, 2))]
 )
