@@ -117,6 +117,8 @@ def assert_near(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_allclose(values, other["state"][name], rtol=1e-3, atol=2e-5, err_msg=name)
 
 
+# In make test, test_meshes.py has steps on such meshes, and two hosts of two devices each train in test_runs.py.
+@is_long
 def test_a_host_of_four_devices_trains_as_one_device(run: Run) -> None:
     """Its shares are padded: five devices would not divide them, and four parts of a mesh of two do."""
     alone, cut = run("alone"), run("cut", devices={"mesh": CUT})

@@ -18,6 +18,7 @@ from podembed.workers.device import waiting_threads
 from podembed.workers.device.gang import join_gang
 from podembed.workers.device.gang_errors import GangError
 from podembed.workers.device.model_step import DeviceWorker
+from tests.long_tests import is_long
 from tests.processes import free_port
 from tests.small_job import small_job
 from tests.workers.device import gang_process
@@ -56,6 +57,8 @@ def gang(small_data: str, tmp_path: Path) -> list[dict[str, np.ndarray]]:
     return [dict(np.load(file)) for file in files]
 
 
+# In make test, such gangs train the runs of test_runs.py in ../device_tables.
+@is_long
 def test_two_processes_of_two_devices_train_as_one(small_data: str, gang: list[dict[str, np.ndarray]]) -> None:
     """Also: no value that all have anyway crosses the network, and rows come back in their order whatever order JAX
     lists devices in. The one thread that waits for the other process pushes no other thread off a processor.

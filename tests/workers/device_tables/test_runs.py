@@ -102,8 +102,9 @@ def test_two_hosts_hold_the_same_tables_on_their_devices(
     assert_close(train(folder, tmp_path, "run", on_devices=["cut"], sharded=["few"]), on_hosts)
 
 
-# Rules on whole copies are tested one by one in test_updates.py.
-@pytest.mark.parametrize("place", ["sharded", long_case("device")])
+# In make test, test_updates.py has each rule on devices, and test_tpu_embedding_sharded.py lookups of all kinds.
+@is_long
+@pytest.mark.parametrize("place", ["sharded", "device"])
 def test_all_that_a_table_may_be_is_the_same_on_devices(
     place: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,7 +193,7 @@ SHARED: list[tuple[Joining, str]] = [(all_of, ""), (all_of, "c"), (in_two_arrays
         (compiled_in_parts, "", {(Run(1, (A, B, C, D, E)),)}),
         (with_noise_for_each, "", {(Run(28, (D,)),)}),
         (remembered_again, "", set()),
-        (with_numbers_of_its_own, "", {(Run(1, (A, B, C, D, E)),)}),
+        long_case(with_numbers_of_its_own, "", {(Run(1, (A, B, C, D, E)),)}),
         long_case(with_noise, "", {(Run(1, (A, B, C, D, E)),)}),
         # What lies between two pieces parts them. A frozen table has no position.
         (all_of, "c", {(Run(1, (A, B)), Run(28, (2, 3)))}),
