@@ -24,7 +24,7 @@ from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import table_specs
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
-from tests.orchestrator.driver.test_equality import NUM_STEPS, Killer, expected_audit, in_ray, train_small
+from tests.orchestrator.driver.test_equality import NUM_STEPS, Killer, expected_audit, train_small
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
 from tests.training import fit_job
@@ -92,19 +92,15 @@ def test_a_killed_run_that_goes_on_with_another_host_sees_the_same(
     killer = Killer("HostActor", after_step=12, seed=3)
     options: dict[str, Any] = {"dynamic": True, "full_every": 3}
     # Steps behind the kill, also where the first commit is slow.
-    killed = train_small(small_data, tmp_path, "elastic", num_hosts=2, max_steps=40, reporter=killer, **options)
+    killed = train_small(small_data, tmp_path, "two", num_hosts=2, max_steps=40, reporter=killer, **options)
     assert len(killed.recoveries) == 1
-    three = train_small(small_data, tmp_path, "elastic", num_hosts=3, **options)
+    three = train_small(small_data, tmp_path, "two", num_hosts=3, **options)
     head = checkpoint.load_head(Store(three.path))
     assert head is not None
     assert (head.hosts, head.num_deltas) == (3, 1)
     job = small_job(folder=small_data)
     audit = committed_state(three.path)["audit/rows"][:, 0]
     np.testing.assert_allclose(audit, expected_audit(job, NUM_STEPS), atol=1e-4)
-    # The cluster was there before the runs. Counters of its node go on over both drivers.
-    trained = (NUM_STEPS + sum(one.discarded_steps for one in killed.recoveries)) * job.batch_size
-    assert in_ray("podembed_samples_total", run="elastic", at_least=40 * job.batch_size) <= trained
-    assert 0 < in_ray("podembed_loss", run="elastic") < 10
     assert sorted(three.losses) == [*range(40, NUM_STEPS)]
     np.testing.assert_allclose([*_losses(killed), *_losses(three)], _losses(alone), rtol=1e-5)
     ours, theirs = committed_state(three.path), committed_state(alone.path)

@@ -238,7 +238,7 @@ def test_two_hosts_have_the_losses_of_one(one_host: Result, two_hosts: Result) -
     np.testing.assert_allclose(_losses(two_hosts), _losses(one_host), rtol=1e-5)
 
 
-# In make test, test_dynamic_tables.py goes from two hosts to three.
+# make test goes from two hosts to three and on to one, below.
 @is_long
 @pytest.mark.ray
 def test_three_hosts_have_the_losses_of_one(one_host: Result, ray_cluster: None, small_data: str, runs: Path) -> None:
@@ -506,8 +506,6 @@ def expected_audit(job: JobConfig, num_steps: int) -> np.ndarray:
     return expected
 
 
-# In make test, test_dynamic_tables.py goes on with another host.
-@is_long
 @pytest.mark.ray
 def test_resuming_on_other_numbers_of_hosts_sees_every_sample_once(
     ray_cluster: None, small_data: str, runs: Path
@@ -529,11 +527,11 @@ def test_resuming_on_other_numbers_of_hosts_sees_every_sample_once(
     audit = committed_state(result.path)["audit/rows"][:, 0]
     np.testing.assert_allclose(audit, expected_audit(job, total), atol=1e-4)
     # The cluster was there before the runs. Counters of its node go on over the three drivers.
-    assert in_ray("podembed_samples_total", run="elastic", at_least=27 * job.batch_size) <= total * job.batch_size
-    assert 0 < in_ray("podembed_loss", run="elastic") < 10
+    assert _in_ray("podembed_samples_total", run="elastic", at_least=27 * job.batch_size) <= total * job.batch_size
+    assert 0 < _in_ray("podembed_loss", run="elastic") < 10
 
 
-def in_ray(name: str, *, run: str, at_least: float = 0.0) -> float:
+def _in_ray(name: str, *, run: str, at_least: float = 0.0) -> float:
     """The value of a series of a run, as the metrics endpoint of Ray's node has it."""
     import ray
 
