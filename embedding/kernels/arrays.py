@@ -8,6 +8,7 @@ over keeps it alive during the call.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,16 @@ def aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
 def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
     """Float32 zeros, starting at a multiple of 64 bytes; memory is only taken when it is written."""
     return _aligned(shape, np.zeros)
+
+
+def mapped_zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """As `aligned_zeros`, of memory that the kernel gives for this alone. An allocator that has kept some clears it, and
+    then what is never written takes memory, too.
+    """
+    size = int(np.prod(shape))
+    memory = mmap.mmap(-1, max(1, 4 * size))
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.float32, size).reshape(shape)
 
 
 def _aligned(shape: tuple[int, ...], allocate: Callable[..., np.ndarray]) -> np.ndarray:

@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from podembed.embedding.initializers import FillRows, row_source, table_seed
-from podembed.embedding.kernels.arrays import can_stream, plain, row_addresses
+from podembed.embedding.kernels.arrays import can_stream, mapped_zeros, plain, row_addresses
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY, group_by_row, select_part
 from podembed.embedding.kernels.ids import chain_all_rows, merge
 from podembed.embedding.kernels.many_tables import BagLists, group_bags
@@ -64,7 +64,8 @@ class Table:
         num_spare = 2 * spec.keys.num_spare if len(self.buckets) else 0
         self.store: RowStore = self.stores.new(spec.widths, self.num_rows, num_spare)
         # One number a row: a mark of `merge`, or, for an optimizer that touches all rows, the head of the row's chain.
-        self._marks = np.zeros(self.num_rows + num_spare, np.int32)
+        num_marks = self.num_rows + num_spare
+        self._marks = mapped_zeros((num_marks,)).view(np.int32) if num_spare else np.zeros(num_marks, np.int32)
         self._room = _Room(0)
         self._source: FillRows | None = None
         self.before_change: Callable[[np.ndarray], None] | None = None

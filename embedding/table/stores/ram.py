@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podembed.embedding.kernels.arrays import aligned_zeros
+from podembed.embedding.kernels.arrays import aligned_zeros, mapped_zeros
 from podembed.embedding.kernels.pool import gather, gather_to, pool
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
@@ -38,7 +38,9 @@ class RamStore:
 
     def __init__(self, widths: Mapping[str, int], num_rows: int, num_spare: int = 0) -> None:
         self.num_rows, count = num_rows, num_rows + num_spare
-        self.arrays = MappingProxyType({name: aligned_zeros((count, width)) for name, width in widths.items()})
+        # Most of the spare rows are never used.
+        new = mapped_zeros if num_spare else aligned_zeros
+        self.arrays = MappingProxyType({name: new((count, width)) for name, width in widths.items()})
         self.kept = tuple(array[:num_rows] for array in self.arrays.values())
 
     @property
