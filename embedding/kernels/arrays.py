@@ -34,8 +34,8 @@ def aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def mapped_zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """As `aligned_zeros`, of memory that the kernel gives for this alone. An allocator that has kept some clears it, and
-    then what is never written takes memory, too.
+    """As `aligned_zeros`, of memory that the kernel gives for this alone. An allocator that has kept some clears it,
+    and then what is never written takes memory, too.
     """
     size = int(np.prod(shape))
     memory = mmap.mmap(-1, max(1, 4 * size))

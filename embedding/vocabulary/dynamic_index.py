@@ -94,6 +94,9 @@ class DynamicIndex:
         self._slots = np.zeros((0, 2), np.int64)
         self._scratch = np.empty((4, 0), np.int64)
         self._chunk = np.empty((2, _CHUNK), np.int64)
+        # When the newest key of the columns was named, until the first step after they were read. A commit right after
+        # a look ahead holds what the step ahead decided. Decided again, its keys would count twice.
+        self._newest = 0
         # Rows of the last request lie in one half of the spare rows, those of the one before in the other.
         self._half = 0
         # Keys that lost their row last, and when: of each place the newest. For a hint, so it is no state of the run.
@@ -108,6 +111,9 @@ class DynamicIndex:
 
     def accept(self, requests: Sequence[KeyRequest], step: int | None) -> None:
         """As `RowIndex.accept`."""
+        if step is not None:
+            is_decided, self._newest = self._newest == step + 1, 0
+            step = None if is_decided else step
         touched, seen, unknown, came = self._look_up(requests, is_training=step is not None)
         rows = np.full(len(unknown), -1, np.int64)
         if step is not None:
@@ -436,6 +442,15 @@ class DynamicIndex:
                     "Go on with the waiting=... that the run began with, or a larger one, or begin a new run."
                 )
             self._rebuild(self._waiting, self._waiting_keys, self._waiting_last)
+
+        self._newest = max(0, self.newest)
+
+    @property
+    def newest(self) -> int:
+        """The step that named a key last, plus one, of all keys; 0 without any."""
+        _, last, _ = self._columns()
+        waiting = 0 if self._waiting is None else int(self._waiting_last.max(initial=0))
+        return max(waiting, int(last.max(initial=0)))
 
     def _rebuild(self, books: _Map, keys: np.ndarray, last: np.ndarray) -> None:
         for place in range(len(self._buckets)):

@@ -56,6 +56,14 @@ class DriverWindows:
         self._began_s = shared.clock.monotonic_s()
         self._looked_s = -math.inf
 
+    def _keys_are_evaluated(self, step: int) -> bool:
+        """Whether an evaluation after so many steps looks up keys that come and go: it must not see what the next step
+        decides.
+        """
+        shared = self._shared
+        has_keys = any(table.dynamic_keys is not None for table in shared.run.job.tables)
+        return has_keys and shared.saves.schedule.evaluates_at(step)
+
     def placed(self, owners: Mapping[str, Sequence[int]]) -> None:
         """Takes in who owns each bucket of each table."""
         self._owners = owners
@@ -79,7 +87,7 @@ class DriverWindows:
         hosts, devices = group.train(
             first,
             last,
-            is_followed=not shared.saves.may_follow(last),
+            is_followed=not shared.saves.may_follow(last) and not self._keys_are_evaluated(last),
             is_profiled=is_first,
             is_sampled=self._is_look_due(began_s),
         )

@@ -22,6 +22,7 @@ from podembed.embedding.tf.engine import table_storage
 from podembed.embedding.tf.engine.device_tables import DeviceTables, cut_for_devices, device_tables
 from podembed.embedding.tf.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
 from podembed.embedding.tf.engine.order import OrderError, StepOrder
+from podembed.embedding.vocabulary.dynamic_index import DynamicIndex
 
 
 class StepMemory(Protocol):
@@ -160,7 +161,10 @@ class HostEngine:
 
     @num_steps.setter
     def num_steps(self, count: int) -> None:
-        self._order.num_applied = self._num_named = count
+        self._order.num_applied = count
+        # A batch that was enqueued and never applied has named keys, too.
+        newest = [table.index.newest for table in self.tables if isinstance(table.index, DynamicIndex)]
+        self._num_named = max([count, *newest])
 
     def next_step(self, name: str | None) -> int:
         """The number of the step that gradients under this name would be, from 0. Raises OrderError as

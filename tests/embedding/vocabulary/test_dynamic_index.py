@@ -328,3 +328,18 @@ def test_keys_that_come_back_are_counted(forget_after: int | None, returned: int
     # 1 comes back after two steps. 3 was displaced at step 20 or, without forget_after, at 6 or 20: more than 9 ago.
     assert index.take_counts().returned == returned
     assert index.take_counts().returned == 0
+
+
+def test_a_step_that_was_decided_before_a_commit_is_not_decided_again() -> None:
+    """As with staleness, where a commit nobody had planned comes after the next step was looked up."""
+    keys = DynamicKeys(capacity=4, admit=MinCount(2), evict=LeastRecent(), forget_after=3)
+    table = table_of(spec_of(keys, BucketLayout(num_rows=4, num_buckets=1)))
+    for step, ids in enumerate([[1, 1, 2], [3, 3], [2, 4, 4], [5, 6, 6]]):
+        asked = ask(table, step, ids)
+    before, waiting = state_of(table), state_of(table, "waiting_")
+    index_of(table).rebuild()
+    (again,) = ask(table, 3, [5, 6, 6])
+    assert (state_of(table), state_of(table, "waiting_")) == (before, waiting)
+    assert again.out[1] == asked[0].out[1]
+    ask(table, 4, [5])
+    assert 5 in state_of(table)
