@@ -275,7 +275,9 @@ def test_ray_lives_in_few_files() -> None:
 
 
 def test_the_lowest_floor_does_no_io_and_starts_no_thread() -> None:
-    assert offenders(lambda path: packages(path, with_types=False) & NOT_IN_EMBEDDING, below="embedding/") == {}
+    found = offenders(lambda path: packages(path, with_types=False) & NOT_IN_EMBEDDING, below="embedding/")
+    # Memory without a file.
+    assert found == {"embedding/kernels/arrays.py": {"mmap"}}
     speaks = {"open", "print", "input"}
     assert offenders(lambda path: [call for call in calls(path) if call[0] in speaks], below="embedding/") == {}
 
