@@ -7,6 +7,7 @@ over keeps it alive during the call.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import weakref
@@ -39,7 +40,10 @@ def mapped_zeros(shape: tuple[int, ...]) -> np.ndarray:
     """
     size = int(np.prod(shape))
     memory = mmap.mmap(-1, max(1, 4 * size))
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel without huge pages does not know the word.
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.float32, size).reshape(shape)
 
 

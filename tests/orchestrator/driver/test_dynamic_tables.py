@@ -17,6 +17,7 @@ from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.opening import open_run
 from podembed.orchestrator.run.reference import open_commit
 from podembed.orchestrator.run.warm_start import WarmStartRefused, plan_warm_start
+from podembed.serving.predict.committed_model import open_model
 from podembed.tools.fsck.check import check_run
 from podembed.workers.checkpoint.shard import CheckpointMismatch
 from podembed.workers.host.warm_start import begin_tables
@@ -80,6 +81,8 @@ def test_a_run_goes_on_with_more_room(small_data: str, tmp_path: Path) -> None:
     assert_same_bytes(*states)
     rows = len(before["a/key"])
     assert len(states[0]["a/key"]) > rows
+    # What was committed before is read as it was.
+    assert open_model(path, commit="20").tables[0].num_rows == rows
     with pytest.raises(ConfigurationError, match=r"room=0\.25.*\n.*table 'a' would have other rows \(\d+ -> \d+\)"):
         open_run(path, settings={"room": 0.25})
 
