@@ -163,8 +163,9 @@ class LoadedModel:
         parts = []
         for start in range(0, num_samples, batch_size):
             count = min(batch_size, num_samples - start)
-            # As many samples as `podembed predict` takes at once, since the last bit of a score may depend on it.
-            size = min(batch_size, 1 << max(0, count - 1).bit_length())
+            # As many samples as `podembed predict` takes at once. With fewer than 64, or a size between, scores have
+            # other last bits.
+            size = max(64, 1 << max(0, count - 1).bit_length())
             inputs = {}
             for name, values in (("dense", dense), *extra.items()):
                 inputs[name] = np.zeros((size, *values.shape[1:]), values.dtype)

@@ -29,6 +29,7 @@ from podembed.workers.model.portable import portable
 PLATFORMS = ("cpu", "cuda", "tpu")
 SCORE = "score"
 SCORES = "scores"
+FEWEST_SAMPLES = 64
 
 Arrays = dict[str, Any]
 
@@ -189,11 +190,13 @@ def _avals(exported: jax.export.Exported) -> dict[str, Any]:
     return jax.tree_util.tree_unflatten(exported.out_tree, exported.out_avals)
 
 
-def padded_size(num_samples: int, batch_size: int) -> int:
-    """With how many samples the program is called for so many, at most `batch_size`: the next power of two. So few
-    programs are compiled, and the last bit of a score does not depend on what else is compiled.
+def padded_size(num_samples: int) -> int:
+    """With how many samples the program is called for so many: the next power of two, at least `FEWEST_SAMPLES`.
+
+    So few programs are compiled, and on CPUs a score has the same bits wherever its sample stands and whatever else is
+    scored. With fewer, or with a size between, XLA sums products in another order.
     """
-    return min(batch_size, 1 << max(0, num_samples - 1).bit_length())
+    return max(FEWEST_SAMPLES, 1 << max(0, num_samples - 1).bit_length())
 
 
 class PortableForward:
@@ -217,7 +220,6 @@ class PortableForward:
         self.exported = export_forward(job, step=step, wanted=wanted)
         self.features = frozenset(read_features(self.exported))
         self.columns = frozenset(read_columns(self.exported))
-        self._batch_size = job.batch_size
         self._dense = {key: jnp.asarray(values) for key, values in dense.items()}
         self._program = jax.jit(self.exported.call)
 
@@ -237,7 +239,7 @@ class PortableForward:
         Args:
           names: names of the features, in the job's order.
         """
-        size = padded_size(num_samples, self._batch_size)
+        size = padded_size(num_samples)
         arrays: Arrays = {"dense": found.batch.dense}
         for name, block in zip(names, found.activations, strict=True):
             if name in self.features:
@@ -246,5 +248,15 @@ class PortableForward:
             if name in self.features:
                 arrays[f"lengths/{name}"] = lengths.astype(np.int32)
         arrays |= {f"columns/{name}": values for name, values in found.batch.columns.items() if name in self.columns}
-        cut = {name: jnp.asarray(values[:size]) for name, values in arrays.items()}
+        cut = {name: jnp.asarray(_of_size(values, size)) for name, values in arrays.items()}
         return {name: np.asarray(values)[:num_samples] for name, values in self._program(self._dense, cut).items()}
+
+
+def _of_size(values: np.ndarray, size: int) -> np.ndarray:
+    """The first `size` samples, zeros where there are fewer."""
+    missing = size - len(values)
+    return (
+        values[:size]
+        if missing <= 0
+        else np.concatenate([values, np.zeros_like(values, shape=(missing, *values.shape[1:]))])
+    )

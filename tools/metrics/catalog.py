@@ -132,6 +132,7 @@ CATALOG: dict[str, MetricSeries] = {
         _gauge("vocabulary_evicted", "keys", "Keys that lost their row, a step.", "table"),
         _gauge("vocabulary_refused", "keys", "Keys that asked for a row and found none free, a step.", "table"),
         _gauge("vocabulary_dropped", "keys", "Keys without a row whose gradient was dropped, a step.", "table"),
+        _gauge("vocabulary_returned", "keys", "Of those that got a row, keys that had lost one, a step.", "table"),
         # Commits.
         _counter("commits", "", "Commits that were acknowledged."),
         _gauge("committed_step", "steps", "Step of the newest commit."),
