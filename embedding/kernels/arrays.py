@@ -39,7 +39,7 @@ def mapped_zeros(shape: tuple[int, ...]) -> np.ndarray:
     and then what is never written takes memory, too.
     """
     size = int(np.prod(shape))
-    memory = mmap.mmap(-1, max(1, 4 * size))
+    memory = mmap.mmap(-1, max(1, 4 * size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel without huge pages does not know the word.
         with contextlib.suppress(OSError):

@@ -101,6 +101,7 @@ class DynamicIndex:
         self._half = 0
         # Keys that lost their row last, and when: of each place the newest. For a hint, so it is no state of the run.
         self._lost, self._lost_at = np.zeros(_REMEMBERED, np.int64), np.zeros(_REMEMBERED, np.int64)
+        self._has_lost = False
         self.admitted = self.evicted = self.refused = self.dropped = self.returned = 0
 
     def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -111,18 +112,29 @@ class DynamicIndex:
 
     def accept(self, requests: Sequence[KeyRequest], step: int | None) -> None:
         """As `RowIndex.accept`."""
-        if step is not None:
-            is_decided, self._newest = self._newest == step + 1, 0
-            step = None if is_decided else step
+        decides = step is None or self._newest != step + 1
+        self._newest = self._newest if step is None else 0
+        try:
+            self._accept(requests, step, decides=decides)
+        except BaseException:
+            # An interrupt, or more keys than there are spare rows: what is derived of the columns may be half done.
+            self._marks[:] = 0
+            self._slots[:] = 0
+            self.rebuild()
+            self.decide_again()
+            raise
+
+    def _accept(self, requests: Sequence[KeyRequest], step: int | None, *, decides: bool) -> None:
+        """Args: decides: where not, keys are pinned, but not counted again."""
         touched, seen, unknown, came = self._look_up(requests, is_training=step is not None)
         rows = np.full(len(unknown), -1, np.int64)
         if step is not None:
             keys, last, counts = self._columns()
             self._table.announce(touched)
-            kernels.touch(touched, seen, step + 1, self._marks, last, counts)
-            if len(unknown) or self._keys.forget_after is not None:
+            kernels.touch(touched, seen * decides, step + 1, self._marks, last, counts)
+            if decides and (len(unknown) or self._keys.forget_after is not None):
                 self._decide(step, unknown, came, rows, (keys, last, counts))
-            if self._keys.default != "shared":
+            if decides and self._keys.default != "shared":
                 self.dropped += int(np.count_nonzero(rows < 0))
         if len(unknown):
             self._give_defaults(unknown, rows)
@@ -202,7 +214,8 @@ class DynamicIndex:
 
     def _note_returns(self, admitted: np.ndarray, lost: np.ndarray, now: int) -> None:
         """Counts the admitted keys that are remembered as lost, and remembers those that lost their row just now."""
-        if not len(lost) and not self._lost_at.any():
+        self._has_lost = self._has_lost or len(lost) > 0
+        if not self._has_lost:
             return
         idle, places = self._keys.forget_after, self._keys.hashes_of(admitted) >> 32 & _REMEMBERED - 1
         is_recent = self._lost_at[places] >= max(1, now - (idle or now))
@@ -443,14 +456,12 @@ class DynamicIndex:
                 )
             self._rebuild(self._waiting, self._waiting_keys, self._waiting_last)
 
-        self._newest = max(0, self.newest)
-
-    @property
-    def newest(self) -> int:
-        """The step that named a key last, plus one, of all keys; 0 without any."""
-        _, last, _ = self._columns()
         waiting = 0 if self._waiting is None else int(self._waiting_last.max(initial=0))
-        return max(waiting, int(last.max(initial=0)))
+        self._newest = max(waiting, int(last.max(initial=0)))
+
+    def decide_again(self) -> None:
+        """Also a step that the columns hold already is decided: what it names need not be what was named then."""
+        self._newest = 0
 
     def _rebuild(self, books: _Map, keys: np.ndarray, last: np.ndarray) -> None:
         for place in range(len(self._buckets)):

@@ -213,7 +213,11 @@ def _opened(
 def _cut_as(recorded: Sequence[TableRecord], tables: Sequence[TableRecord], job: JobConfig) -> tuple[TableRecord, ...]:
     """The job's tables with the numbers of buckets that the run has."""
     buckets = {table.name: table.num_buckets for table in recorded}
-    return _tables(job, [buckets.get(table.name, table.num_buckets) for table in tables])
+    try:
+        return _tables(job, [buckets.get(table.name, table.num_buckets) for table in tables])
+    except ValueError as error:
+        # A capacity that the run's buckets cannot have.
+        raise ConfigurationError(str(error)) from error
 
 
 def _grown(recorded: Sequence[TableRecord], tables: Sequence[TableRecord], job: JobConfig) -> tuple[TableRecord, ...]:

@@ -484,6 +484,24 @@ class TPUEmbeddingConformance:
         with pytest.raises(ValueError, match=r"'t' with capacity=3 outside the scope of a strategy"):
             TPUEmbedding(FeatureConfig(table)).build()
 
+    def test_gradients_of_a_batch_enqueued_for_inference_reach_no_other_key(self, make):
+        """In a pipeline they would wait for the next forward, which may give the row to another key."""
+        table = TableConfig(capacity=2, dim=2, name="t", initializer=Constant(0.0), combiner="sum", evict=LeastRecent())
+        embedding = make(FeatureConfig(table), 1, SGD(1.0), True)
+        embedding.enqueue(np.array([1]))
+        embedding.apply_gradients(jnp.zeros_like(embedding.dequeue()))
+        for _ in range(2):
+            embedding.enqueue(np.array([7]))
+            embedding.apply_gradients(jnp.zeros_like(embedding.dequeue()))
+        embedding.enqueue(np.array([1]), training=False, name="a")
+        embedding.apply_gradients(100 * jnp.ones_like(embedding.dequeue("a")), name="a")
+        embedding.enqueue(np.array([3]))
+        embedding.apply_gradients(jnp.zeros_like(embedding.dequeue()))
+        embedding.drain()
+        (found,) = embedding.read_tables().values()
+        assert found["key"].tolist() == [3, 7]
+        assert not found["rows"].any()
+
     def test_sent_gradients_update_as_applied_ones(self, make, strategy):
         rates = [0.5, 0.25]
         results = []

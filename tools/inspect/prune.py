@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ def _holders(store: Store, lineage: Sequence[str], holding: Sequence[str]) -> tu
     if lineage[0] in found:
         raise ConfigurationError(
             f"Found one of the keys {', '.join(keys)[:200]} of table '{table}' in the newest commit {lineage[0]}. "
-            f"Expected older ones alone, since the newest is never deleted. Run first: podembed forget "
-            f"{store.location} {table} {' '.join(keys)[:200]}"
+            f"Expected older ones alone, since the newest is never deleted. Run first: "
+            f"{shlex.join(['podembed', 'forget', store.location, table, *keys])}"
         )
     return found

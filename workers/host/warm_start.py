@@ -125,7 +125,8 @@ def _keys_of(
     positions = np.flatnonzero(values["last"])
     own = {name: values[name][positions, 0] for name in ("key", "last", "count")}
     last = own["last"].astype(np.int64) - num_steps - 1
-    return own | {"last": np.maximum(last, np.iinfo(np.int32).min).astype(np.int32)}, positions
+    # 0 means no key: a commit after a look ahead has keys of one step more.
+    return own | {"last": np.clip(last, np.iinfo(np.int32).min, -1).astype(np.int32)}, positions
 
 
 def _buckets_with_keys(source: TableFiles, table: Table) -> Sequence[int]:

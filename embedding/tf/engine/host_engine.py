@@ -69,6 +69,7 @@ class _Prepared:
 
     step: LookupStep
     asked: Any = None
+    is_named: bool = True
 
 
 class HostEngine:
@@ -96,6 +97,8 @@ class HostEngine:
         self._layout = steps.lookups.layout
         self._memory = memory or OwnMemory()
         self._num_lookups = 0
+        indexes = [table.index for table in steps.lookups.tables]
+        self._dynamic = [index for index in indexes if isinstance(index, DynamicIndex)]
         # Batches enqueued for training, after those of which the tables are restored.
         self._num_named = 0
         self._order: StepOrder[Share, _Prepared] = StepOrder(
@@ -107,14 +110,14 @@ class HostEngine:
         bags, is_training = share.features, share.is_training
         if self._on_devices is None:
             step, activations = self._forward_on_host(bags, is_training=is_training)
-            return _Prepared(step), activations
+            return _Prepared(step, is_named=is_training), activations
         # Devices begin first: they work beside the host.
         asked, of_devices = self._on_devices.look_up([bags[at] for at in self._of_devices])
         step, of_hosts = self._forward_on_host([bags[at] for at in self._of_hosts], is_training=is_training)
         found: dict[int, Any] = dict(zip(self._of_devices, of_devices, strict=True))
         # JAX combines no arrays that lie on different devices.
         found |= zip(self._of_hosts, map(self._on_devices.placed, of_hosts), strict=True)
-        return _Prepared(step, asked), [found[at] for at in range(len(bags))]
+        return _Prepared(step, asked, is_training), [found[at] for at in range(len(bags))]
 
     def _forward_on_host(self, bags: Sequence[Ragged], *, is_training: bool) -> tuple[LookupStep, list[np.ndarray]]:
         # Shares of a batch may differ by a sample, and parts of replicas by more.
@@ -161,10 +164,9 @@ class HostEngine:
 
     @num_steps.setter
     def num_steps(self, count: int) -> None:
-        self._order.num_applied = count
-        # A batch that was enqueued and never applied has named keys, too.
-        newest = [table.index.newest for table in self.tables if isinstance(table.index, DynamicIndex)]
-        self._num_named = max([count, *newest])
+        self._order.num_applied = self._num_named = count
+        for index in self._dynamic:
+            index.decide_again()
 
     def next_step(self, name: str | None) -> int:
         """The number of the step that gradients under this name would be, from 0. Raises OrderError as
@@ -191,6 +193,10 @@ class HostEngine:
             self._on_devices.take()
 
     def enqueue(self, share: Share) -> None:
+        waiting = self._order.waiting
+        if self._dynamic and waiting is not None and not waiting.is_named:
+            # Its keys may go now: enqueued for inference, they were not named.
+            self._order.drain()
         self._order.enqueue(share, is_training=share.is_training, name=share.name)
         if share.altered_ids:
             self._counters.altered_ids += np.asarray(share.altered_ids, np.int64)

@@ -161,6 +161,11 @@ class StepOrder(Generic[Batch, Prepared]):
         return rates
 
     @property
+    def waiting(self) -> Prepared | None:
+        """What the backward pass needs of the batch whose gradients wait for the next forward."""
+        return None if self._waiting is None else self._waiting.prepared
+
+    @property
     def next_unapplied(self) -> Prepared | None:
         """What the backward pass needs of the batch that the next gradients belong to; None if no training batch
         waits for any.

@@ -343,3 +343,27 @@ def test_a_step_that_was_decided_before_a_commit_is_not_decided_again() -> None:
     assert again.out[1] == asked[0].out[1]
     ask(table, 4, [5])
     assert 5 in state_of(table)
+
+
+def test_more_keys_without_a_row_than_there_is_room_for_leave_the_index_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podembed.embedding.vocabulary.key_space.MOST_SPARE", 4)
+    table = table_of(spec_of(DynamicKeys(capacity=8, admit=MinCount(2)), BucketLayout(num_rows=8, num_buckets=1)))
+    ask(table, 0, [1, 1, 2])
+    with pytest.raises(ValueError, match="Found 5 keys without a row in one step"):
+        ask(table, 1, [3, 4, 5, 6, 7, 1])
+    (request,) = ask(table, 1, [1, 3, 3, 9])
+    assert request.out[0] == index_of(table).rows_of(np.array([1]))[0] >= 0
+    assert request.out[1] == request.out[2] == index_of(table).rows_of(np.array([3]))[0] >= 0
+    assert 8 <= request.out[3] < 16
+
+
+def test_a_step_that_was_decided_before_pins_what_it_names() -> None:
+    table = table_of(spec_of(DynamicKeys(capacity=2, evict=LeastRecent()), BucketLayout(num_rows=2, num_buckets=1)))
+    for step, key in enumerate([1, 2, 3]):
+        ask(table, step, [key])
+    index_of(table).rebuild()
+    # Other data than what was decided for: 2 is on its way, as 3 is.
+    ask(table, 2, [2])
+    (request,) = ask(table, 3, [9])
+    assert request.out[0] >= 2
+    assert (index_of(table).rows_of(np.array([2, 3])) >= 0).all()

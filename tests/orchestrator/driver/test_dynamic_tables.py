@@ -74,7 +74,8 @@ def test_a_run_goes_on_with_more_room(small_data: str, tmp_path: Path) -> None:
         path = str(tmp_path / name)
         run = open_run(path, settings={"room": 0.5})
         assert sum(table.num_rows for table in run.record.tables) > sum(len(before[f"{t}/key"]) for t in "ab")
-        config = RunConfig(max_steps=50, checkpoint_config=CheckpointConfig(every_steps=10, full_every=full_every))
+        saves = CheckpointConfig(every_steps=10, full_every=full_every, num_to_keep=None)
+        config = RunConfig(max_steps=50, checkpoint_config=saves)
         fit(run, scaling=ScalingConfig(in_process=True), config=config, reporter=SilentReporter())
         assert not check_run(path).all_findings
         states.append(committed_state(path))
