@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.run_record import RunRecord, check_same
 from podembed.orchestrator.events.reporter import print_sentence
 from podembed.orchestrator.events.run import InputRecordDamaged
 from podembed.orchestrator.run.input_change import FileRecord, InputChanged, InputRecord, judge
-from podembed.orchestrator.run.meaning import MeaningRecord, changes_of_run, meaning_of
+from podembed.orchestrator.run.meaning import MeaningRecord, changes_of_run, changes_of_shared_rows, meaning_of
 from podembed.orchestrator.run.reference import newest_commit
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.input.index import InputIndex, changed_files
@@ -289,6 +290,11 @@ def accepted_changes(
         meant = edited = changes_of_run(known.meaning, meaning_of(job, indexes[0]))
         if before_settings is not None:
             edited = changes_of_run(known.meaning, meaning_of(before_settings, indexes[0]))
+        if shared := changes_of_shared_rows(known.meaning, meaning_of(job, indexes[0])):
+            raise ConfigurationError(
+                f"Found {'; '.join(shared)} in {store.location}. Expected the default that the run began with, since "
+                "the first row of a bucket is shared or is a key's. Restore it, or begin a new run."
+            )
     if edited and not accept:
         # First, since other columns and vocabularies follow from an edited job.
         raise _meaning_changed(store, [*edited, *(changed or ())])

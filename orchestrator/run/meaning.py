@@ -164,6 +164,19 @@ def changes_of_run(before: MeaningRecord, now: MeaningRecord) -> list[str]:
     ]
 
 
+def changes_of_shared_rows(before: MeaningRecord, now: MeaningRecord) -> list[str]:
+    """Tables whose buckets begin with a shared row and did not before, or the other way; whatever is accepted, rows of
+    keys would be taken for shared ones. A phrase each.
+    """
+    found = []
+    for one in now.features:
+        was = _named(before.features, one.name)
+        defaults = [record.settings.get("default") for record in (was, one) if record is not None]
+        if len(defaults) == 2 and None not in defaults and len({text == '"shared"' for text in defaults}) == 2:
+            found.append(f"feature '{one.name}': found default={defaults[1]}, expected {defaults[0]}")
+    return found
+
+
 def changes_of_scoring(before: MeaningRecord, now: MeaningRecord, *, free: Collection[str] = ()) -> list[str]:
     """Differences in all that scores depend on, a phrase each.
 

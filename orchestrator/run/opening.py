@@ -23,6 +23,7 @@ from podembed.orchestrator.run.beginning import record_of
 from podembed.orchestrator.run.input_record import accepted_changes, write_input
 from podembed.orchestrator.run.job_settings import arguments_of, changes, check_change, with_changed_settings
 from podembed.orchestrator.run.meaning import meaning_of
+from podembed.orchestrator.run.reference import newest_commit
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.sources import indexes_of
@@ -181,6 +182,7 @@ def _opened(
     now = replace(now, tables=_cut_as(record.tables, now.tables, job), initial_accumulator_value=accumulator)
     # A capacity may have been raised since. What else differs is found by comparing.
     record = replace(record, tables=_grown(record.tables, now.tables, job))
+    _require_room(store, now.tables, job, allow_ancestor=allow_ancestor)
     # Another job is named as such before its data is compared.
     check_same(record, now, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
     input_changes = accepted_changes(
@@ -225,6 +227,20 @@ def _grown(recorded: Sequence[TableRecord], tables: Sequence[TableRecord], job: 
     dynamic = {name for name, table in zip(job.table_names, job.tables, strict=True) if table.dynamic_keys is not None}
     rows = {table.name: table.num_rows for table in tables if table.name in dynamic}
     return tuple(replace(table, num_rows=max(table.num_rows, rows.get(table.name, 0))) for table in recorded)
+
+
+def _require_room(store: Store, tables: Sequence[TableRecord], job: JobConfig, *, allow_ancestor: bool) -> None:
+    """A capacity that was raised on the way may not be lowered below it by an edited job."""
+    if all(table.dynamic_keys is None for table in job.tables):
+        return
+    head = newest_commit(store, allow_ancestor=allow_ancestor)
+    committed = {table.name: table.num_rows for table in head.tables if table.is_dynamic} if head else {}
+    for table in tables:
+        if table.num_rows < (least := committed.get(table.name, 0)):
+            raise ConfigurationError(
+                f"Found a capacity of table '{table.name}' that makes {table.num_rows:,} rows in {store.location}. "
+                f"Expected at least {least:,}, as its newest commit has. Declare the capacity that it went on with."
+            )
 
 
 def _record_in(store: Store) -> RunRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,11 @@ def test_a_run_goes_on_with_more_room(small_data: str, tmp_path: Path) -> None:
     assert_same_bytes(*states)
     rows = len(before["a/key"])
     assert len(states[0]["a/key"]) > rows
+    # As if the record of the change were lost, or the job were edited.
+    shutil.move(f"{path}/settings", tmp_path / f"settings of {name}")
+    with pytest.raises(ConfigurationError, match=r"capacity of table 'a' that makes 13 rows.*Expected at least"):
+        open_run(path)
+    shutil.move(tmp_path / f"settings of {name}", f"{path}/settings")
     # What was committed before is read as it was.
     assert open_model(path, commit="20").tables[0].num_rows == rows
     with pytest.raises(ConfigurationError, match=r"room=0\.25.*\n.*table 'a' would have other rows \(\d+ -> \d+\)"):

@@ -20,6 +20,7 @@ from podembed.embedding.row_optimizers.base import SlotSpec
 from podembed.embedding.row_optimizers.custom import CustomRowOptimizer
 from podembed.embedding.vocabulary.policies import LeastFrequent, LeastRecent, MinCount
 from podembed.jobs.chaos.jobs import TinyModel
+from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.run.input_change import InputChanged
 from podembed.orchestrator.run.input_record import INPUT_FILE, read_input
 from podembed.orchestrator.run.meaning import (
@@ -370,6 +371,15 @@ def test_an_edited_job_is_refused_until_it_is_accepted_which_is_recorded(
     EDITS.clear()
     with pytest.raises(InputChanged, match="salt=0, expected 7"):
         open_run(url)
+
+
+def test_a_shared_row_is_no_key_s_whatever_is_accepted(folder: str, tmp_path: Path, edit: Any) -> None:
+    """With one key less there are as many rows."""
+    edit(lambda job: with_tables(job, user=TableConfig(capacity=9, dim=8, optimizer=Adam(0.1))))
+    url = begin(folder, tmp_path)
+    edit(lambda job: with_tables(job, user=TableConfig(capacity=8, dim=8, optimizer=Adam(0.1), default="shared")))
+    with pytest.raises(ConfigurationError, match=r'user\': found default="shared", expected "first".* began with'):
+        open_run(url, accept_input_change=True)
 
 
 def test_vocabularies_that_changed_places_are_refused_though_the_files_are_the_same(
