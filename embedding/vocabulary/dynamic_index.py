@@ -131,7 +131,7 @@ class DynamicIndex:
         if step is not None:
             keys, last, counts = self._columns()
             self._table.announce(touched)
-            kernels.touch(touched, seen * decides, step + 1, self._marks, last, counts)
+            kernels.touch(touched, seen if decides else np.zeros_like(seen), step + 1, self._marks, last, counts)
             if decides and (len(unknown) or self._keys.forget_after is not None):
                 self._decide(step, unknown, came, rows, (keys, last, counts))
             if decides and self._keys.default != "shared":

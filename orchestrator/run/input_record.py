@@ -287,10 +287,11 @@ def accepted_changes(
         changed = ["names, sizes, times or row counts differ"]
     meant, edited = [], []
     if known.meaning is not None:
-        meant = edited = changes_of_run(known.meaning, meaning_of(job, indexes[0]))
+        meaning = meaning_of(job, indexes[0])
+        meant = edited = changes_of_run(known.meaning, meaning)
         if before_settings is not None:
             edited = changes_of_run(known.meaning, meaning_of(before_settings, indexes[0]))
-        if shared := changes_of_shared_rows(known.meaning, meaning_of(job, indexes[0])):
+        if shared := changes_of_shared_rows(known.meaning, meaning):
             raise ConfigurationError(
                 f"Found {'; '.join(shared)} in {store.location}. Expected the default that the run began with, since "
                 "the first row of a bucket is shared or is a key's. Restore it, or begin a new run."
