@@ -1,4 +1,5 @@
-"""Comparing a commit with the files on storage: sizes through listings, or every byte.
+"""Comparing a commit with the files on storage: sizes through listings, or every byte. Of tables whose keys come and go
+also whether the keys are such as an index writes.
 
 Used before publishing, before resuming, and offline. It reports all damage instead of stopping at the first, and
 changes nothing.
@@ -6,9 +7,12 @@ changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from podembed.embedding.hashing import mix64
 from podembed.orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, delta_files, to_json
 from podembed.workers.checkpoint.arrays import DenseFile, read_dense
 from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows
@@ -93,11 +97,17 @@ def size_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
 
 def content_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
     """Damages in the content of the files that a commit names."""
-    return file_damages(store, manifest.tables, manifest.dense)
+    return file_damages(store, manifest.tables, manifest.dense, step=manifest.step)
 
 
-def file_damages(store: Store, tables: Iterable[TableFiles], dense: Iterable[DenseFile]) -> Iterator[Damage]:
-    """Damages in the files of tables and dense arrays. Memory as `verify`."""
+def file_damages(
+    store: Store, tables: Iterable[TableFiles], dense: Iterable[DenseFile], *, step: int | None = None
+) -> Iterator[Damage]:
+    """Damages in the files of tables and dense arrays. Memory as `verify`.
+
+    Args:
+      step: steps after which they were written, if that is known.
+    """
     for table in tables:
         for array in table.arrays:
             yield from _file_damages(store, f"{array.path}/zarr.json", array.metadata_size_bytes, array.metadata_crc32c)
@@ -107,7 +117,7 @@ def file_damages(store: Store, tables: Iterable[TableFiles], dense: Iterable[Den
         yield from of_files.values()
         unreadable = {name for name, damage in of_files.items() if not damage.spares_rows}
         for bucket in range(table.num_buckets):
-            yield from _bucket_damages(store, table, bucket, has_deltas=not damaged, known=unreadable)
+            yield from _bucket_damages(store, table, bucket, has_deltas=not damaged, known=unreadable, step=step)
     for leaf in dense:
         yield from _array_damages(store, leaf)
 
@@ -153,7 +163,13 @@ def _file_as_a_whole_damages(store: Store, table: TableFiles) -> dict[str, Damag
 
 
 def _bucket_damages(
-    store: Store, table: TableFiles, bucket: int, *, has_deltas: bool, known: Container[str]
+    store: Store,
+    table: TableFiles,
+    bucket: int,
+    *,
+    has_deltas: bool,
+    known: Container[str],
+    step: int | None,
 ) -> Iterator[Damage]:
     """Every chunk on its own; the digest joins them only where all are good, and the changed rows as well.
 
@@ -179,6 +195,56 @@ def _bucket_damages(
         check_with_changes(store, table, bucket, values)
     except ChunkDamaged as error:
         yield _damage(error.name, error)
+        return
+    if table.is_dynamic:
+        arrays = {array.name: value for array, value in zip(table.arrays, values, strict=True)}
+        for name, found, expected in _key_damages(table, bucket, arrays, step):
+            yield Damage(
+                name=_newest_file(table, name, bucket), found=f"bucket {bucket} with {found}", expected=expected
+            )
+
+
+def _key_damages(
+    table: TableFiles, bucket: int, arrays: Mapping[str, np.ndarray], step: int | None
+) -> Iterator[tuple[str, str, str]]:
+    """Keys that no index can have written: array, what was found, and what was expected. Bytes may be as committed all
+    the same.
+
+    Args:
+      arrays: by name, those of the bucket with all deltas.
+    """
+    with_rows = np.empty(0, np.int64)
+    for prefix, kind in (("", "keys"), ("waiting_", "waiting keys")):
+        if f"{prefix}last" not in arrays:
+            continue
+        last = arrays[f"{prefix}last"][:, 0]
+        keys = arrays[f"{prefix}key"][last != 0, 0]
+        # A commit may hold what the step after it has decided.
+        if step is not None and (late := last > step + 1).any():
+            found = f"{_some(arrays[f'{prefix}key'][late, 0])} named by step {int(last.max()) - 1:,}"
+            yield f"{prefix}last", found, f"none after step {step:,}, which the commit begins with"
+        elsewhere = keys[table.layout.buckets_of(mix64(keys).view(np.int64)) != bucket]
+        if len(elsewhere):
+            yield f"{prefix}key", f"{_some(elsewhere)} of other buckets", f"{kind} whose hash says bucket {bucket}"
+        distinct, times = np.unique(keys, return_counts=True)
+        if len(distinct) < len(keys):
+            yield f"{prefix}key", f"{_some(distinct[times > 1])} more than once", f"{kind} once each"
+        if prefix and len(both := np.intersect1d(distinct, with_rows)):
+            yield f"{prefix}key", f"{_some(both)} that wait and have a row", "keys that do either"
+        with_rows = distinct
+
+
+def _some(keys: np.ndarray) -> str:
+    """The first of some keys, and how many they are."""
+    return f"key {keys[0]}" + (f" and {len(keys) - 1:,} more" if len(keys) > 1 else "")
+
+
+def _newest_file(table: TableFiles, array: str, bucket: int) -> str:
+    """The file that an array of a bucket was written to last."""
+    for delta in reversed(table.deltas):
+        if (found := delta.find(bucket)) is not None:
+            return next(file.chunk_file for file in found[0].files if file.key == array)
+    return table.chunk(next(one for one in table.arrays if one.name == array), bucket).name
 
 
 def _file_damages(store: Store, name: str, size_bytes: int, checksum: int) -> Iterator[Damage]:

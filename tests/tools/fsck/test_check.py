@@ -22,7 +22,16 @@ from podembed.tools.fsck.findings import RunCheck
 from podembed.tools.fsck.report import render
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import take
-from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, run_with, two_tables
+from tests.orchestrator.committed_tables import (
+    SampleTable,
+    commit_changes,
+    commit_tables,
+    create_run,
+    flip_byte,
+    keyed_table,
+    run_with,
+    two_tables,
+)
 
 
 @pytest.fixture(scope="module")
@@ -330,3 +339,48 @@ def test_control_characters_from_files_do_not_reach_the_terminal(tmp_path: Path)
     assert "w?[2J" in text
     assert "\x1b" not in text
     assert read_lineage(store) == (manifest.name,)
+
+
+def one_key(table: SampleTable) -> tuple[int, int]:
+    """A row of bucket 1 with a key, and the key."""
+    row = next(row for row in range(1, 64, table.num_buckets) if table.arrays["last"][row, 0])
+    return row, int(table.arrays["key"][row, 0])
+
+
+@pytest.mark.parametrize("is_delta", [False, True], ids=["whole", "delta"])
+@pytest.mark.parametrize(
+    ("array", "found"),
+    [
+        ("key", "bucket 1 with key {other} of other buckets; expected keys whose hash says bucket 1"),
+        ("key", "bucket 1 with key {key} more than once; expected keys once each"),
+        ("waiting_key", "bucket 1 with key {key} that wait and have a row; expected keys that do either"),
+        ("last", "bucket 1 with key {key} named by step 21; expected none after step 20, which the commit begins with"),
+    ],
+)
+def test_keys_that_no_index_has_written_are_damage(tmp_path: Path, array: str, found: str, is_delta: bool) -> None:
+    """With the checksums and digests of what was written, as a fault of the program would leave them."""
+    table = keyed_table({key: 1.0 * key for key in range(30)}, num_buckets=8, seed=1)
+    waiting = {f"waiting_{name}": np.zeros_like(table.arrays[name]) for name in ("key", "last", "count")}
+    arrays = {name: values.copy() for name, values in {**table.arrays, **waiting}.items()}
+    whole = dataclasses.replace(table, arrays={name: values.copy() for name, values in arrays.items()})
+    row, key = one_key(table)
+    free = next(row for row in range(1, 64, 8) if not table.arrays["last"][row, 0])
+    (other, *_) = (int(key) for key in table.arrays["key"][2::8, 0] if key)
+    if array == "last":
+        arrays["last"][row] = 22
+    elif "wait" in found:
+        arrays["waiting_key"][free], arrays["waiting_last"][free] = key, 9
+    else:
+        arrays["key"][free], arrays["last"][free] = other if "{other}" in found else key, 9
+    store, lease = create_run(tmp_path / "run", {"t": whole})
+    if is_delta:
+        parent = commit_tables(store, lease, 10, {"t": whole})
+        head = commit_changes(store, lease, parent, 20, {"t": ([row, free], arrays)})
+    else:
+        head = commit_tables(store, lease, 20, {"t": dataclasses.replace(table, arrays=arrays)})
+    check = check_run(store.location)
+    (finding,) = check.all_findings
+    assert f"found {finding.found}; expected {finding.expected}" == "found " + found.format(key=key, other=other)
+    assert (finding.commit, finding.file in head.file_sizes()) == (head.name, True)
+    assert f"table 't', {array}, " in finding.place
+    assert ("changed" in finding.place or "delta" in finding.file) is is_delta
