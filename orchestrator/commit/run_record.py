@@ -33,6 +33,7 @@ _OF_OLDER_VERSIONS = {"order": SHUFFLED, "initial_accumulator_value": _FIRST_ACC
 
 # Runs of earlier versions recorded the jobs that come with the program without it.
 _PACKAGE = "podembed."
+_OF_KEYS = ("key", "last", "count")
 
 
 class RunMismatch(RuntimeError):
@@ -72,6 +73,18 @@ class TableRecord:
     dim: int
     num_buckets: int
     slots: Mapping[str, int]
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether its keys come and go. Then what is known of them is among the slots."""
+        return {*_OF_KEYS} <= self.slots.keys()
+
+    @property
+    def slots_in_words(self) -> str:
+        """The names of the optimizer's slots, and whether keys come and go."""
+        own = {*_OF_KEYS, *(f"waiting_{name}" for name in _OF_KEYS)} if self.is_dynamic else set[str]()
+        names = ", ".join(name for name in self.slots if name not in own) or "no slots"
+        return f"{names}; keys come and go" if self.is_dynamic else names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +261,7 @@ def _table_difference(found: TableRecord, given: TableRecord) -> list[tuple[str,
     """One table of the same name. Slots follow from the dimension and buckets from the rows: only causes count."""
     name = f"table '{found.name}'"
     anew, has_same_slots = f"{found.name}=reinit", found.slots == given.slots
-    if "last" in found.slots or "last" in given.slots:
+    if found.is_dynamic or given.is_dynamic:
         # Keys that come and go, or came and went.
         if found == given:
             return []

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from podembed.embedding.vocabulary.dynamic_index import SHARED_KEY
 from podembed.orchestrator.api.text import columns, number, printable
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.run.reference import CommittedState
@@ -154,8 +155,7 @@ def render(difference: RunDifference) -> str:
     values += [(f"buckets of '{t.table}'", t.buckets) for t in difference.tables if t.buckets[0] != t.buckets[1]]
     if values:
         parts.append(columns([(name, _change(pair)) for name, pair in values]))
-    # Where keys come and go, a row is named by its key.
-    lines = [("table", "array", "rows changed", "max |difference|", "at row", "first row")]
+    lines = [("table", "array", "rows changed", "max |difference|", "at", "first at")]
     for table in difference.tables:
         lines += _table_lines(table)
     if difference.tables:
@@ -201,6 +201,9 @@ def _diff_table(store: Store, table: TableFiles, other_store: Store, other: Tabl
     ]
     if table.is_dynamic and other.is_dynamic:
         return _diff_keys(store, table, other_store, other, common)
+    if table.is_dynamic or other.is_dynamic:
+        # Equal rows need not be of the same id, so nothing but their shapes is compared.
+        return _table_difference(table, other, 0, {})
     found = {array.name: RowDifference() for array, _ in common}
     num_changed = 0
     for rows in _shared_rows(store, table, other_store, other, common):
@@ -342,12 +345,21 @@ def _table_lines(table: TableDifference) -> list[tuple[str, ...]]:
     lines = []
     for array in table.arrays:
         changed = f"{array.num_changed:,} of {array.num_rows:,}"
-        where = (number(array.max_abs), f"{array.max_row}", f"{array.first_row}") if array.num_changed else ("", "", "")
+        where = ("", "", "")
+        if array.num_changed:
+            where = (number(array.max_abs), *(_place(table, row) for row in (array.max_row, array.first_row)))
         lines.append((table.table, array.array, changed, *where))
     if (keys := table.keys) is not None:
         lines.append((table.table, "keys", f"{keys.removed:,} removed, {keys.added:,} added", "", "", ""))
         lines.append((table.table, "waiting keys", f"{keys.waiting:,}", "", "", ""))
     return lines
+
+
+def _place(table: TableDifference, row: int | None) -> str:
+    """Where keys come and go, a row is named by its key."""
+    if table.keys is None:
+        return f"row {row}"
+    return "shared row" if row == SHARED_KEY else f"key {row}"
 
 
 def _dense_text(difference: RunDifference) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from podembed.orchestrator.commit.checkpoint import CommitInfo, list_commits
 from podembed.orchestrator.commit.holder import Heartbeat, read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_claims
 from podembed.orchestrator.commit.manifest import Manifest, TableFiles
-from podembed.orchestrator.commit.run_record import SHUFFLED, RunRecord, find_run
+from podembed.orchestrator.commit.run_record import SHUFFLED, RunRecord, TableRecord, find_run
 from podembed.orchestrator.run.history_record import HistoryRecord, read_history
 from podembed.orchestrator.run.input_record import AcceptedChange, read_input, shortened
 from podembed.orchestrator.run.job_settings import SettingsRecord, read_settings
@@ -63,6 +63,16 @@ class RunDescription:
     @property
     def head(self) -> CommitInfo | None:
         return next((commit for commit in self.commits if commit.is_head), None)
+
+    @property
+    def tables(self) -> tuple[TableRecord, ...]:
+        """The tables as recorded, with the rows that they have now: a capacity may have been raised since the run
+        began.
+        """
+        tables = self.record.tables if self.record else ()
+        committed = self.head.manifest.tables if self.head and self.head.manifest else ()
+        rows = {table.name: table.num_rows for table in committed if table.is_dynamic}
+        return tuple(replace(table, num_rows=rows.get(table.name, table.num_rows)) for table in tables)
 
 
 def describe(store: Store, *, now_unix_s: float) -> RunDescription:

@@ -57,9 +57,8 @@ def _settings(material: Material) -> Iterator[tuple[str, str]]:
         yield "devices", line.text
     for package, version in sorted(material.versions.items()):
         yield f"version of {package}", version
-    for table in record.tables if record is not None else ():
-        slots = ", ".join(table.slots) or "no slots"
-        yield f"table {table.name}", f"{table.num_rows:,} rows, dim {table.dim}, {slots}"
+    for table in material.description.tables:
+        yield f"table {table.name}", f"{table.num_rows:,} rows, dim {table.dim}, {table.slots_in_words}"
 
 
 def _arguments(material: Material) -> Iterator[tuple[str, str]]:

@@ -112,8 +112,7 @@ def _hosts(material: Material) -> str:
 
 
 def _tables_in_words(material: Material) -> str:
-    record = material.description.record
-    tables = record.tables if record else ()
+    tables = material.description.tables
     return f"{plural(len(tables), 'table')}, {sum(table.num_rows for table in tables):,} rows"
 
 
@@ -247,7 +246,7 @@ def _commit_row(
 
 def tables_table(material: Material) -> Html:
     """Each table: its shape and bytes, what samples request of it, and the newest value of every series of tables."""
-    record, head = material.description.record, material.description.head
+    head = material.description.head
     sizes = {one.name: one.size_bytes for one in head.manifest.tables} if head and head.manifest else {}
     measured = {
         str(one.get("name")): one
@@ -261,14 +260,14 @@ def tables_table(material: Material) -> Html:
         if name:
             newest.setdefault(name, {})[one.labels["table"]] = one.value
     rows = []
-    for declared in record.tables if record else ():
+    for declared in material.description.tables:
         seen = measured.get(declared.name, {})
         rows.append(
             (
                 declared.name,
                 f"{declared.num_rows:,}",
                 declared.dim,
-                ", ".join(declared.slots) or "–",
+                declared.slots_in_words,
                 format_bytes(sizes[declared.name]) if declared.name in sizes else "–",
                 figure(seen.get("ids_per_sample")),
                 _percent(seen.get("distinct_share")),

@@ -20,6 +20,7 @@ from podembed.orchestrator.run.reference import open_commit
 from podembed.orchestrator.run.warm_start import WarmStartRefused, plan_warm_start
 from podembed.serving.predict.committed_model import open_model
 from podembed.tools.fsck.check import check_run
+from podembed.tools.inspect.inspect_run import describe
 from podembed.workers.checkpoint.shard import CheckpointMismatch
 from podembed.workers.host.warm_start import begin_tables
 from podembed.workers.job.reference import JobReference
@@ -83,6 +84,11 @@ def test_a_run_goes_on_with_more_room(small_data: str, tmp_path: Path) -> None:
     assert_same_bytes(*states)
     rows = len(before["a/key"])
     assert len(states[0]["a/key"]) > rows
+    shown = describe(Store(path), now_unix_s=0.0)
+    assert shown.record is not None
+    assert [recorded.num_rows for recorded in shown.record.tables][:1] == [rows]
+    table = next(table for table in shown.tables if table.name == "a")
+    assert (table.num_rows, table.slots_in_words) == (len(states[0]["a/key"]), "accumulator; keys come and go")
     # As if the record of the change were lost, or the job were edited.
     shutil.move(f"{path}/settings", tmp_path / f"settings of {name}")
     with pytest.raises(ConfigurationError, match=r"capacity of table 'a' that makes 13 rows.*Expected at least"):

@@ -124,7 +124,19 @@ def test_keys_that_come_and_go_are_compared_wherever_they_lie(
     rows, *numbers = table.arrays
     assert (rows.array, rows.num_changed, rows.max_abs, rows.max_row, rows.first_row) == ("rows", 2, 2.0, 15, 3)
     assert [(array.array, array.num_changed) for array in numbers] == [("last", 0), ("count", 0)]
-    assert "3 removed, 1 added" in render(difference)
+    text = render(difference)
+    assert "3 removed, 1 added" in text
+    assert any(line.split()[:2] == ["t", "rows"] and line.endswith("key 15  key 3") for line in text.splitlines())
+
+
+def test_keys_are_not_compared_with_row_numbers(tmp_path: Path) -> None:
+    keyed = keyed_table(dict.fromkeys(range(20), 1.0), num_buckets=8, seed=1)
+    numbered = dataclasses.replace(keyed, arrays={"rows": keyed.arrays["rows"] + 1})
+    difference = diff_of(tmp_path, {"t": keyed}, {"t": numbered})
+    (table,) = difference.tables
+    assert (table.arrays, table.is_equal) == ((), False)
+    assert "slot key" in table.shapes
+    assert not any("at row" in line for line in render(difference).splitlines())
 
 
 def test_tables_with_other_shapes_and_slots(tmp_path: Path) -> None:
