@@ -179,12 +179,13 @@ class Generation:
         trace = shared.trace
         trace.begin(self.base_step, schedule.total_steps, generation=self.lease.generation)
         step, step_s, evaluated_step = self.base_step, None, None
-        shared.journal.vocabularies.begin(self._base.counters if self._base is not None else {})
-        if self._base is not None:
-            shared.journal.early_stop.begin(self._base.counters, self._base.metrics)
-            if OWES_EVALUATION in self._base.counters and schedule.evaluates_at(step):
-                self._evaluate_late(group, windows, committing)
-                evaluated_step = step
+        # A generation that was lost before the first commit counted, too.
+        counters, metrics = (self._base.counters, self._base.metrics) if self._base is not None else ({}, {})
+        shared.journal.vocabularies.begin(counters)
+        shared.journal.early_stop.begin(counters, metrics)
+        if OWES_EVALUATION in counters and schedule.evaluates_at(step):
+            self._evaluate_late(group, windows, committing)
+            evaluated_step = step
         saves.begin(step, run.committed(self.lease) if shared.config.checkpoint_config.on_best else ())
         while step < schedule.total_steps and not shared.is_stopping:
             end = window_end(

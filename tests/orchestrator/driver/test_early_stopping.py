@@ -18,6 +18,7 @@ from podembed import (
     Trainer,
 )
 from podembed.orchestrator.commit import checkpoint
+from podembed.workers.faults.plan import Fault, FaultPlan
 from podembed.workers.storage.store import Store
 from tests.small_job import small_job
 
@@ -91,3 +92,21 @@ def test_it_is_refused_where_nothing_would_stop_it(small_data: str, tmp_path: Pa
     with pytest.raises(ConfigurationError, match="no eval_paths"):
         Trainer(job, run_config=RunConfig(storage_path=str(tmp_path), eval_every_steps=4)).fit()
     assert not list(tmp_path.iterdir())
+
+
+def test_evaluations_of_a_generation_that_was_lost_before_the_first_commit_do_not_count(
+    small_data: str, tmp_path: Path
+) -> None:
+    """They are made again: counted twice, training would end too soon."""
+    fault = Fault(point="step.update", action="raise", step=10, arguments={"type": "RuntimeError", "message": "lost"})
+    (tmp_path / "faults").mkdir()
+    result = train(
+        small_data,
+        tmp_path,
+        checkpoint_config=CheckpointConfig(every_steps=100),
+        fault_plan=FaultPlan(folder=str(tmp_path / "faults"), faults=(fault,)),
+    )
+    assert (len(result.recoveries), result.step) == (1, 16)
+    assert result.commit is not None
+    manifest = checkpoint.load(Store(result.path), result.commit)
+    assert (manifest.counters["early_stopping_waited"], manifest.counters["early_stopping_best_step"]) == (3, 4)
