@@ -44,7 +44,8 @@ def prune(
       unix_s: the wall clock, for heartbeats and the age of half-written files.
 
     Raises:
-      ConfigurationError: no run, fewer than 2 to keep, or the newest commit holds a key.
+      ConfigurationError: no run, fewer than 2 to keep, or the newest commit holds a key; or a driver went on while
+        files were searched for keys.
       RunIsHeld: a driver is at work.
       DocumentRefused: the record of the run's policies is damaged, and others were not given.
       NoLoadableCommit: the newest commit is damaged; nothing is deleted, as an older one may be needed.
@@ -73,6 +74,12 @@ def prune(
     holder = Holder.current(f"prune-{uuid.uuid4().hex[:12]}")
     lease = acquire(store, holder=holder, choose_base=check, unix_s=unix_s)
     try:
+        if holding and lease.head != lineage[0]:
+            # A driver began and ended meanwhile. What it committed was not searched, and may need what holds a key.
+            raise ConfigurationError(
+                f"Found commit {lease.head} to go on from, made or chosen while files up to {lineage[0]} were searched "
+                "for the keys. Expected a run at rest; nothing was deleted. Try again."
+            )
         most = max(MIN_KEPT, len(lineage)) if num_to_keep is None else num_to_keep
         return keep_latest(store, lease, num_to_keep=most, also=also, without=without, unix_s=unix_s)
     finally:

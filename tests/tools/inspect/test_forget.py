@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from podembed.orchestrator.commit.holder import RunIsHeld
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.run.reference import open_commit
 from podembed.tools.fsck.check import check_run
+from podembed.tools.inspect import prune as prune_module
 from podembed.tools.inspect.extract import extract
-from podembed.tools.inspect.forget import forget
+from podembed.tools.inspect.forget import forget, holders
 from podembed.tools.inspect.prune import prune
 from podembed.workers.columns.id_columns import hashed_key
 from podembed.workers.job.job import JobConfig
@@ -138,6 +140,33 @@ def test_a_key_that_was_named_before_the_run_began_is_forgotten(tmp_path: Path) 
     for name, values in table.arrays.items():
         np.testing.assert_array_equal(after[f"t/{name}"], np.where(gone[:, None], 0, values))
     assert check_run(store.location).is_intact
+
+
+def test_commits_that_a_driver_makes_while_files_are_searched_stay(
+    run: Path, job: JobConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(run))
+    key = str(committed_state(str(run))["b/key"][:, 0].max())
+    name = forget(str(run), "b", [key]).commit
+
+    def search(*arguments: Any) -> tuple[str, ...]:
+        found = holders(*arguments)
+        fit_job(job, run.parent, max_steps=13, checkpoint_config=CHAIN)
+        return found
+
+    monkeypatch.setattr(prune_module, "holders", search)
+    with pytest.raises(ConfigurationError, match=rf"Found commit s000000013-.* while files up to {name} were searched"):
+        prune(str(run), num_to_keep=None, holding=["b", key])
+    head, *others = read_lineage(store)
+    assert (others[0], len(others)) == (name, 4)
+    assert check_run(store.location).is_intact
+    monkeypatch.undo()
+    assert name not in prune(str(run), num_to_keep=None, holding=["b", key]).commits
+    assert read_lineage(store)[:2] == (head, name)
+    lease = take(store)
+    with pytest.raises(RunIsHeld):
+        prune(str(run), num_to_keep=None, holding=["b", key])
+    lease.release()
 
 
 def test_what_cannot_be_forgotten(run: Path, trained: Path) -> None:
