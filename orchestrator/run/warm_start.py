@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from podembed.embedding.table_spec import TableSpec
+from podembed.embedding.vocabulary.key_space import DynamicKeys
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import columns
+from podembed.orchestrator.api.vocabulary_totals import totals_of
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.run.meaning import MeaningRecord, changes_of_dense_input, changes_of_table
 from podembed.workers.checkpoint.arrays import DenseFile
@@ -196,7 +198,7 @@ def plan_warm_start(
     for spec in specs:
         rule = rules.get(spec.name, TableRule(kind=RuleKind.SAME))
         source_name = None if rule.kind in (RuleKind.REINIT, RuleKind.DROP) else rule.source or spec.name
-        found = _differences(spec, rule, source_name, sources, dropped)
+        found = _differences(spec, rule, source_name, sources, dropped, manifest.counters)
         source_table = sources.get(source_name or "")
         if meanings is not None and source_table is not None and not found and spec.name not in accepted:
             found += _other_meanings(spec.name, source_table.name, rules.get(spec.name), meanings)
@@ -243,9 +245,18 @@ def plan_warm_start(
 
 
 def _differences(
-    spec: TableSpec, rule: TableRule, source_name: str | None, sources: Mapping[str, TableFiles], dropped: set[str]
+    spec: TableSpec,
+    rule: TableRule,
+    source_name: str | None,
+    sources: Mapping[str, TableFiles],
+    dropped: set[str],
+    counters: Mapping[str, int],
 ) -> list[str]:
-    """Why a table of the job cannot begin as its rule says."""
+    """Why a table of the job cannot begin as its rule says.
+
+    Args:
+      counters: of the commit.
+    """
     name = spec.name
     if rule.kind is RuleKind.DROP:
         return [f"table '{name}' is in the job, but its rule is drop ({name}=reinit begins it anew)"]
@@ -260,6 +271,9 @@ def _differences(
     source = sources[source_name]
     found = {array.name: array.width for array in (source.arrays[0], *source.slots)}
     hint = f"({name}=reinit begins it anew)"
+    totals = totals_of(counters, source.name)
+    # A commit of keys that says nothing of them is of no driver's making.
+    num_keys = source.num_rows if not source.is_dynamic else totals.num_keys if totals else 0
     is_dynamic, own = bool(spec.keys.columns), spec.keys.columns
     widths = {slot: width for slot, width in spec.widths.items() if slot not in own}
     differences = []
@@ -268,9 +282,14 @@ def _differences(
             f"table '{name}' has row numbers for keys, in the commit keys that come and go (podembed export writes "
             f"them with their rows, for a vocabulary and initial_rows; {name}=reinit begins it anew)"
         ]
-    if is_dynamic:
-        # Keys are placed anew. Whether there is room for all is seen when they are read.
-        pass
+    if isinstance(spec.keys, DynamicKeys):
+        # Keys are placed anew. Whether a bucket has room for its share is seen when they are read.
+        room = spec.num_rows - spec.layout.num_buckets * spec.keys.num_reserved
+        if num_keys > room:
+            differences.append(
+                f"table '{name}' has room for {room:,} keys, in the commit {num_keys:,} have a row "
+                f"(capacity={num_keys} takes them, {name}=reinit begins it anew)"
+            )
     elif source.num_rows > spec.num_rows and rule.kind is RuleKind.GROW:
         differences.append(
             f"table '{name}' has {spec.num_rows} rows, fewer than the {source.num_rows} in the commit: it cannot grow "

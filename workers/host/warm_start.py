@@ -100,9 +100,10 @@ def _take_keys(
         rows = place * per_bucket + filled[place] + np.arange(len(place)) - (np.cumsum(came) - came)[place]
         filled += came
         if (filled > per_bucket).any():
+            fullest = int(filled.argmax())
             raise CheckpointMismatch(
-                f"Found more keys of one bucket of table '{spec.name}' in the commit than the {per_bucket:,} rows that "
-                "it has here. Expected room for all. Begin with a larger capacity."
+                f"Found at least {filled[fullest]:,} keys of the commit for bucket {table.buckets[fullest]} of table "
+                f"'{spec.name}', which has {per_bucket:,} rows. Expected room for all. Begin with a larger capacity."
             )
         columns = {array.name: values[array.name][positions] for array in arrays}
         table.store.write(rows, columns | {name: words(one[order]) for name, one in own.items()})
