@@ -48,7 +48,7 @@ class FullRanking:
 
     Attributes:
       feature: feature of the items.
-      ids: int64, rising, the rows that are ranked.
+      ids: int64, rising, the rows that are ranked, or the keys where these come and go.
       users: the feature by which what a user has is left out, or would be by default; None where there is none.
     """
 
@@ -129,15 +129,15 @@ class FullRanking:
         """Each sample's first id as its only candidate, `[n, 1]`. It is none where a sample has no id, or one
         that the table drops.
         """
-        own = Exclusions.of(found.batch, self.feature, table=self._table).own
-        distinct, number = np.unique(own[own >= 0], return_inverse=True)
+        positives = Exclusions.of(found.batch, self.feature, table=self._table)
+        own, real = positives.own, np.flatnonzero(positives.has_own)
+        distinct, number = np.unique(own[real], return_inverse=True)
         scores = np.full((len(own), 1), np.nan, self._forward.dtype)
-        real = np.flatnonzero(own >= 0)
         for first in range(0, len(distinct), self._forward.block_size):
             block = self._scores(found, distinct[first : first + self._forward.block_size])
             here = (number >= first) & (number < first + block.shape[1])
             scores[real[here], 0] = block[real[here], number[here] - first]
-        return BlockScores(ids=own, scores=scores, is_candidate=own[:, None] >= 0)
+        return BlockScores(ids=own, scores=scores, is_candidate=positives.has_own[:, None])
 
     def blocks(self, found: LookedUp, *, with_own: bool = False) -> Iterator[BlockScores]:
         """Every block of items but those that are left out.
@@ -149,7 +149,7 @@ class FullRanking:
         is_sample = ~found.batch.is_padding[:, None]
         for first in range(0, len(self.ids), self._forward.block_size):
             ids = self.ids[first : first + self._forward.block_size]
-            kept = is_sample & np.ones(len(ids), bool) if with_own else own.among(ids)
+            kept = is_sample & np.ones(len(ids), bool) if with_own else own.among(ids) & own.has_own[:, None]
             for others in left_out:
                 kept &= others.among(ids)
             yield BlockScores(ids=ids, scores=self._scores(found, ids), is_candidate=kept)

@@ -47,10 +47,17 @@ class LeftOut:
         self._names = tuple(names)
         self._table = job.features[feature].table
         self.owners = tuple(name for name in names if job.features[name].table is not self._table)
+        keyed = [name for name in (*self.owners, feature) if job.features[name].table.dynamic_keys is not None]
+        if self.owners and keyed:
+            raise ConfigurationError(
+                f"Found --without {self.owners[0]} and feature {keyed[0]!r}, whose table has a capacity. Expected row "
+                "numbers, by which items of a user are found in the training files. Leave it out, or name a feature "
+                f"of the table of {feature!r} that has the items of the sample."
+            )
         self._known = {name: positives_of(model, feature, owner=name) for name in self.owners}
 
     def of(self, batch: Batch) -> list[Exclusions]:
-        """One for each feature. None of their ids is a sample's own.
+        """One for each feature. No sample has an id of its own in them.
 
         Raises:
           InputError: a sample has none or several ids of an owner.
@@ -58,17 +65,19 @@ class LeftOut:
         return [self._of(batch, name) for name in self._names]
 
     def _of(self, batch: Batch, name: str) -> Exclusions:
-        nobody = np.full(batch.num_samples, np.iinfo(np.int64).max)
+        nobody = np.zeros(batch.num_samples, np.int64)
+        none = np.zeros(batch.num_samples, bool)
         bags = batch.features[name]
         if name not in self._known:
             sample = np.repeat(np.arange(batch.num_samples), np.diff(bags.row_splits))
             rows = rows_of(bags.values, self._table)
             ids = rows[np.lexsort((rows, sample))]
-            return Exclusions(given=nobody, own=nobody, begins=bags.row_splits[:-1], ends=bags.row_splits[1:], ids=ids)
+            begins, ends = bags.row_splits[:-1], bags.row_splits[1:]
+            return Exclusions(given=nobody, own=nobody, has_own=none, begins=begins, ends=ends, ids=ids)
         known, real = self._known[name], np.flatnonzero(~batch.is_padding)
         begins, ends = np.zeros_like(nobody), np.zeros_like(nobody)
         begins[real], ends[real] = known.spans(known.owner_rows(batch.only_ids(name, real)))
-        return Exclusions(given=nobody, own=nobody, begins=begins, ends=ends, ids=known.ids)
+        return Exclusions(given=nobody, own=nobody, has_own=none, begins=begins, ends=ends, ids=known.ids)
 
 
 def positives_of(model: CommittedModel, feature: str, *, owner: str | None = None) -> Interactions:
@@ -97,5 +106,6 @@ def ids_in(model: CommittedModel, paths: Sequence[str], feature: str) -> np.ndar
     plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=_ROWS, shuffle=False)
     found = [np.zeros(0, np.int64)]
     found += [np.unique(batch.features[feature].values) for batch in read_batches(wanted, index, plan)]
-    rows = np.unique(rows_of(np.concatenate(found), model.job.features[feature].table))
-    return rows[rows >= 0]
+    table = model.job.features[feature].table
+    rows = np.unique(rows_of(np.concatenate(found), table))
+    return rows if table.dynamic_keys is not None else rows[rows >= 0]

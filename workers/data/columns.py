@@ -157,6 +157,11 @@ class Negatives:
         return self.by == "popularity" or self.without_positives_of is not None or self.log_frequency
 
     @property
+    def is_in_files(self) -> bool:
+        """Whether nothing is drawn, and nothing of the training files is asked: evaluation files have lists."""
+        return self.count == 0 and self.given > 0 and not self.needs_counts and not self.log_q
+
+    @property
     def chances(self) -> tuple[Chance, ...]:
         """What models get to know of the ids."""
         return tuple(kind for kind in get_args(Chance) if getattr(self, kind))

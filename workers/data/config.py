@@ -208,10 +208,11 @@ class InputData:
                     f"Found a vocabulary for feature {name!r}, whose table has a capacity. Expected none, since its "
                     "values are keys themselves. Leave it out, or declare vocabulary_size."
                 )
-            if source.negatives is not None and features[name].outside == "any":
+            if features[name].outside == "any" and source.negatives is not None and not source.negatives.is_in_files:
                 raise DataConfigError(
-                    f"Found negatives of feature {name!r}, whose table has a capacity. Expected none, since nobody "
-                    "knows which of its keys could be drawn. Declare vocabulary_size, or write negatives into the data."
+                    f"Found negatives of feature {name!r}, whose table has a capacity. Expected none that are drawn or "
+                    "counted, since its keys change from step to step. Train with the items of the batch "
+                    "(in_batch_softmax), write lists into the data, or declare vocabulary_size."
                 )
             owner = source.negatives and source.negatives.without_positives_of
             if owner is not None and (owner not in vocabulary_sizes or owner == name):

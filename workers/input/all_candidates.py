@@ -39,13 +39,15 @@ class Exclusions:
 
     Attributes:
       given: int64 `[n]`, a sample's first id, which is the positive one; -1 where it has none.
-      own: int64 `[n]`, its row; -1 where there is none.
+      own: int64 `[n]`, its row, or the key itself where keys come and go.
+      has_own: bool `[n]`, whether there is one.
       begins, ends: int64 `[n]`, where in `ids` those that are left out begin and end.
       ids: rising from each begin to its end.
     """
 
     given: np.ndarray
     own: np.ndarray
+    has_own: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
     ids: np.ndarray
@@ -71,16 +73,18 @@ class Exclusions:
         real = np.flatnonzero(np.diff(bags.row_splits))
         given[real] = bags.values[bags.row_splits[real]]
         own[real] = rows_of(given[real], table)
+        has_own = np.zeros(batch.num_samples, bool)
+        has_own[real] = (own[real] >= 0) | (table.dynamic_keys is not None)
         begins, ends = np.zeros_like(own), np.zeros_like(own)
         if owner is None or known is None:
-            return Exclusions(given, own, begins, ends, np.zeros(0, np.int64))
+            return Exclusions(given, own, has_own, begins, ends, np.zeros(0, np.int64))
         begins[real], ends[real] = known.spans(known.owner_rows(batch.only_ids(owner, real)))
-        return Exclusions(given, own, begins, ends, known.ids)
+        return Exclusions(given, own, has_own, begins, ends, known.ids)
 
     def among(self, block: np.ndarray) -> np.ndarray:
-        """bool `[n, c]`: which ids of a block are candidates of each sample beside its own."""
+        """bool `[n, c]`: which ids of a block are none of those that are left out, and not the sample's own."""
         found = np.empty((len(self.own), len(block)), bool)
-        mark_others(block, self.own, self.begins, self.ends, self.ids, found)
+        mark_others(block, self.own, self.has_own, self.begins, self.ends, self.ids, found)
         return found
 
 
@@ -127,7 +131,8 @@ class AllCandidates:
         _, batch, others = self._last
         first = 0 if part == 0 else part * self._width - 1
         block = self._ids[first : (part + 1) * self._width - 1]
-        kept, ids = others.among(block), np.broadcast_to(block, (batch.num_samples, len(block)))
+        kept = others.among(block) & others.has_own[:, None]
+        ids = np.broadcast_to(block, (batch.num_samples, len(block)))
         if part == 0:
             # As it was given: the lookup finds its row, and counts it where that is another one or none.
             has_one = np.diff(batch.features[self._features[0]].row_splits) > 0

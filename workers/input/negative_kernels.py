@@ -252,6 +252,7 @@ def draw_distinct(
 def mark_others(
     block: np.ndarray,
     own: np.ndarray,
+    has_own: np.ndarray,
     known_begins: np.ndarray,
     known_ends: np.ndarray,
     known_ids: np.ndarray,
@@ -261,18 +262,16 @@ def mark_others(
 
     Args:
       block: int64 `[c]`.
-      own: int64 `[n]`; negative for a sample without any, which gets no candidates.
+      own: int64 `[n]`.
+      has_own: bool `[n]`, whether a sample has one at all.
       known_begins, known_ends: int64 `[n]`, where in `known_ids` those that the sample knows begin and end.
       known_ids: rising from each begin to its end.
       out: bool `[n, c]`, receives them.
     """
     for sample in range(len(own)):
         for i in range(len(block)):
-            out[sample, i] = (
-                own[sample] >= 0
-                and block[i] != own[sample]
-                and not _is_among(known_ids, known_begins[sample], known_ends[sample], block[i])
-            )
+            is_own = has_own[sample] and block[i] == own[sample]
+            out[sample, i] = not (is_own or _is_among(known_ids, known_begins[sample], known_ends[sample], block[i]))
 
 
 @numba.njit(nogil=True, cache=True, inline="always")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from podembed.orchestrator.run.reference import open_commit
 from podembed.serving.artifact.export_model import export_model
 from podembed.serving.predict.committed_model import CommittedRows, open_model
 from podembed.serving.predict.evaluate import evaluate
+from podembed.serving.predict.rank import rank_all
 from podembed.tools.inspect.describe import export
 from podembed.tools.inspect.diff import diff
 from podembed.tools.inspect.diff import render as render_diff
@@ -172,3 +174,16 @@ def test_numbers_of_policies_are_those_of_python() -> None:
     for policy, refused in [(MinCount, True), (Probability, True), (LeastFrequent, 2.0), (Probability, 0)]:
         with pytest.raises(ValueError, match="Expected an? (integer|number)"):
             policy(refused)
+
+
+def test_samples_with_any_key_are_ranked(run: Result, job: JobConfig, tmp_path: Path) -> None:
+    """Keys of hashed ids are of both signs, those of the run's ids are not."""
+    hashed = {"b": replace(job.data.features["b"], mode="hash")}
+    other = replace(job, data=replace(job.data, features={**job.data.features, **hashed}))
+    path = fit_job(other, tmp_path, max_steps=2).path
+    keys = committed_state(path)["b/key"]
+    assert ((keys < 0).any(), (keys > 0).any()) == (True, True)
+    counts = [rank_all(of, job=one, feature="b").evaluation.num_samples for of, one in ((run.path, job), (path, other))]
+    assert counts[0] == counts[1] > 0
+    with pytest.raises(ConfigurationError, match="Found --without a and feature 'a', whose table has a capacity"):
+        rank_all(run.path, job=job, feature="b", without=("a",))

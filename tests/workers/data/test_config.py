@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label
+from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, Negatives
 from podembed.workers.data.config import ParquetData
 
 
@@ -90,6 +90,24 @@ def test_resolved_takes_order_and_sizes_from_the_model() -> None:
 def test_resolved_refuses_what_the_model_contradicts(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(DataConfigError, match=message):
         ParquetData("a", label="y", features={"b": IdColumn("b", vocabulary_size=8)}).resolved(sizes)
+
+
+@pytest.mark.parametrize(
+    ("negatives", "is_taken"),
+    [
+        (Negatives(0, given=9), True),
+        (Negatives(2), False),
+        (Negatives(0, evaluation="all"), False),
+        (Negatives(0, given=9, log_frequency=True), False),
+    ],
+)
+def test_of_keys_that_come_and_go_nothing_is_drawn(negatives: Negatives, is_taken: bool) -> None:
+    data = ParquetData("a", label="y", features={"a": IdColumn("a", negatives=negatives)})
+    if is_taken:
+        assert data.resolved({"a": 10}, {"a": "any"}).id_columns["a"].negatives == negatives
+    else:
+        with pytest.raises(DataConfigError, match="none that are drawn or counted, since its keys change"):
+            data.resolved({"a": 10}, {"a": "any"})
 
 
 def test_an_order_by_time_is_that_of_sorted_files() -> None:

@@ -93,9 +93,20 @@ def test_an_id_outside_the_table_is_the_row_that_the_table_says(policy: Any, own
     table = TableConfig(NUM_ITEMS, 4, invalid_ids=policy)
     others = Exclusions.of(batch, "item", table=table)
     assert others.own.tolist() == [*own, -1, -1]
-    is_other = others.among(np.arange(NUM_ITEMS))
+    is_other = others.among(np.arange(NUM_ITEMS)) & others.has_own[:, None]
     for marked, row in zip(is_other, others.own, strict=True):
         assert np.flatnonzero(marked).tolist() == [at for at in range(NUM_ITEMS) if row >= 0 and at != row]
+
+
+def test_any_number_may_be_a_key_that_a_sample_has() -> None:
+    keys = [-7, 3, -1, np.iinfo(np.int64).max]
+    batch = replace(Reader(USERS).read(0), features={"item": Ragged.of_lists([[key] for key in keys] + [[]])})
+    others = Exclusions.of(batch, "item", table=TableConfig(capacity=99, dim=4))
+    assert others.own[:4].tolist() == keys
+    assert others.has_own.tolist() == [True] * 4 + [False]
+    block = np.sort(keys)
+    is_other = others.among(block)
+    assert [block[~marked].tolist() for marked in is_other] == [[key] for key in keys] + [[]]
 
 
 def test_a_sample_has_one_owner() -> None:
