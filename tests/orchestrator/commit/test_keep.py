@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from podembed.orchestrator.api.keep_policies import KeepBest, KeepEvery
+from podembed.orchestrator.api.keep_policies import CommitMetrics, KeepBest, KeepEvery
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.keep import keep_latest, read_committed
 from podembed.orchestrator.commit.lease import Fenced
@@ -89,14 +90,39 @@ def test_half_written_files_of_killed_drivers_go_after_a_day(tmp_path: Path) -> 
     assert list((tmp_path / "run").rglob(".tmp-*")) == []
 
 
-def test_a_fenced_driver_deletes_nothing(store: Store) -> None:
+def test_a_fenced_driver_changes_nothing(store: Store) -> None:
+    """Not even the record of what it would delete from between others."""
     lease = take(store)
-    commit_steps(store, lease, 10, 20, 30)
+    commit_steps(store, lease, 10, 20, 30, 40, 50)
     take(store, "other")
     before = store.sizes()
     with pytest.raises(Fenced):
-        keep_latest(store, lease, num_to_keep=2)
+        keep_latest(store, lease, num_to_keep=2, also=[KeepEvery(30)])
     assert store.sizes() == before
+
+
+@dataclasses.dataclass
+class TakenOverMeanwhile:
+    """A policy that keeps all commits or none. While it is asked, another driver takes the run over."""
+
+    store: Store
+    keeps_all: bool
+
+    def kept(self, commits: Sequence[CommitMetrics]) -> list[str]:
+        take(self.store, "other")
+        return [commit.name for commit in commits] if self.keeps_all else []
+
+
+@pytest.mark.parametrize("keeps_all", [True, False])
+def test_a_driver_that_is_replaced_during_the_pass_deletes_no_more(store: Store, keeps_all: bool) -> None:
+    """Where all commits stay, what would go are the files of an attempt that was never committed."""
+    write_next(store, take(store), 5)
+    lease = take(store, "second")
+    commit_steps(store, lease, 10, 20, 30)
+    before = {*store.list("data"), *store.list("commit")}
+    with pytest.raises(Fenced):
+        keep_latest(store, lease, num_to_keep=2, also=[TakenOverMeanwhile(store, keeps_all)])
+    assert {*store.list("data"), *store.list("commit")} == before
 
 
 def test_a_kept_commit_that_cannot_be_read_stops_the_deletion(store: Store) -> None:
