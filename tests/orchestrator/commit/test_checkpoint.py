@@ -161,6 +161,8 @@ class TestStorageThatLies:
         with pytest.raises(CommitRefused, match="CRC-32C"):
             checkpoint.commit(store, manifest, lease, read_back=True)
         assert store.children("commit") == []
+        # Unless asked, nothing is read again.
+        assert checkpoint.commit(store, manifest, lease) == manifest.name
 
 
 class TestStartingPoint:

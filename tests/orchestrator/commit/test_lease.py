@@ -225,9 +225,9 @@ class TestFencing:
         monkeypatch.undo()
         with pytest.raises(ValueError, match="fenced"):
             lease.publish(name(20, 1), b"{}")
-        assert lease.head is None
+        assert (lease.head, lease.head_step) == (None, 0)
         lease.settle()
-        assert lease.head == name(10, 1)
+        assert (lease.head, lease.head_step) == (name(10, 1), 10)
         lease.publish(name(20, 1), b"{}")
         assert read_lineage(store) == (name(20, 1), name(10, 1))
 
@@ -265,9 +265,11 @@ class TestFencing:
             lease.settle()
         assert (lease.head, successor.head, read_head(store)) == (None, None, None)
 
-    def test_a_commit_that_somebody_put_there_by_hand_is_not_ours(self, store: Store) -> None:
+    @pytest.mark.parametrize("found", [b"by hand", b"{}"])
+    def test_a_commit_that_somebody_put_there_by_hand_is_not_ours(self, store: Store, found: bytes) -> None:
+        """Not even where it has the bytes of ours: nothing of ours was lost that could have written them."""
         lease = acquire(store, holder=elsewhere("a"))
-        store.create_exclusive(f"commit/{name(10, 1)}.json", b"by hand")
+        store.create_exclusive(f"commit/{name(10, 1)}.json", found)
         with pytest.raises(StorageError, match="by hand"):
             lease.publish(name(10, 1), b"{}")
 
