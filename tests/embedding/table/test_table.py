@@ -202,6 +202,13 @@ def test_a_table_without_optimizer_is_only_read():
         table.update(np.array([1]), np.ones((1, 2), np.float32), 0.1)
 
 
+def test_threads_share_the_rows_of_a_table_where_each_is_there_once():
+    """Without accumulation a row is there several times, and its updates have an order."""
+    sequential = Adagrad(0.1, use_gradient_accumulation=False)
+    assert [Table(spec_of(optimizer=each), [0]).can_be_cut for each in (Adagrad(0.1), sequential)] == [True, False]
+    assert not Table(TableSpec.of(TableConfig(37, 3, name="read only"), seed=1, num_buckets=8), [0]).can_be_cut
+
+
 def test_compiling_ahead_runs_everything_on_nothing():
     specs = [spec_of(dim=dim, optimizer=optimizer) for dim in (3, 8) for optimizer in (SGD(), Adam(lazy_adam=False))]
     compile_kernels([*specs, TableSpec.of(TableConfig(10, 3, name="read only"), seed=1)])

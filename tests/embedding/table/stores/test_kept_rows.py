@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from podembed.embedding.kernels.arrays import aligned_zeros
 from podembed.embedding.kernels.snapshots import GROUP_ROWS
-from podembed.embedding.table.stores.ram_kept import RamPreImages, RamSnapshot, RamUndoLog, SnapshotRoom
+from podembed.embedding.table.stores.ram_kept import ENTRY_BYTES, RamPreImages, RamSnapshot, RamUndoLog, SnapshotRoom
 from podembed.embedding.table.stores.store import Keeper
 from tests.long_tests import examples
 
@@ -168,3 +168,14 @@ def test_a_keeper_takes_rows_of_any_kind() -> None:
     keeper = Keeper(lambda numbers, touched: told.append((tuple(numbers), int(touched[0, 1]))), 7, RamPreImages.touched)
     keeper(np.arange(20, dtype=np.int64)[::2])
     assert told == [((7,), 10)]
+
+
+def test_tables_of_one_width_fill_what_both_have() -> None:
+    """Six rows of one of them in a buffer for twelve; where all fits, nothing can become full."""
+    arrays = [[aligned_zeros((40, 4))], [aligned_zeros((20, 4))]]
+    for num_rows, taken in ((12, 0.5), (60, 0.0)):
+        kept = RamPreImages.of(arrays, [None, None], buffer_bytes=num_rows * (16 + ENTRY_BYTES))
+        for snapshot in kept.snapshots:
+            snapshot.freeze()
+        kept.keep([0], RamPreImages.touched(np.arange(6)))
+        assert kept.taken == taken
