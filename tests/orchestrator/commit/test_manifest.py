@@ -149,6 +149,10 @@ def test_another_separator_is_refused(separator: Any) -> None:
         from_json(NAME, seal(spoilt))
 
 
+def test_a_commit_may_come_before_the_first_step(tmp_path: Path) -> None:
+    assert problems(write_attempt(Store(tmp_path / "run"), step=0, generation=1, parent=None)) == []
+
+
 def test_todays_format_says_how_many_buckets_a_file_has() -> None:
     missing = document()
     del missing["tables"][0]["buckets_per_file"]

@@ -167,3 +167,10 @@ def test_a_damaged_record_says_what_helps_and_not_what_cannot(tmp_path: Path) ->
             read_run(store)
         assert "older commit" not in str(found.value)
         assert "--allow-ancestor" not in str(found.value)
+
+
+def test_a_run_that_holds_tables_from_elsewhere_has_neither_a_job_nor_data() -> None:
+    imported = dataclasses.replace(RECORD, job_function="", num_samples=0)
+    assert imported.is_imported
+    assert not dataclasses.replace(imported, num_samples=1).is_imported
+    assert not RECORD.is_imported

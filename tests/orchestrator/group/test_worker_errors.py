@@ -10,6 +10,8 @@ from ray.exceptions import RaySystemError
 from podembed.orchestrator.api.run_errors import JobRefused
 from podembed.orchestrator.group.worker_errors import death, failure_of
 from podembed.workers.liveness.worker import Worker
+from podembed.workers.mesh.mesh_errors import MeshError
+from podembed.workers.storage.storage_errors import StorageFull, UnsafeName
 
 CREATION = (
     "The actor died because of an error raised in its creation task, \x1b[36mray::_HostActor.__init__()\x1b[39m "
@@ -60,6 +62,21 @@ def test_a_module_that_a_machine_lacks_is_named_with_what_to_do() -> None:
     assert "py_modules" in failure.message
     other = failure_of(Worker("host", 1), RaySystemError("System error: of another kind"))
     assert other.refusal is None
+
+
+@pytest.mark.parametrize(
+    ("error", "is_storage"),
+    [
+        (StorageFull("write 'x'", OSError(28, "full")), True),
+        (OSError(5, "input/output error"), True),
+        (UnsafeName("../x", "leads outside"), False),
+        (MeshError("host 1 is gone"), False),
+        (ValueError("a bug"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_save_alone_is_lost_only_to_a_storage_that_may_recover(error: Exception, is_storage: bool) -> None:
+    assert failure_of(Worker("host", 0), error).is_storage == is_storage
 
 
 class Unspeakable(Exception):
