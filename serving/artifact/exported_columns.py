@@ -168,9 +168,8 @@ def _size(value: Any) -> int:
 class ExportedVocabulary:
     """The values of a text file, one a line, made into tables when the first column of their kind asks."""
 
-    def __init__(self, path: str) -> None:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            self._lines = file.read().removesuffix("\n").split("\n")
+    def __init__(self, text: str) -> None:
+        self._lines = text.removesuffix("\n").split("\n")
         self._places: dict[bool, dict[Any, int]] = {}
 
     def rows(self, present: np.ndarray, num_reserved: int) -> np.ndarray:

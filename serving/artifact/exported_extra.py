@@ -23,7 +23,7 @@ from podembed.serving.artifact.exported_columns import (
 
 
 def dense_block(columns: Mapping[str, Any], declared: Sequence[Mapping[str, Any]], num_samples: int) -> np.ndarray:
-    """float32 `[n, num_dense]`."""
+    """float32 `[n, num_dense]`. A column with one value counts for all samples."""
     parts = [np.zeros((num_samples, 0), np.float32)]
     for column in declared:
         values = columns[column["name"]]
@@ -32,7 +32,7 @@ def dense_block(columns: Mapping[str, Any], declared: Sequence[Mapping[str, Any]
             parts.append(dense_of(values, column)[:, None])
         else:
             parts.append(_vectors(values, column))
-    return np.concatenate(parts, axis=1)
+    return np.concatenate([np.broadcast_to(part, (num_samples, part.shape[1])) for part in parts], axis=1)
 
 
 def extra_of(values: Any, column: Mapping[str, Any]) -> dict[str, np.ndarray]:

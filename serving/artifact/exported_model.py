@@ -22,6 +22,7 @@ import numpy as np
 from podembed.serving.artifact.exported_columns import (
     ExportedVocabulary,
     ModelError,
+    columns_of,
     ids_of,
     mix,
     needed,
@@ -35,6 +36,8 @@ FORMAT_VERSION = 4
 _READ_VERSIONS = (2, 3, FORMAT_VERSION)
 _DTYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I16": "<i2", "I8": "i1"}
 _DTYPES |= {"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?"}
+
+Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def load(folder: str, *, reads_tables: bool = False) -> LoadedModel:
@@ -61,9 +64,58 @@ def load(folder: str, *, reads_tables: bool = False) -> LoadedModel:
     try:
         for name, expected in manifest["files"].items():
             _check(os.path.join(folder, name), expected, reads_all=reads_tables or not name.startswith("tables/"))
-        return LoadedModel(folder, manifest)
+        names = {feature["vocabulary"] for feature in manifest["features"]} - {None}
+        with open(os.path.join(folder, manifest["program"]), "rb") as file:
+            program = file.read()
+        return LoadedModel(
+            manifest,
+            program=program_of(program, manifest, path),
+            dense=_safetensors(folder, "dense.safetensors"),
+            tables=[
+                np.load(os.path.join(folder, table["file"]), mmap_mode="r", allow_pickle=False)
+                for table in manifest["tables"]
+            ],
+            vocabularies={name: ExportedVocabulary(_text(folder, name)) for name in names},
+        )
     except (AttributeError, KeyError, TypeError) as error:
         raise _altered(path) from error
+
+
+def program_of(data: bytes, manifest: Mapping[str, Any], path: str) -> Any:
+    """The compiled program of an export, which is called with `(dense, inputs)`.
+
+    Args:
+      data: as `jax.export` serialized it.
+      path: path of the manifest, for messages.
+
+    Raises:
+      ModelError: this JAX is older than the one that wrote it, or cannot read it.
+    """
+    made_by = manifest.get("versions", {}).get("jax", "")
+    # JAX reads programs of the half year before it. One of a later version ends in an error that says nothing of that.
+    if _release(made_by) > _release(jax.__version__):
+        raise ModelError(
+            f"Found a program of jax {made_by} in {path}, under jax {jax.__version__}. Expected jax {made_by} or a "
+            "later one, since an older one does not read it. Install it, or export the model with the older one."
+        )
+    try:
+        return jax.jit(jax.export.deserialize(bytearray(data)).call)
+    except Exception as error:  # JAX raises many kinds, of XLA and of flatbuffers.
+        text = str(error).split("\n", 1)[0]
+        raise ModelError(
+            f"Found a program of jax {made_by or 'an unknown version'} in {path} that jax {jax.__version__} cannot "
+            f"read ({text:.200}). Expected a version at most half a year later. Export the model anew from its commit."
+        ) from error
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def _text(folder: str, name: str) -> str:
+    with open(os.path.join(folder, name), encoding="utf-8", newline="\n") as file:
+        return file.read()
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
@@ -101,26 +153,50 @@ def _check(path: str, expected: Mapping[str, Any], *, reads_all: bool) -> None:
             raise ModelError(f"Found other bytes in {path}. Expected those that were exported. Copy it again.")
 
 
-class LoadedModel:
-    """An export in memory, as far as it is no table. Calls change nothing, from any thread."""
+class Samples:
+    """What a model reads of some samples. Whatever has one sample in the place of many counts for all of them.
 
-    def __init__(self, folder: str, manifest: dict[str, Any]) -> None:
+    Attributes:
+      num_samples: how many there are.
+      inputs: dense numbers and extra columns by their names among the inputs of the program, `[n or 1, ...]`.
+      bags: by feature its ids, int64, the offsets of each sample's, and their weights.
+    """
+
+    def __init__(self, num_samples: int, inputs: dict[str, np.ndarray], bags: list[Bags]) -> None:
+        self.num_samples, self.inputs, self.bags = num_samples, inputs, bags
+
+
+class LoadedModel:
+    """An export in memory, as far as it is no table. Calls change nothing, from any thread.
+
+    Args:
+      program: as `program_of` has it.
+      dense: the leaves of parameters and state, by their keys.
+      tables: rows by their numbers.
+      vocabularies: by their names in the manifest.
+    """
+
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        *,
+        program: Any,
+        dense: Mapping[str, np.ndarray],
+        tables: Sequence[Any],
+        vocabularies: Mapping[str, ExportedVocabulary],
+    ) -> None:
         self.manifest = manifest
         self._extra = manifest.get("extra_columns", [])
-        files = [os.path.join(folder, table["file"]) for table in manifest["tables"]]
-        self._tables = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
-        dense = _safetensors(folder, "dense.safetensors")
+        self._tables = tables
         wide = [key for key, values in dense.items() if jax.dtypes.canonicalize_dtype(values.dtype) != values.dtype]
         if wide:
             raise ModelError(
-                f"Found {wide[0]!r} as {dense[wide[0]].dtype} in {folder}. Expected JAX to have 64 bits, as in "
-                "training. Set JAX_ENABLE_X64=1 before Python starts."
+                f"Found {wide[0]!r} as {dense[wide[0]].dtype}. Expected JAX to have 64 bits, as in training. Set "
+                "JAX_ENABLE_X64=1 before Python starts."
             )
         self._dense = {key: jax.device_put(values) for key, values in dense.items()}
-        with open(os.path.join(folder, manifest["program"]), "rb") as file:
-            self._program = jax.jit(jax.export.deserialize(bytearray(file.read())).call)
-        names = {feature["vocabulary"] for feature in manifest["features"]} - {None}
-        self._vocabularies = {name: ExportedVocabulary(os.path.join(folder, name)) for name in names}
+        self._program = program
+        self._vocabularies = vocabularies
 
     @property
     def columns(self) -> list[str]:
@@ -137,46 +213,57 @@ class LoadedModel:
         Raises:
           ModelError: a column is missing or holds what training refuses.
         """
-        outputs = self.outputs(columns)
-        for name in ("score", "scores"):
-            if name in outputs:
-                return outputs[name]
-        return {name: values for name, values in outputs.items() if name.startswith("scores/")} or outputs
+        return scores_among(self.outputs(columns))
 
     def outputs(self, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """All outputs of the model that belong to samples, by name `[n, ...]`."""
-        columns = self._given(columns)
-        num_samples = len(next(iter(columns.values()), ()))
+        samples = self.read(columns)
+        batch_size = self.manifest["batch_size"]
+        parts = []
+        for start in range(0, samples.num_samples, batch_size):
+            count = min(batch_size, samples.num_samples - start)
+            size = padded_size(count)
+            inputs = {}
+            for name, values in samples.inputs.items():
+                inputs[name] = np.zeros((size, *values.shape[1:]), values.dtype)
+                inputs[name][:count] = values[start : start + count]
+            for feature, bags in zip(self.manifest["features"], samples.bags, strict=True):
+                inputs |= self.looked_up(feature, *_part(*bags, start, count, size))
+            parts.append(self.run(inputs, count))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def read(self, columns: Mapping[str, Any], *, with_context: bool = False) -> Samples:
+        """What the model reads of some columns, as `predict` takes them.
+
+        Args:
+          with_context: whether a column with one value counts for all samples.
+
+        Raises:
+          ModelError: as `predict`.
+        """
+        columns = self._given(columns, with_context=with_context)
+        num_samples = max(map(len, columns.values()), default=0)
         try:
-            dense = dense_block(columns, self.manifest["dense_columns"], num_samples)
-            extra = {}
+            inputs = {"dense": dense_block(columns, self.manifest["dense_columns"], num_samples)}
             for column in self._extra:
-                extra |= extra_of(columns[column["name"]], column)
-            features = [
-                ids_of(columns, feature, self._vocabularies.get(feature["vocabulary"]))
+                inputs |= extra_of(columns[column["name"]], column)
+            bags = [
+                ids_of(
+                    _alike(columns, columns_of(feature)), feature, self._vocabularies.get(feature["vocabulary"])
+                )
                 for feature in self.manifest["features"]
             ]
         except ValueError as error:
             # numpy's own, of lists in lists and of text that is no time.
             raise ModelError(str(error)) from error
-        batch_size = self.manifest["batch_size"]
-        parts = []
-        for start in range(0, num_samples, batch_size):
-            count = min(batch_size, num_samples - start)
-            # As many samples as `podembed predict` takes at once. With fewer than 64, or a size between, scores have
-            # other last bits.
-            size = max(64, 1 << max(0, count - 1).bit_length())
-            inputs = {}
-            for name, values in (("dense", dense), *extra.items()):
-                inputs[name] = np.zeros((size, *values.shape[1:]), values.dtype)
-                inputs[name][:count] = values[start : start + count]
-            for feature, bags in zip(self.manifest["features"], features, strict=True):
-                inputs |= self._looked_up(feature, *_part(*bags, start, count, size))
-            parts.append({name: np.asarray(v)[:count] for name, v in self._program(self._dense, inputs).items()})
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return Samples(num_samples, inputs, bags)
 
-    def _given(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns that are needed, as lists, tuples or arrays of one length."""
+    def run(self, inputs: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+        """The outputs of the first samples of a call of the program, which has `padded_size` of them."""
+        return {name: np.asarray(values)[:count] for name, values in self._program(self._dense, inputs).items()}
+
+    def _given(self, columns: Mapping[str, Any], *, with_context: bool) -> dict[str, Any]:
+        """The columns that are needed, as lists, tuples or arrays of one length, or of one value."""
         if not hasattr(columns, "keys"):
             raise ModelError(
                 f"Found {type(columns).__name__} in the place of columns. Expected a mapping of {self.columns} to one "
@@ -186,24 +273,60 @@ class LoadedModel:
             raise ModelError(f"Found columns {list(columns)} without {missing}. Expected {self.columns}. Pass all.")
         given = {name: _values(columns[name], name) for name in self.columns}
         lengths = {name: len(values) for name, values in given.items()}
-        if len(set(lengths.values())) != 1 or not min(lengths.values()):
+        different = {*lengths.values()} - ({1} if with_context else set())
+        if len(different) > 1 or not min(lengths.values()):
+            beside = ", or one value for all" if with_context else ""
             raise ModelError(
-                f"Found columns of the lengths {lengths}. Expected one length of at least 1. Pass a value a sample."
+                f"Found columns of the lengths {lengths}. Expected one length of at least 1. Pass a value a sample"
+                f"{beside}."
             )
         return given
 
-    def _looked_up(
+    def looked_up(
         self, feature: Mapping[str, Any], ids: np.ndarray, splits: np.ndarray, weights: np.ndarray | None
     ) -> dict[str, np.ndarray]:
-        """The activations of a feature, and the lengths of a sequence."""
+        """The activations of a feature, and the lengths of a sequence, by their names among the inputs."""
         found, num_samples, positions = {}, len(splits) - 1, feature["positions"]
         if feature["is_sequence"]:
             found[f"lengths/{feature['name']}"] = np.minimum(np.diff(splits), positions).astype(np.int32)
         if positions:
             ids, splits = _by_position(ids, splits, positions)
-        pooled = _pooled(self._tables[feature["table"]], *_fitted(ids, splits, weights, feature), feature)
+        pooled = self.pooled(feature, *_fitted(ids, splits, weights, feature))
         found[f"activations/{feature['name']}"] = pooled.reshape(num_samples, *feature["shape"])
         return found
+
+
+    def pooled(
+        self, feature: Mapping[str, Any], ids: np.ndarray, splits: np.ndarray, weights: np.ndarray | None
+    ) -> np.ndarray:
+        """float32 `[bags, width]`, of ids within the table."""
+        return _pooled(self._tables[feature["table"]], ids, splits, weights, feature)
+
+
+def scores_among(outputs: dict[str, np.ndarray]) -> Any:
+    """The scores among all outputs, as `predict` has them."""
+    for name in ("score", "scores"):
+        if name in outputs:
+            return outputs[name]
+    return {name: values for name, values in outputs.items() if name.startswith("scores/")} or outputs
+
+
+def padded_size(count: int) -> int:
+    """With how many samples the program is called for so many, as `podembed predict` does. With fewer than 64, or a
+    size between powers of two, scores have other last bits.
+    """
+    return max(64, 1 << max(0, count - 1).bit_length())
+
+
+def _alike(columns: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Some columns, of one length."""
+    found = {name: columns[name] for name in names}
+    longest = max(map(len, found.values()))
+    return {name: values if len(values) == longest else _repeated(values, longest) for name, values in found.items()}
+
+
+def _repeated(values: Any, count: int) -> Any:
+    return np.repeat(values, count, axis=0) if isinstance(values, np.ndarray) else [values[0]] * count
 
 
 def _values(values: Any, name: str) -> Any:
@@ -232,9 +355,6 @@ def _safetensors(folder: str, name: str) -> dict[str, np.ndarray]:
             dtype = jax.numpy.bfloat16 if entry["dtype"] == "BF16" else np.dtype(_DTYPES[entry["dtype"]])
             arrays[key] = np.frombuffer(data[start:stop], dtype).reshape(entry["shape"])
         return arrays
-
-
-Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def _part(ids: np.ndarray, splits: np.ndarray, weights: np.ndarray | None, start: int, count: int, size: int) -> Bags:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
@@ -24,7 +26,7 @@ from fastapi.testclient import TestClient
 from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.artifact.export_model import _write_safetensors, export_model
-from podembed.serving.artifact.exported_model import LoadedModel, ModelError, _safetensors, load
+from podembed.serving.artifact.exported_model import LoadedModel, ModelError, _safetensors, load, program_of
 from podembed.serving.predict.committed_model import open_model
 from podembed.serving.predict.evaluate import evaluate
 from podembed.serving.predict.predict import _dtype, predict
@@ -557,14 +559,26 @@ def test_a_damaged_export_is_refused(exports: list[Path], tmp_path: Path) -> Non
         load(str(tmp_path))
 
 
+def test_a_program_of_a_later_jax_or_of_none_is_refused_in_a_sentence(exports: list[Path], tmp_path: Path) -> None:
+    copy = shutil.copytree(exports[1], tmp_path / "copy")
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    made_by = jax.__version__
+    with pytest.raises(ModelError, match=r"Found a program of jax 99\.1\.0 in m\.json, under jax .*Install it"):
+        program_of(b"", {"versions": {"jax": "99.1.0"}}, "m.json")
+    with pytest.raises(ModelError, match=rf"Found a program of jax {re.escape(made_by)} in .* that jax .* cannot read"):
+        program_of((copy / manifest["program"]).read_bytes()[:100], manifest, str(path))
+
+
 def test_arrays_of_64_bits_ask_for_jax_with_64(exports: list[Path], tmp_path: Path) -> None:
     """Of a run with JAX_ENABLE_X64."""
     copy = shutil.copytree(exports[1], tmp_path / "copy")
     manifest, dense = load(str(copy)).manifest, _safetensors(str(copy), "dense.safetensors")
     with (copy / "dense.safetensors").open("wb") as file:
         _write_safetensors(file, {key: values.astype(np.float64) for key, values in dense.items()})
-    with pytest.raises(ModelError, match=r"Found 'params/.*' as float64 in .*copy. Expected .*Set JAX_ENABLE_X64=1"):
-        LoadedModel(str(copy), manifest)
+    dense = _safetensors(str(copy), "dense.safetensors")
+    with pytest.raises(ModelError, match=r"Found 'params/.*' as float64. Expected .*Set JAX_ENABLE_X64=1"):
+        LoadedModel(manifest, program=None, dense=dense, tables=[], vocabularies={})
 
 
 def _without_tables(manifest: dict[str, Any]) -> dict[str, Any]:
