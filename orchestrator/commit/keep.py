@@ -20,6 +20,7 @@ from podembed.orchestrator.commit.deletions import forget_deletions, record_dele
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.lease_files import read_commit_names, read_lineage
 from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
+from podembed.orchestrator.commit.published import published_commits
 from podembed.orchestrator.commit.verification import size_damages
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
@@ -63,7 +64,8 @@ def keep_latest(
     without: Collection[str] = (),
     unix_s: Callable[[], float] = time.time,
 ) -> Removal:
-    """Deletes what the newest `num_to_keep` commits of the lineage, and those that other policies name, do not need.
+    """Deletes what the newest `num_to_keep` commits of the lineage, those that are published or pinned, and those that
+    other policies name, do not need.
 
     Nothing goes unless the newest commit is whole: its manifest is read, and every file of it is there with its size. A
     pass that is cut short is finished by a later one.
@@ -93,10 +95,13 @@ def keep_latest(
     kept = set(lineage[:num_to_keep])
     if also and len(lineage) > num_to_keep:
         kept |= kept_by(also, read_committed(store, lineage))
+    names = read_commit_names(store)
+    # What servers answer with stays, also where training has gone back to a commit before it.
+    kept |= published_commits(store).intersection(names)
     kept -= {*without} - {*lineage[:1]}
     # Oldest first: what is left at any moment then begins with a commit whose parent is before all of them.
     removable = sorted(
-        (name for name in read_commit_names(store) if name not in kept and _is_settled(name, lineage, lease)),
+        (name for name in names if name not in kept and _is_settled(name, lineage, lease)),
         key=lambda name: parse_commit_name(name) or (0, 0),
     )
     attempts = [name for name in store.children("data") if name not in kept and _is_settled(name, lineage, lease)]

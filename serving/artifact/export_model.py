@@ -87,15 +87,51 @@ def export_model(
 
 
 def _write(model: CommittedModel, files: ExportFiles, out: str, wanted: Sequence[str]) -> ExportedModel:
-    _require_flatbuffers()
-    job, manifest = model.job, model.state.manifest
     for spec in model.specs:
         if spec.keys.columns:
             raise ConfigurationError(
                 f"Found table '{spec.name}' with keys that come and go. Expected tables whose ids are row numbers, "
-                "since an exported model has no map of keys. Score with podembed.predict, which reads the commit."
+                "since an exported model has no map of keys. Serve it (podembed serve), or score with podembed.predict."
             )
     dense = model.dense(SCORED_PARTS)
+    document, outputs = describe_model(model, files, dense, wanted)
+    files.write("dense.safetensors", lambda file: _write_safetensors(file, dense))
+    for at, table in enumerate(model.tables):
+        name = f"tables/{at}.npy"
+        source = ExportSource(
+            store=model.state.store, table=table, arrays=table.arrays[:1], information={}, batch_bytes=BATCH_BYTES
+        )
+        files.write(name, lambda file, source=source: write_npy(file, source))
+        document["tables"][at]["file"] = name
+    files.write_bytes("served_model.py", _served_source().encode())
+    document["files"] = dict(files.written)
+    document["sha256"] = exported_model.manifest_digest(document)
+    # Last, so that what has a manifest is whole.
+    files.write_bytes(MANIFEST, json.dumps(document, indent=1).encode())
+    return ExportedModel(
+        path=out,
+        commit=model.state.manifest.name,
+        columns=exported_columns.needed(document),
+        outputs=outputs,
+        size_bytes=sum(one["size_bytes"] for one in files.written.values()),
+    )
+
+
+def describe_model(
+    model: CommittedModel, files: ExportFiles, dense: Mapping[str, np.ndarray], wanted: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """The fields of a manifest, but for `files` and `sha256`, and the shape of each output for a sample. Program and
+    vocabularies are written.
+
+    Args:
+      dense: leaves of parameters and state, by their keys.
+      wanted: names of outputs; without any, all.
+
+    Raises:
+      ConfigurationError: a model that cannot be exported, or no package to write it with.
+    """
+    _require_flatbuffers()
+    job, manifest = model.job, model.state.manifest
     try:
         check_dense(job, dense)
         exported = export_forward(job, step=manifest.step, wanted=wanted)
@@ -103,16 +139,6 @@ def _write(model: CommittedModel, files: ExportFiles, out: str, wanted: Sequence
         raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
     outputs = output_shapes(exported)
     files.write_bytes(PROGRAM, bytes(exported.serialize()))
-    files.write("dense.safetensors", lambda file: _write_safetensors(file, dense))
-    tables = []
-    for at, (table, config) in enumerate(zip(model.tables, job.tables, strict=True)):
-        name = f"tables/{at}.npy"
-        source = ExportSource(
-            store=model.state.store, table=table, arrays=table.arrays[:1], information={}, batch_bytes=BATCH_BYTES
-        )
-        files.write(name, lambda file, source=source: write_npy(file, source))
-        tables.append({"name": table.name, "file": name, "num_rows": table.num_rows, "dim": config.dim})
-    schema = input_schema(job, exported, files, kinds=trained_kinds(model))
     document = {
         "format": exported_model.FORMAT,
         "format_version": exported_model.FORMAT_VERSION,
@@ -124,22 +150,14 @@ def _write(model: CommittedModel, files: ExportFiles, out: str, wanted: Sequence
         "program": PROGRAM,
         "platforms": list(exported.platforms),
         "outputs": {name: list(shape) for name, shape in outputs.items()},
-        **schema,
-        "tables": tables,
+        **input_schema(job, exported, files, kinds=trained_kinds(model)),
+        "tables": [
+            {"name": table.name, "num_rows": table.num_rows, "dim": config.dim}
+            for table, config in zip(model.tables, job.tables, strict=True)
+        ],
         "versions": {"podembed": version(), **{name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}},
     }
-    files.write_bytes("served_model.py", _served_source().encode())
-    document["files"] = dict(files.written)
-    document["sha256"] = exported_model.manifest_digest(document)
-    # Last, so that what has a manifest is whole.
-    files.write_bytes(MANIFEST, json.dumps(document, indent=1).encode())
-    return ExportedModel(
-        path=out,
-        commit=manifest.name,
-        columns=exported_columns.needed(document),
-        outputs=outputs,
-        size_bytes=sum(one["size_bytes"] for one in files.written.values()),
-    )
+    return document, outputs
 
 
 def _served_source() -> str:

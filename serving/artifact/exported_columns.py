@@ -50,7 +50,7 @@ def needed(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 def ids_of(
     columns: Mapping[str, Any], feature: Mapping[str, Any], vocabulary: ExportedVocabulary | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Rows of the table, int64, the offsets of each sample's, and their weights."""
+    """Rows of the table, or keys where these come and go, int64; the offsets of each sample's, and their weights."""
     if feature["crossed_with"]:
         flat, is_missing, lengths = _crossed(columns, (feature, *feature["crossed_with"]))
     else:
@@ -78,9 +78,14 @@ def _rows(present: np.ndarray, feature: Mapping[str, Any], vocabulary: ExportedV
         return np.zeros(0, np.int64)
     if vocabulary is not None:
         return vocabulary.rows(present, feature["num_reserved"])
+    has_keys = feature["invalid_ids"] == "any"
     if mode == "hash":
         offset = np.uint64(_mix_one(feature["salt"] & _MASK) if feature["salt"] else 0)
+        if has_keys:
+            return mix(_keys(present), offset).view(np.int64)
         return (mix(_keys(present), offset) % np.uint64(size - 1)).astype(np.int64) + 1
+    if has_keys:
+        return _keys(present).view(np.int64)
     if present.dtype == object:
         raise ModelError(f"Found text {present[0]!r} in column {feature['column']!r}. Expected integers.")
     outside = (present < 0) | (present >= size)

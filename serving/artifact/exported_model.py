@@ -378,7 +378,7 @@ def _fitted(ids: np.ndarray, splits: np.ndarray, weights: np.ndarray | None, fea
     """Ids outside the table dropped, clipped or hashed, as it says."""
     size, rule = feature["vocabulary_size"], feature["invalid_ids"]
     outside = (ids < 0) | (ids >= size)
-    if not outside.any():
+    if rule == "any" or not outside.any():
         return ids, splits, weights
     if rule == "drop":
         before = np.zeros(len(ids) + 1, np.int64)

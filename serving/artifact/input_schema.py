@@ -74,7 +74,7 @@ def _features(
                 ],
                 "weights": column.weights,
                 "last": column.last,
-                "invalid_ids": table.invalid_ids,
+                "invalid_ids": table.invalid_ids if table.dynamic_keys is None else "any",
                 "table": binding.table,
                 "combiner": binding.combiner,
                 "quantization": _quantization(table),

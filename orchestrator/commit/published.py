@@ -1,0 +1,161 @@
+"""`publish/`: which commits are offered to servers, so that the keep policies spare them.
+
+`publish/pointers/<number>.json` is a log that only grows: the highest number counts, and names the version that servers
+answer with. `publish/pins/<commit>.json` keeps one commit. Versions themselves are `serving.publish`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from podembed.orchestrator.commit.manifest import commit_name
+from podembed.workers.storage.records import decode, encode, read_document
+from podembed.workers.storage.storage_errors import NameNotFound
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
+
+POINTERS, PINS = "publish/pointers", "publish/pins"
+_POINTER = re.compile(r"(\d{8,12})\.json")
+_VERSION = re.compile(r"v(\d{9,})-g(\d{8,})-([0-9a-f]{12})")
+_MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """Content of a pointer.
+
+    Attributes:
+      number: its own number, from 1.
+      version: name of the version that counts from here on.
+      action: `publish` or `rollback`.
+      keep: number of the newest different versions whose commits are kept.
+      unix_s: wall clock of the publisher, for people.
+    """
+
+    number: int
+    version: str
+    action: str
+    keep: int
+    unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """Content of a pin: a commit that is kept, and why."""
+
+    commit: str
+    reason: str
+    unix_s: float
+
+
+def version_name(*, step: int, generation: int, digest: str) -> str:
+    """`v000001200-g00000007-0123456789ab`: the commit, and twelve digits of what is served of it."""
+    return f"v{step:09d}-g{generation:08d}-{digest[:12]}"
+
+
+def commit_of_version(name: str) -> str | None:
+    """The name of a version's commit, or None for any other text."""
+    match = _VERSION.fullmatch(name)
+    return commit_name(step=int(match[1]), generation=int(match[2])) if match else None
+
+
+def pointer_numbers(store: Store) -> list[int]:
+    """The numbers of all pointers, rising."""
+    found = (_POINTER.fullmatch(name) for name in store.children(POINTERS))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def read_pointer(store: Store, number: int) -> Pointer:
+    """One pointer.
+
+    Raises:
+      NameNotFound: there is none of this number; DocumentRefused: it is damaged.
+    """
+    name = _pointer_file(number)
+    pointer = decode(Pointer, name, read_document(store, name, max_bytes=_MAX_BYTES))
+    if pointer.number != number or commit_of_version(pointer.version) is None:
+        raise DocumentRefused(name, f"pointer {pointer.number} to {pointer.version[:60]!r}", f"pointer {number}")
+    return pointer
+
+
+def newest_pointer(store: Store) -> Pointer | None:
+    """The pointer that counts, or None before the first.
+
+    Raises:
+      DocumentRefused: it is damaged. An older one is no answer: it may be what was rolled back.
+    """
+    numbers = pointer_numbers(store)
+    return read_pointer(store, numbers[-1]) if numbers else None
+
+
+def add_pointer(store: Store, *, version: str, action: str, keep: int, unix_s: float) -> Pointer:
+    """Makes a version the one that counts. Of two publishers at once, the later pointer counts."""
+    while True:
+        number = max(pointer_numbers(store), default=0) + 1
+        pointer = Pointer(number=number, version=version, action=action, keep=keep, unix_s=unix_s)
+        if store.create_exclusive(_pointer_file(number), encode(pointer)):
+            return pointer
+
+
+def recent_pointers(store: Store) -> Iterator[Pointer]:
+    """All pointers, the newest first.
+
+    Raises:
+      DocumentRefused: one is damaged.
+    """
+    for number in reversed(pointer_numbers(store)):
+        yield read_pointer(store, number)
+
+
+def add_pin(store: Store, commit: str, *, reason: str, unix_s: float) -> None:
+    """Keeps a commit, until `remove_pin`. One that is pinned stays so."""
+    store.create_exclusive(_pin_file(commit), encode(Pin(commit=commit, reason=reason, unix_s=unix_s)))
+
+
+def remove_pin(store: Store, commit: str) -> None:
+    """Leaves a commit to the keep policies again."""
+    store.delete(_pin_file(commit))
+
+
+def read_pins(store: Store) -> list[Pin]:
+    """All pins, by rising commit.
+
+    Raises:
+      DocumentRefused: one is damaged.
+    """
+    pins = []
+    for file in store.children(PINS):
+        name = f"{PINS}/{file}"
+        try:
+            pins.append(decode(Pin, name, read_document(store, name, max_bytes=_MAX_BYTES)))
+        except NameNotFound:
+            continue  # Removed meanwhile.
+    return pins
+
+
+def published_commits(store: Store) -> set[str]:
+    """The commits of pins, and of as many of the newest versions as the newest pointer keeps.
+
+    Raises:
+      DocumentRefused: a pin or pointer is damaged, so it is unknown what is needed.
+    """
+    kept = {pin.commit for pin in read_pins(store)}
+    versions: list[str] = []
+    keep = 1
+    for pointer in recent_pointers(store):
+        keep = keep if versions else pointer.keep
+        if pointer.version not in versions:
+            versions.append(pointer.version)
+        if len(versions) >= keep:
+            break
+    return kept | {commit for version in versions if (commit := commit_of_version(version))}
+
+
+def _pointer_file(number: int) -> str:
+    return f"{POINTERS}/{number:08d}.json"
+
+
+def _pin_file(commit: str) -> str:
+    return f"{PINS}/{commit}.json"

@@ -1,0 +1,265 @@
+"""`publish`: makes a version of a commit, and the version that counts of it.
+
+The order is what makes it safe: the commit is pinned, the version is written and judged, then the pointer names it.
+Killed anywhere, the newest pointer names a whole version.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from podembed.embedding.initializers import Constant, RandomNormal, TruncatedNormal, Uniform
+from podembed.embedding.vocabulary.key_space import DynamicKeys
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.commit.manifest import commit_file
+from podembed.orchestrator.commit.published import (
+    add_pin,
+    add_pointer,
+    newest_pointer,
+    read_pins,
+    remove_pin,
+    version_name,
+)
+from podembed.orchestrator.commit.verification import size_damages
+from podembed.serving.artifact.export_files import ExportFiles
+from podembed.serving.artifact.export_model import PROGRAM, describe_model
+from podembed.serving.artifact.exported_columns import ExportedVocabulary
+from podembed.serving.artifact.exported_model import LoadedModel, program_of
+from podembed.serving.predict.committed_model import CommittedModel, CommittedRows, with_commit
+from podembed.serving.predict.trained_forward import SCORED_PARTS
+from podembed.serving.publish.gate import Gate
+from podembed.serving.publish.probe import encode_probe, probe_columns
+from podembed.serving.publish.versions import (
+    PROBE,
+    SCHEMA,
+    VERSION_FORMAT,
+    NamedFile,
+    Refusal,
+    Version,
+    content_digest,
+    manifest_digest,
+    read_version,
+    write_file,
+    write_refusal,
+    write_version,
+)
+from podembed.workers.declared_types import several
+from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import canonical_bytes
+
+KEEP = 2
+_PROBE_KEYS = 64
+_DESCRIBED = (Constant, RandomNormal, TruncatedNormal, Uniform)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The result of `publish`.
+
+    Attributes:
+      version: the version.
+      number: of the pointer that offers it; None where a gate refused it.
+      refused: why it is not offered, or None.
+      is_new: whether another version counted before.
+    """
+
+    version: Version
+    number: int | None
+    refused: str | None
+    is_new: bool
+
+
+def publish(
+    run: str | os.PathLike[str],
+    *,
+    commit: str | None = None,
+    require: str | Sequence[str] = (),
+    max_drop: float | None = None,
+    keep: int = KEEP,
+    outputs: str | Sequence[str] = (),
+    job: JobConfig | None = None,
+    folder: str = "",
+    unix_s: Callable[[], float] = time.time,
+) -> Published:
+    """Offers a commit to servers.
+
+    Args:
+      run: folder or URL of a run, for its newest commit, or `RUN@COMMIT`.
+      commit: name of the commit, or its step.
+      require: bounds of metrics of the commit's evaluation, such as `auc>=0.7`.
+      max_drop: how much worse than in the version before these metrics may be.
+      keep: number of the newest versions whose commits the run keeps.
+      outputs: names of those that servers answer with; by default all. Features that none depends on are not asked
+        for.
+      job: job of a run that was started with a job as a value.
+      folder: where the job's module may lie if it is not installed.
+      unix_s: the wall clock.
+
+    Raises:
+      ConfigurationError: no run, no commit, no job, or a model that cannot be exported.
+      ChunkDamaged, StorageError: the commit is damaged, or went meanwhile.
+    """
+    if keep < 1:
+        raise ConfigurationError(f"Found keep={keep}. Expected at least 1, the version that counts. Keep 1 or more.")
+    gate = Gate.of(several(require), max_drop)
+
+    def make(model: CommittedModel) -> Published:
+        with _pinned(model.state.store, model.state.manifest.name, unix_s):
+            return _offered(model, _version_of(model, several(outputs), unix_s), gate, keep, unix_s)
+
+    return with_commit(run, make, commit=commit, job=job, folder=folder)
+
+
+@contextmanager
+def _pinned(store: Store, commit: str, unix_s: Callable[[], float]) -> Iterator[None]:
+    """Keeps a commit while its version is made."""
+    was_pinned = any(pin.commit == commit for pin in read_pins(store))
+    if not was_pinned:
+        add_pin(store, commit, reason="is being published", unix_s=unix_s())
+    try:
+        yield
+    finally:
+        if not was_pinned:
+            remove_pin(store, commit)
+
+
+def _offered(
+    model: CommittedModel, version: Version, gate: Gate, keep: int, unix_s: Callable[[], float]
+) -> Published:
+    store = model.state.store
+    pointer = newest_pointer(store)
+    if pointer is not None and pointer.version == version.name and pointer.keep == keep:
+        return Published(version=version, number=pointer.number, refused=None, is_new=False)
+    before = read_version(store, pointer.version).metrics if pointer is not None else {}
+    refused = gate.refusal(version.metrics, before)
+    if refused is not None:
+        write_refusal(store, Refusal(version=version.name, reason=refused, unix_s=unix_s()))
+        return Published(version=version, number=None, refused=refused, is_new=False)
+    require_whole(store, model.state.manifest)
+    made = add_pointer(store, version=version.name, action="publish", keep=keep, unix_s=unix_s())
+    is_new = pointer is None or pointer.version != version.name
+    return Published(version=version, number=made.number, refused=None, is_new=is_new)
+
+
+def require_whole(store: Store, manifest: Any) -> None:
+    """Raises `ConfigurationError` where a commit, or a file of it, is not there any more."""
+    damage = next(iter(size_damages(store, manifest)), None)
+    found = f"{damage.found} in {damage.name}" if damage is not None else None
+    if not store.exists(commit_file(manifest.name)):
+        found = "no manifest"
+    if found is not None:
+        raise ConfigurationError(
+            f"Found {found} of commit {manifest.name} in {store.location}. Expected a whole commit, since servers read "
+            "its rows. Publish another one; `podembed fsck` names all damage."
+        )
+
+
+def _version_of(model: CommittedModel, wanted: Sequence[str], unix_s: Callable[[], float]) -> Version:
+    """Writes the files and the record of a version."""
+    store, manifest = model.state.store, model.state.manifest
+    kept: dict[str, bytes] = {}
+
+    @contextmanager
+    def open_file(name: str) -> Iterator[BinaryIO]:
+        file = io.BytesIO()
+        yield file
+        kept[name] = file.getvalue()
+
+    dense = model.dense(SCORED_PARTS)
+    document, _ = describe_model(model, ExportFiles(open_file), dense, wanted)
+    for table, spec in zip(document["tables"], model.specs, strict=True):
+        table["keys"] = _keys_of(spec)
+    kept[PROBE] = _probe(model, document, kept, dense)
+    kept[SCHEMA] = canonical_bytes(document)
+    files: dict[str, NamedFile] = {name: write_file(store, data) for name, data in kept.items()}
+    digest = manifest_digest(store, manifest.name)
+    named = version_name(
+        step=manifest.step, generation=manifest.generation, digest=content_digest(manifest.name, digest, files)
+    )
+    parent = newest_pointer(store)
+    version = Version(
+        name=named,
+        format_version=VERSION_FORMAT,
+        run_id=manifest.run_id,
+        commit=manifest.name,
+        manifest_sha256=digest,
+        files=files,
+        metrics=dict(manifest.metrics),
+        parent=parent.version if parent is not None else None,
+        created_unix_s=unix_s(),
+    )
+    write_version(store, version)
+    return version
+
+
+def _keys_of(spec: Any) -> dict[str, Any] | None:
+    """How a table whose keys come and go answers for keys without a row.
+
+    Raises:
+      ConfigurationError: with values of an initializer that is not one of ours.
+    """
+    if not isinstance(spec.keys, DynamicKeys):
+        return None
+    described: dict[str, Any] = {"default": spec.keys.default, "initializer": None}
+    if spec.keys.default == "first":
+        initializer = spec.initializer
+        if not (isinstance(initializer, _DESCRIBED) and is_dataclass(initializer)):
+            raise ConfigurationError(
+                f"Found initializer {initializer!r} of table '{spec.name}', whose keys without a row have their first "
+                f"value. Expected one of {', '.join(kind.__name__ for kind in _DESCRIBED)}, which a server knows. "
+                "Declare one of these, or default='zeros' or 'shared'."
+            )
+        described["initializer"] = {
+            "name": type(initializer).__name__,
+            "arguments": asdict(initializer),
+            "seed": spec.seed,
+        }
+    return described
+
+
+class _CommittedTable:
+    """Rows of a table of the commit by number or key, as exported models look them up."""
+
+    def __init__(self, rows: CommittedRows, at: int, shape: tuple[int, int]) -> None:
+        self._rows, self._at, self.shape = rows, at, shape
+
+    def __getitem__(self, ids: np.ndarray) -> np.ndarray:
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        return self._rows.rows(self._at, distinct)[inverse]
+
+
+def _probe(
+    model: CommittedModel, document: Mapping[str, Any], kept: Mapping[str, bytes], dense: Mapping[str, np.ndarray]
+) -> bytes:
+    """The probe, with the outputs that an exported model has for it."""
+    rows = CommittedRows(model)
+    keys = {at: rows.keys(at)[:_PROBE_KEYS] for at, table in enumerate(document["tables"]) if table["keys"] is not None}
+    vocabularies = {name: data for name, data in kept.items() if name.startswith("vocabularies/")}
+    reader = LoadedModel(
+        document,
+        program=program_of(kept[PROGRAM], document, model.state.location),
+        dense=dense,
+        tables=[_CommittedTable(rows, at, (one.num_rows, one.dim)) for at, one in enumerate(model.specs)],
+        vocabularies={name: ExportedVocabulary(data.decode()) for name, data in vocabularies.items()},
+    )
+    columns = probe_columns(document, vocabularies=vocabularies, keys=keys)
+    # As a server gets them.
+    columns = json.loads(json.dumps(columns))
+    outputs = reader.outputs(columns)
+    wrong = [name for name, values in outputs.items() if values.dtype.kind == "f" and not np.isfinite(values).all()]
+    if wrong:
+        raise ConfigurationError(
+            f"Found numbers that are not finite in output {wrong[0]!r} of {model.state.location}. Expected finite ones. "
+            "Publish an older commit; `podembed fsck --values` looks for such numbers in the tables."
+        )
+    return encode_probe(columns, outputs)
