@@ -129,3 +129,21 @@ def rebuild_map(lines, small, per_bucket, keys, is_held, rows_per_bucket, place)
         row = place * rows_per_bucket + position
         if is_held[row]:
             insert_key(lines, small, first, per_bucket, hash_of(keys[row]), keys[row], position)
+
+
+@jit
+def find_rows(lines, small, per_bucket, num_buckets, keys, out):
+    """The row of each key, its position in its bucket times `num_buckets` plus the bucket; `-1 - bucket` of a key that
+    has none.
+
+    Args:
+      lines, small: of all buckets of a table, as `find_key` takes them.
+      num_buckets: a power of two.
+      keys: int64 `[n]`.
+      out: int64 `[n]`.
+    """
+    for i in range(keys.shape[0]):
+        hashed = hash_of(keys[i])
+        bucket = np.int64(hashed & np.uint64(num_buckets - 1))
+        position = find_key(lines, small, bucket * per_bucket, per_bucket, hashed, keys[i])
+        out[i] = -1 - bucket if position < 0 else position * num_buckets + bucket

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from podembed.jobs.cli import scoring, watching
+from podembed.jobs.cli import publishing, scoring, watching
 
 EXIT_ALARM = 1
 
@@ -167,7 +167,20 @@ class Prune:
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
-Tool = Fsck | Health | Diff | Export | Import | Extract | Compact | Forget | Prune | scoring.Scoring | watching.Watching
+Tool = (
+    Fsck
+    | Health
+    | Diff
+    | Export
+    | Import
+    | Extract
+    | Compact
+    | Forget
+    | Prune
+    | scoring.Scoring
+    | publishing.Publishing
+    | watching.Watching
+)
 
 ToolCommand = (
     Annotated[Fsck, tyro.conf.subcommand("fsck")]
@@ -180,6 +193,7 @@ ToolCommand = (
     | Annotated[Forget, tyro.conf.subcommand("forget")]
     | Annotated[Prune, tyro.conf.subcommand("prune")]
     | scoring.ScoringCommand
+    | publishing.PublishingCommand
     | watching.WatchingCommand
 )
 
@@ -214,8 +228,10 @@ def run(command: Tool) -> int:
             return tidying.prune(command)
         case watching.Report() | watching.Top():
             return watching.run(command)
-        case _:
+        case scoring.Evaluate() | scoring.Predict() | scoring.ExportModel():
             return scoring.run(command)
+        case _:
+            return publishing.run(command)
 
 
 def _health(command: Health) -> int:

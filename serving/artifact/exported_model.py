@@ -248,9 +248,7 @@ class LoadedModel:
             for column in self._extra:
                 inputs |= extra_of(columns[column["name"]], column)
             bags = [
-                ids_of(
-                    _alike(columns, columns_of(feature)), feature, self._vocabularies.get(feature["vocabulary"])
-                )
+                ids_of(_alike(columns, columns_of(feature)), feature, self._vocabularies.get(feature["vocabulary"]))
                 for feature in self.manifest["features"]
             ]
         except ValueError as error:
@@ -294,7 +292,6 @@ class LoadedModel:
         pooled = self.pooled(feature, *_fitted(ids, splits, weights, feature))
         found[f"activations/{feature['name']}"] = pooled.reshape(num_samples, *feature["shape"])
         return found
-
 
     def pooled(
         self, feature: Mapping[str, Any], ids: np.ndarray, splits: np.ndarray, weights: np.ndarray | None

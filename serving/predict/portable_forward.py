@@ -7,7 +7,8 @@ bits. `podembed predict` and exported models run this one, with the same number 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -90,7 +91,7 @@ def export_forward(job: JobConfig, *, step: int, wanted: Sequence[str] = ()) -> 
 
     inputs = _input_shapes(job)
     leaves = {key: jax.eval_shape(numbers_of, leaf) for key, leaf in by_key(shapes).items()}
-    with portable():
+    with portable(), _without_places():
         try:
             read = _inputs_read(jax.make_jaxpr(forward)(leaves, inputs), inputs, job)
             return jax.export.export(jax.jit(forward), platforms=PLATFORMS)(leaves, read)
@@ -102,6 +103,20 @@ def export_forward(job: JobConfig, *, step: int, wanted: Sequence[str] = ()) -> 
                 f"Found a model that cannot be exported ({text}). Expected functions of JAX for any number of samples. "
                 "Take sizes from shapes, and call no kernel of one platform alone."
             ) from error
+
+
+@contextmanager
+def _without_places() -> Iterator[None]:
+    """Leaves the lines of the code that traced a program out of it. So equal models have equal bytes, whoever exports
+    them, and no path of a machine leaves it.
+    """
+    name = "jax_traceback_in_locations_limit"
+    before = jax.config.values[name]
+    jax.config.update(name, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _input_shapes(job: JobConfig) -> Arrays:

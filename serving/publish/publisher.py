@@ -20,7 +20,7 @@ import numpy as np
 from podembed.embedding.initializers import Constant, RandomNormal, TruncatedNormal, Uniform
 from podembed.embedding.vocabulary.key_space import DynamicKeys
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.commit.manifest import commit_file
+from podembed.orchestrator.commit.manifest import Manifest, commit_file
 from podembed.orchestrator.commit.published import (
     add_pin,
     add_pointer,
@@ -30,6 +30,7 @@ from podembed.orchestrator.commit.published import (
     version_name,
 )
 from podembed.orchestrator.commit.verification import size_damages
+from podembed.orchestrator.run.history_record import read_history
 from podembed.serving.artifact.export_files import ExportFiles
 from podembed.serving.artifact.export_model import PROGRAM, describe_model
 from podembed.serving.artifact.exported_columns import ExportedVocabulary
@@ -133,9 +134,7 @@ def _pinned(store: Store, commit: str, unix_s: Callable[[], float]) -> Iterator[
             remove_pin(store, commit)
 
 
-def _offered(
-    model: CommittedModel, version: Version, gate: Gate, keep: int, unix_s: Callable[[], float]
-) -> Published:
+def _offered(model: CommittedModel, version: Version, gate: Gate, keep: int, unix_s: Callable[[], float]) -> Published:
     store = model.state.store
     pointer = newest_pointer(store)
     if pointer is not None and pointer.version == version.name and pointer.keep == keep:
@@ -151,7 +150,7 @@ def _offered(
     return Published(version=version, number=made.number, refused=None, is_new=is_new)
 
 
-def require_whole(store: Store, manifest: Any) -> None:
+def require_whole(store: Store, manifest: Manifest) -> None:
     """Raises `ConfigurationError` where a commit, or a file of it, is not there any more."""
     damage = next(iter(size_damages(store, manifest)), None)
     found = f"{damage.found} in {damage.name}" if damage is not None else None
@@ -194,12 +193,19 @@ def _version_of(model: CommittedModel, wanted: Sequence[str], unix_s: Callable[[
         commit=manifest.name,
         manifest_sha256=digest,
         files=files,
-        metrics=dict(manifest.metrics),
+        metrics=dict(manifest.metrics) or _evaluated(store, manifest),
         parent=parent.version if parent is not None else None,
         created_unix_s=unix_s(),
     )
     write_version(store, version)
     return version
+
+
+def _evaluated(store: Store, manifest: Manifest) -> dict[str, float]:
+    """Metrics of an evaluation of this state that was made after the commit."""
+    made = reversed(read_history(store).evaluations)
+    own = (one.metrics for one in made if (one.step, one.generation) == (manifest.step, manifest.generation))
+    return dict(next(own, {}))
 
 
 def _keys_of(spec: Any) -> dict[str, Any] | None:
@@ -259,7 +265,7 @@ def _probe(
     wrong = [name for name, values in outputs.items() if values.dtype.kind == "f" and not np.isfinite(values).all()]
     if wrong:
         raise ConfigurationError(
-            f"Found numbers that are not finite in output {wrong[0]!r} of {model.state.location}. Expected finite ones. "
-            "Publish an older commit; `podembed fsck --values` looks for such numbers in the tables."
+            f"Found numbers that are not finite in output {wrong[0]!r} of {model.state.location}. Expected finite "
+            "ones. Publish an older commit; `podembed fsck --values` looks for such numbers in the tables."
         )
     return encode_probe(columns, outputs)

@@ -1,0 +1,346 @@
+"""`TableRows`: the rows of a table in one version, and how the next version is made of them.
+
+All versions of a table share one arena of rows. A version is an index from row numbers to places in it. The next
+version copies the index and writes only rows with other bits, to places that no version uses. So a version costs the
+rows that changed and four bytes for each row, and what an older version reads never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from podembed.embedding import initializers
+from podembed.embedding.kernels.arrays import aligned_empty, mapped_zeros
+from podembed.embedding.kernels.key_map import find_rows, lines_per_bucket, new_lines, rebuild_map
+from podembed.embedding.kernels.pool import gather
+from podembed.orchestrator.commit.verification import require_metadata
+from podembed.serving.committed_rows import row_batches
+from podembed.workers.checkpoint.arrays import read_dense
+from podembed.workers.checkpoint.checkpoint_files import TableFiles
+from podembed.workers.storage.store import Store
+
+_VERSIONS = 2
+"""In an arena at once: the one that counts, and the one before or the next."""
+
+
+class TableRows(Protocol):
+    """Rows of a table in one version."""
+
+    @property
+    def arena(self) -> np.ndarray: ...
+
+    def places_of(self, ids: np.ndarray) -> np.ndarray | None:
+        """int32 `[n]`, where in the arena the row of each id lies; None where one has none, so that `values` must be
+        asked.
+        """
+        ...
+
+    def values(self, ids: np.ndarray) -> np.ndarray:
+        """float32 `[n, dim]`, the row of each id, which the caller may change."""
+        ...
+
+
+class Arena:
+    """Rows of all versions of one table. Mutated by whoever makes versions.
+
+    Attributes:
+      values: float32 `[2 * num_rows, dim]`; memory is taken where it is written.
+    """
+
+    def __init__(self, num_rows: int, dim: int) -> None:
+        self.values = mapped_zeros((_VERSIONS * num_rows, dim))
+        self._free: list[np.ndarray] = []
+        self._end = 0
+
+    def take(self, count: int) -> np.ndarray:
+        """Places that no version uses, int32 `[count]`."""
+        found = []
+        while count and self._free:
+            part = self._free.pop()
+            found.append(part[:count])
+            if len(part) > count:
+                self._free.append(part[count:])
+            count -= len(found[-1])
+        if self._end + count > len(self.values):
+            raise AssertionError("Versions are made one at a time, so two of them have room.")
+        found.append(np.arange(self._end, self._end + count, dtype=np.int32))
+        self._end += count
+        return np.concatenate(found)
+
+    def give_back(self, places: np.ndarray) -> None:
+        """Takes places that no version uses any more."""
+        if len(places):
+            self._free.append(places)
+
+
+class NumberedRows:
+    """Rows by their numbers. As `TableRows`.
+
+    Attributes:
+      replaced: places of the version before that this one does not use.
+    """
+
+    def __init__(self, arena: Arena, places: np.ndarray, replaced: np.ndarray) -> None:
+        self._arena, self._places, self.replaced = arena, places, replaced
+
+    @property
+    def arena(self) -> np.ndarray:
+        return self._arena.values
+
+    def places_of(self, ids: np.ndarray) -> np.ndarray | None:
+        return self._places[ids]
+
+    def values(self, ids: np.ndarray) -> np.ndarray:
+        found = aligned_empty((len(ids), self.arena.shape[1]))
+        gather(self.arena, self._places[ids].astype(np.int64), found)
+        return found
+
+    @staticmethod
+    def of(store: Store, files: TableFiles) -> NumberedRows:
+        """Reads a table whole.
+
+        Raises:
+          ChunkDamaged: a file is missing or is not what was committed.
+        """
+        arena = Arena(files.num_rows, files.dim)
+        places = arena.take(files.num_rows)
+        start = 0
+        for batch in row_batches(store, files, files.arrays[0]):
+            arena.values[start : start + len(batch)] = batch
+            start += len(batch)
+        return NumberedRows(arena, places, np.zeros(0, np.int32))
+
+    def next(self, store: Store, files: TableFiles, since: TableFiles) -> NumberedRows:
+        """The next version.
+
+        Args:
+          files: of its commit.
+          since: of the commit of this version.
+
+        Raises:
+          ChunkDamaged: a file is missing or is not what was committed.
+        """
+        changes = changed_rows(store, files, since, "rows")
+        places, replaced = self._places.copy(), [np.zeros(0, np.int32)]
+        try:
+            for ids, rows in changes:
+                # As bits: a number that is not one is equal to itself here, and zeros of both signs differ.
+                differs = (self.values(ids).view(np.uint32) != rows.view(np.uint32)).any(axis=1)
+                fresh = self._arena.take(int(differs.sum()))
+                self._arena.values[fresh] = rows[differs]
+                replaced.append(self._places[ids[differs]])
+                places[ids[differs]] = fresh
+        except BaseException:
+            # The version will not be, so nobody uses what was written for it.
+            self._arena.give_back(places[places != self._places])
+            raise
+        return NumberedRows(self._arena, places, np.concatenate(replaced))
+
+    def undo(self, before: NumberedRows) -> None:
+        """Gives back what only this version uses; it was never used, and `before` is the version before."""
+        self._arena.give_back(self._places[self._places != before._places])
+
+    def drop(self, following: NumberedRows) -> None:
+        """Gives back what only this version uses, after the last lookup in it."""
+        self._arena.give_back(following.replaced)
+
+
+class KeyedRows:
+    """Rows by keys that come and go. As `TableRows`.
+
+    Args:
+      keys: int64, by bucket and position.
+      held: uint32 of the same, 0 where the row has no key.
+      described: how keys without a row are answered, as a version's schema has it.
+    """
+
+    def __init__(
+        self,
+        rows: NumberedRows,
+        files: TableFiles,
+        described: Mapping[str, Any],
+        *,
+        keys: np.ndarray,
+        held: np.ndarray,
+        lines: np.ndarray | None = None,
+    ) -> None:
+        self.rows, self._files, self.described = rows, files, described
+        self._keys, self._held = keys, held
+        self._per_bucket = lines_per_bucket(files.rows_per_bucket)
+        self._lines = new_lines(files.num_buckets, self._per_bucket) if lines is None else lines
+        self._small = self._lines.view(np.uint16)
+
+    @property
+    def arena(self) -> np.ndarray:
+        return self.rows.arena
+
+    @property
+    def num_held(self) -> int:
+        """How many keys have a row."""
+        return int(np.count_nonzero(self._held))
+
+    def places_of(self, ids: np.ndarray) -> np.ndarray | None:
+        numbers = self._numbers(ids)
+        if self.described["default"] == "shared":
+            # The first row of a bucket is that of all its keys without one.
+            numbers = np.where(numbers < 0, -1 - numbers, numbers)
+        return None if (numbers < 0).any() else self.rows.places_of(numbers)
+
+    def is_known(self, ids: np.ndarray) -> np.ndarray:
+        """Which ids have a row of their own."""
+        return self._numbers(ids) >= 0
+
+    def values(self, ids: np.ndarray) -> np.ndarray:
+        numbers = self._numbers(ids)
+        is_known = numbers >= 0
+        found = self.rows.values(np.where(is_known, numbers, -1 - numbers))
+        default = self.described["default"]
+        if default == "zeros":
+            found[~is_known] = 0
+        elif default == "first" and not is_known.all():
+            found[~is_known] = self._first(ids[~is_known])
+        return found
+
+    def _first(self, keys: np.ndarray) -> np.ndarray:
+        declared = self.described["initializer"]
+        values = np.empty((len(keys), self._files.dim), np.float32)
+        source = initializers.row_source(
+            getattr(initializers, declared["name"])(**declared["arguments"]),
+            seed=declared["seed"],
+            table_name=self._files.name,
+            num_rows=self._files.num_rows,
+            dim=self._files.dim,
+        )
+        source(keys, values)
+        return values
+
+    def _numbers(self, ids: np.ndarray) -> np.ndarray:
+        found = np.empty(len(ids), np.int64)
+        keys = np.ascontiguousarray(ids, np.int64)
+        find_rows(self._lines, self._small, self._per_bucket, self._files.num_buckets, keys, found)
+        return found
+
+    @staticmethod
+    def of(store: Store, files: TableFiles, described: Mapping[str, Any]) -> KeyedRows:
+        """Reads a table whole.
+
+        Raises:
+          ChunkDamaged: a file is missing or is not what was committed.
+        """
+        rows = NumberedRows.of(store, files)
+        size = files.num_buckets * files.rows_per_bucket
+        found = KeyedRows(rows, files, described, keys=np.zeros(size, np.int64), held=np.zeros(size, np.uint32))
+        for bucket in found._take(_columns(store, files)):
+            found._rebuild(bucket)
+        return found
+
+    def next(self, store: Store, files: TableFiles, since: TableFiles) -> KeyedRows:
+        """The next version.
+
+        Raises:
+          ChunkDamaged: a file is missing or is not what was committed.
+        """
+        made = KeyedRows(
+            self.rows.next(store, files, since),
+            files,
+            self.described,
+            keys=self._keys.copy(),
+            held=self._held.copy(),
+            lines=_copied(self._lines),
+        )
+        try:
+            for bucket in made._take(_columns(store, files, since)):
+                made._rebuild(bucket)
+        except BaseException:
+            made.rows.undo(self.rows)
+            raise
+        return made
+
+    def drop(self, following: KeyedRows) -> None:
+        """As `NumberedRows.drop`."""
+        self.rows.drop(following.rows)
+
+    def undo(self, before: KeyedRows) -> None:
+        """As `NumberedRows.undo`."""
+        self.rows.undo(before.rows)
+
+    def _take(self, columns: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> np.ndarray:
+        """Writes keys of rows, and when they were named last. Returns the buckets that have others now."""
+        files, changed = self._files, [np.zeros(0, np.int64)]
+        for ids, keys, last in columns:
+            buckets = ids % files.num_buckets
+            at = buckets * files.rows_per_bucket + ids // files.num_buckets
+            held = (last != 0).astype(np.uint32)
+            differs = (self._keys[at] != keys) | (self._held[at] != held)
+            self._keys[at], self._held[at] = keys, held
+            changed.append(np.unique(buckets[differs]))
+        return np.unique(np.concatenate(changed))
+
+    def _rebuild(self, bucket: int) -> None:
+        rows = self._files.rows_per_bucket
+        rebuild_map(self._lines, self._small, self._per_bucket, self._keys, self._held, rows, bucket)
+
+
+def _copied(lines: np.ndarray) -> np.ndarray:
+    """A copy of a map, each line in one cache line."""
+    made = new_lines(1, len(lines))
+    made[:] = lines
+    return made
+
+
+def _columns(
+    store: Store, files: TableFiles, since: TableFiles | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Numbers of rows, their keys, and when these were named last; of all rows, or of those that may have changed."""
+    found = (
+        changed_rows(store, files, since, name) if since is not None else _all_rows(store, files, name)
+        for name in ("key", "last")
+    )
+    for (ids, keys), (_, last) in zip(*found, strict=True):
+        yield ids, keys[:, 0].copy(), last[:, 0].copy()
+
+
+def _all_rows(store: Store, files: TableFiles, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    array = next(array for array in files.arrays if array.name == name)
+    # The same rows at once, whatever the type.
+    start, at_once = 0, 1 << 20
+    item = {"int64": 8, "int32": 4, "float32": 4, "uint32": 4}[array.dtype] * array.width
+    for batch in row_batches(store, files, array, batch_bytes=at_once * item):
+        yield np.arange(start, start + len(batch), dtype=np.int64), batch
+        start += len(batch)
+
+
+def changed_rows(
+    store: Store, files: TableFiles, since: TableFiles, name: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Numbers and values of all rows that may have changed from one commit to another; each number once.
+
+    Where the later commit is the earlier one with more deltas, these alone are read.
+
+    Args:
+      name: of the array.
+
+    Raises:
+      ChunkDamaged: a file is missing or is not what was committed.
+    """
+    array = next(array for array in files.arrays if array.name == name)
+    is_longer = files.deltas[: len(since.deltas)] == since.deltas
+    if files.arrays != since.arrays or files.chunks != since.chunks or not is_longer:
+        yield from _all_rows(store, files, name)
+        return
+    require_metadata(store, files)
+    at = 1 + files.arrays.index(array)
+    parts = [part for delta in files.deltas[len(since.deltas) :] for part in delta.parts]
+    if not parts:
+        return
+    ids = np.concatenate([read_dense(store, part.files[0]) for part in parts])
+    values = np.concatenate([read_dense(store, part.files[at]) for part in parts])
+    # The last of a row counts.
+    distinct, first = np.unique(ids[::-1], return_index=True)
+    outside = distinct[(distinct < 0) | (distinct >= files.num_rows)]
+    if len(outside):
+        raise ValueError(f"Found changed row {outside[0]} of table '{files.name}'. Expected 0 to {files.num_rows - 1}.")
+    yield distinct.astype(np.int64), np.ascontiguousarray(values[::-1][first])

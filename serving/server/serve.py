@@ -1,0 +1,152 @@
+"""`serve`: a process that answers with the published versions of a run, until it is told to end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.serving.server.app import App, Limits
+from podembed.serving.server.replica import MOST_SAMPLES, Replica
+from podembed.workers.storage.store import Store
+
+POLL_S = 1.0
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How a server listens, and what it lets clients ask for.
+
+    Attributes:
+      host: address to listen at. The default can be reached from this machine alone.
+      port: port; 0 takes a free one.
+      name: name of the model in paths; None for that of its job.
+      token: bearer token that clients must send, or None.
+      certificate, key: files of TLS in PEM, or None.
+      poll_s: seconds between looks for a newer pointer.
+      drain_s: seconds after SIGTERM in which it answers but says that it is not ready, so that balancers turn away.
+      most_samples: samples of one run of the program.
+      limits: of one request.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    token: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    poll_s: float = POLL_S
+    drain_s: float = 0.0
+    most_samples: int = MOST_SAMPLES
+    limits: Limits = field(default_factory=Limits)
+
+
+class Follower:
+    """A thread that looks for newer pointers."""
+
+    def __init__(self, replica: Replica, *, poll_s: float) -> None:
+        self._replica, self._poll_s = replica, poll_s
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._ends.wait(self._poll_s):
+            try:
+                self._replica.follow()
+            except Exception:
+                # The version that answers goes on to answer, whatever is wrong with the next.
+                _logger.exception("found an error in the next version")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which drains first."""
+
+    def __init__(self, config: uvicorn.Config, app: App, drain_s: float, told: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._app, self._drain_s, self._told = app, drain_s, told
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self._app.is_draining or not self._drain_s:
+            super().handle_exit(sig, frame)
+            return
+        self._app.is_draining = True
+        timer = threading.Timer(self._drain_s, super().handle_exit, (sig, frame))
+        timer.daemon = True
+        timer.start()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            listening = self.servers[0].sockets[0].getsockname()
+            scheme = "https" if self.config.is_ssl else "http"
+            host = f"[{listening[0]}]" if ":" in listening[0] else listening[0]
+            self._told(f"{scheme}://{host}:{listening[1]}")
+
+
+def open_app(store: Store, config: ServerConfig) -> tuple[App, Replica]:
+    """The program of a server with its first version loaded.
+
+    Raises:
+      ConfigurationError, StorageError, ModelError: nothing is published, or it cannot be loaded.
+    """
+    replica = Replica(store, most_samples=config.most_samples)
+    replica.follow()
+    assert replica.current is not None
+    name = config.name or str(replica.current.model.manifest["job"])
+    return App(replica, name=name, limits=config.limits, token=config.token), replica
+
+
+def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = print) -> None:
+    """Answers until SIGTERM or Ctrl-C, then lets running requests end.
+
+    Args:
+      told: gets each line for the person who started it.
+
+    Raises:
+      ConfigurationError, StorageError, ModelError: as `open_app`, or the port is taken.
+    """
+    began_s = time.monotonic()
+    app, replica = open_app(store, config)
+    version = replica.current
+    assert version is not None
+    bits = "same bits as published" if version.has_same_bits else "close to what was published, not the same bits"
+    told(f"{version.name}: step {version.manifest.step:,}, loaded in {time.monotonic() - began_s:.1f} s, {bits}")
+    follower = Follower(replica, poll_s=config.poll_s)
+    settings = uvicorn.Config(
+        app.asgi(),
+        host=config.host,
+        port=config.port,
+        log_level="warning",
+        access_log=False,
+        ssl_certfile=config.certificate,
+        ssl_keyfile=config.key,
+        lifespan="off",
+    )
+    server = _Server(settings, app, config.drain_s, lambda address: told(f"answers at {address} (Ctrl-C ends it)"))
+    try:
+        server.run()
+        if not server.started:
+            raise ConfigurationError(
+                f"Found no way to listen at {config.host}:{config.port}. Expected a free port. Choose another --port, "
+                "or 0 for any."
+            )
+    except SystemExit as error:
+        raise ConfigurationError(
+            f"Found no way to listen at {config.host}:{config.port}. Expected a free port. Choose another --port, or 0 "
+            "for any."
+        ) from error
+    finally:
+        follower.close()
+        app.close()

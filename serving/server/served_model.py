@@ -1,0 +1,117 @@
+"""`ServedModel`: an exported model over rows of versions, which scores the requests of several clients together.
+
+Rows are combined by the kernels of training, so activations have the bits of `podembed predict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.kernels.pool import pool
+from podembed.serving.artifact.exported_model import LoadedModel, Samples, _rounded, padded_size
+from podembed.serving.server.rows import KeyedRows, TableRows
+
+
+class ServedModel(LoadedModel):
+    """An export whose tables are `TableRows`. As `LoadedModel`; a call of `score` is one run of the program."""
+
+    _tables: Sequence[TableRows]
+
+    def score(self, requests: Sequence[Samples]) -> list[dict[str, np.ndarray]]:
+        """All outputs of each request, in one run of the program.
+
+        Args:
+          requests: with at most as many samples as a run has.
+        """
+        stops = np.cumsum([one.num_samples for one in requests])
+        count = int(stops[-1])
+        size = padded_size(count)
+        inputs = {}
+        for name, like in requests[0].inputs.items():
+            values = np.zeros((size, *like.shape[1:]), like.dtype)
+            for one, stop in zip(requests, stops.tolist(), strict=True):
+                values[stop - one.num_samples : stop] = one.inputs[name]
+            inputs[name] = values
+        for at, feature in enumerate(self.manifest["features"]):
+            bags = [one.bags[at] for one in requests]
+            rows = _bag_of_samples([len(splits) - 1 for _, splits, _ in bags], requests, size)
+            for name, values in self.looked_up(feature, *_joined(bags)).items():
+                inputs[name] = values[rows]
+        outputs = self.run(inputs, count)
+        return [
+            {name: values[stop - one.num_samples : stop] for name, values in outputs.items()}
+            for one, stop in zip(requests, stops.tolist(), strict=True)
+        ]
+
+    def pooled(
+        self, feature: Mapping[str, Any], ids: np.ndarray, splits: np.ndarray, weights: np.ndarray | None
+    ) -> np.ndarray:
+        table = self._tables[feature["table"]]
+        places = table.places_of(ids) if feature["quantization"] is None else None
+        if places is None:
+            values = _rounded(table.values(ids), feature["quantization"])
+            places = np.arange(len(ids), dtype=np.int32)
+        else:
+            values = table.arena
+        out = aligned_empty((len(splits) - 1, table.arena.shape[1]))
+        pool(values, places, splits, weights, feature["combiner"], out)
+        return out
+
+    def share_known(self, samples: Samples) -> dict[str, tuple[int, int]]:
+        """By table whose keys come and go, how many ids of a request have a row, and how many there are."""
+        found: dict[str, tuple[int, int]] = {}
+        for feature, (ids, _, _) in zip(self.manifest["features"], samples.bags, strict=True):
+            table = self._tables[feature["table"]]
+            if isinstance(table, KeyedRows):
+                name = self.manifest["tables"][feature["table"]]["name"]
+                known, asked = found.get(name, (0, 0))
+                found[name] = (known + int(table.is_known(ids).sum()), asked + len(ids))
+        return found
+
+
+def parts_of(samples: Samples, most: int) -> Iterator[Samples]:
+    """A request as several with at most `most` samples."""
+    if samples.num_samples <= most:
+        yield samples
+        return
+    for start in range(0, samples.num_samples, most):
+        count = min(most, samples.num_samples - start)
+        inputs = {
+            name: values if len(values) == 1 else values[start : start + count]
+            for name, values in samples.inputs.items()
+        }
+        bags = [one if len(one[1]) == 2 else _bags(*one, start, count) for one in samples.bags]
+        yield Samples(count, inputs, bags)
+
+
+def _bags(ids: np.ndarray, splits: np.ndarray, weights: np.ndarray | None, start: int, count: int) -> Any:
+    first, last = int(splits[start]), int(splits[start + count])
+    return (
+        ids[first:last],
+        splits[start : start + count + 1] - first,
+        None if weights is None else weights[first:last],
+    )
+
+
+def _joined(bags: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The bags of all requests one after another, and an empty one behind them."""
+    lengths = [np.diff(splits) for _, splits, _ in bags]
+    splits = np.zeros(sum(map(len, lengths)) + 2, np.int64)
+    np.cumsum(np.concatenate([*lengths, [0]]), out=splits[1:])
+    ids = np.concatenate([ids for ids, _, _ in bags])
+    weights = None if bags[0][2] is None else np.concatenate([weights for _, _, weights in bags])
+    return ids, splits, weights
+
+
+def _bag_of_samples(counts: Sequence[int], requests: Sequence[Samples], size: int) -> np.ndarray:
+    """int64 `[size]`, the bag of each sample among those of `_joined`; a context has one for all of its request's."""
+    rows = np.full(size, sum(counts), np.int64)
+    sample = bag = 0
+    for count, one in zip(counts, requests, strict=True):
+        rows[sample : sample + one.num_samples] = bag + (np.arange(count) if count > 1 else 0)
+        sample, bag = sample + one.num_samples, bag + count
+    return rows

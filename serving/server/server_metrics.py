@@ -1,0 +1,78 @@
+"""`ServerMetrics`: what a server measures of itself, as Prometheus scrapes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from podembed.serving.artifact.exported_model import Samples
+from podembed.serving.server.replica import Replica, ServedVersion
+from podembed.serving.server.scorer import Watcher
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_SAMPLES = (1, 8, 32, 64, 128, 256, 512, 1024, 4096)
+
+
+class ServerMetrics(Watcher):
+    """Counters of one process. docs/serving.md has each of them."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        registry = self._registry = CollectorRegistry()
+        prefix = "podembed_serve"
+        self.requests = Counter(
+            f"{prefix}_requests", "Requests by path and status", ["path", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            f"{prefix}_request_seconds", "From the request to its answer", ["path"], buckets=_SECONDS, registry=registry
+        )
+        self._samples = Counter(f"{prefix}_samples", "Samples that were scored", registry=registry)
+        self._run_samples = Histogram(
+            f"{prefix}_run_samples", "Samples that were scored together", buckets=_SAMPLES, registry=registry
+        )
+        self._run_seconds = Histogram(
+            f"{prefix}_run_seconds", "Reading columns and running the model", buckets=_SECONDS, registry=registry
+        )
+        self._ids = Counter(
+            f"{prefix}_ids", "Ids that were looked up in tables with a capacity", ["table"], registry=registry
+        )
+        self._unknown = Counter(f"{prefix}_unknown_ids", "Of these, those without a row", ["table"], registry=registry)
+        self.waiting = Gauge(f"{prefix}_waiting_samples", "Samples in the queue", registry=registry)
+        self.oldest = Gauge(f"{prefix}_waiting_seconds", "How long the first request has waited", registry=registry)
+        gauges = {
+            "step": "Step of the commit that answers",
+            "pointer": "Number of the pointer that offered it",
+            "commit_age_seconds": "Age of the commit that answers",
+            "version_age_seconds": "How long this version has answered",
+            "swaps_total": "Versions that took over since the start",
+            "follows": "1 where the newest pointer answers, 0 where it cannot be loaded",
+        }
+        self._gauges = {name: Gauge(f"{prefix}_{name}", text, registry=registry) for name, text in gauges.items()}
+
+    def run(self, version: ServedVersion, requests: Sequence[Samples], seconds: float) -> None:
+        count = sum(one.num_samples for one in requests)
+        self._samples.inc(count)
+        self._run_samples.observe(count)
+        self._run_seconds.observe(seconds)
+        for samples in requests:
+            for table, (known, asked) in version.model.share_known(samples).items():
+                self._ids.labels(table).inc(asked)
+                self._unknown.labels(table).inc(asked - known)
+
+    def text(self) -> bytes:
+        """All series."""
+        version, now_s = self._replica.current, time.time()
+        if version is not None:
+            values = {
+                "step": version.manifest.step,
+                "pointer": version.number,
+                "commit_age_seconds": now_s - version.manifest.created_unix_s,
+                "version_age_seconds": now_s - version.loaded_unix_s,
+                "swaps_total": self._replica.num_swaps,
+                "follows": float(self._replica.error is None),
+            }
+            for name, value in values.items():
+                self._gauges[name].set(value)
+        return generate_latest(self._registry)
