@@ -1,0 +1,62 @@
+"""Every kind of column, served: the scores of `podembed predict`, to the last bit, alone, together and with a context."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from podembed.serving.artifact.exported_columns import ModelError
+from podembed.serving.publish.publisher import publish
+from podembed.serving.server.replica import Replica
+from podembed.serving.server.served_model import parts_of
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import JobReference
+from tests.serving.predict import served_data
+from tests.serving.predict.served_data import write_data
+from tests.serving.server.served_runs import data_table, listed, part, predicted, scored, store_of
+from tests.training import fit_job
+
+JOBS = ("pooled_job", "sequence_job", "columns_job")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    write_data(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_served_score_is_that_of_predict(name: str, data: Path, tmp_path: Path) -> None:
+    reference = JobReference(function=f"{served_data.__name__}:{name}", arguments={"folder": str(data)})
+    job: JobConfig = getattr(served_data, name)(str(data))
+    run = fit_job(reference, tmp_path, name=name).path
+    version = publish(run, job=job).version
+    replica = Replica(store_of(run), most_samples=512)
+    assert replica.follow() and not replica.follow()
+    assert replica.current is not None and replica.current.version == version
+    assert replica.current.has_same_bits
+    expected = predicted(run, job, data / "part-*.parquet", tmp_path / "p.parquet")
+    columns = listed(data_table(data).drop_columns(["click"]))
+    assert scored(replica, columns).tobytes() == expected.tobytes()
+    assert len(np.unique(expected)) > 100, "they tell samples apart"
+    # Several requests in one run of the program, as clients send them at once.
+    model = replica.current.model
+    cuts = [(0, 1), (1, 2), (2, 40), (40, 171), (171, 300)]
+    together = model.score([model.read(part(columns, *cut)) for cut in cuts])
+    for (start, stop), outputs in zip(cuts, together, strict=True):
+        found = outputs["scores" if "scores" in outputs else "score"]
+        assert found.tobytes() == expected[start:stop].tobytes()
+    # A context of one sample beside the items of many.
+    own = {*model.columns[::3]} - {"brands", "shares"}
+    read = {name: columns[name] for name in model.columns}
+    context = {name: values[:40] if name in own else values[5:6] for name, values in read.items()}
+    repeated = {name: values if name in own else values * 40 for name, values in context.items()}
+    assert scored(replica, context).tobytes() == scored(replica, repeated).tobytes()
+    cut = [model.score([one])[0] for one in parts_of(model.read(context, with_context=True), 16)]
+    name_of = "scores" if "scores" in cut[0] else "score"
+    assert np.concatenate([one[name_of] for one in cut]).tobytes() == scored(replica, context).tobytes()
+    with pytest.raises(ModelError, match=r"Expected one length of at least 1. Pass a value a sample, or one value"):
+        model.read({**columns, model.columns[0]: columns[model.columns[0]][:2]}, with_context=True)

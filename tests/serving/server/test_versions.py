@@ -1,0 +1,211 @@
+"""Versions come, go and come back while a server answers: whole, with the scores of their own commits."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podembed.jobs.cli.main import main
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
+from podembed.orchestrator.commit.lease_files import read_commit_names, read_lineage
+from podembed.orchestrator.commit.published import newest_pointer, pointer_numbers, published_commits
+from podembed.serving.publish.listing import render_versions, roll_back
+from podembed.serving.publish.publisher import publish
+from podembed.serving.publish.versions import FILES, read_version, version_file
+from podembed.serving.server.replica import Replica
+from podembed.serving.server.rows import KeyedRows
+from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
+from tests.orchestrator.committed_tables import flip_byte
+from tests.serving.server.served_runs import listed, newest_commit, part, predicted, scored, store_of
+from tests.small_job import small_job
+from tests.training import fit_job
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["numbers", "keys"])
+def job(request: pytest.FixtureRequest, small_data: str) -> JobConfig:
+    return small_job(folder=small_data, audit=False, evaluate=True, dynamic=request.param)
+
+
+@pytest.fixture
+def columns(small_data: str) -> dict[str, list[Any]]:
+    import pyarrow.parquet as pq
+
+    found = listed(pq.read_table(sorted(Path(small_data).glob("*.parquet"))[0]))
+    return part(found, 0, 150)
+
+
+def expected(run: str, job: JobConfig, small_data: str, tmp_path: Path, commit: str) -> np.ndarray:
+    path = sorted(Path(small_data).glob("*.parquet"))[0]
+    return predicted(run, job, path, tmp_path / f"{commit}.parquet", commit=commit)[:150]
+
+
+def test_versions_follow_each_other_and_come_back(
+    job: JobConfig, small_data: str, columns: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """Deltas, a full commit between them, a rollback, and what comes after it."""
+    scores, names = {}, []
+    replica: Replica | None = None
+    run = ""
+    for number, steps in enumerate((4, 7, 10, 13)):
+        checkpoints = CheckpointConfig(every_steps=3, num_to_keep=2, full_every=3)
+        run = fit_job(job, tmp_path, name="run", max_steps=steps, checkpoint_config=checkpoints).path
+        found = publish(run, job=job, keep=3)
+        assert (found.number, found.is_new, found.refused) == (number + 1, True, None)
+        commit = newest_commit(run)
+        names.append(found.version.name)
+        scores[found.version.name] = expected(run, job, small_data, tmp_path, commit)
+        replica = replica or Replica(store_of(run))
+        assert replica.follow() and replica.error is None
+        assert replica.current is not None and replica.current.name == found.version.name
+        assert replica.current.has_same_bits
+        assert scored(replica, columns).tobytes() == scores[found.version.name].tobytes()
+    assert replica is not None and replica.current is not None
+    assert len({one.tobytes() for one in scores.values()}) == 4
+    arenas = [table.arena.shape for table in replica.current.tables]
+    before = replica.current
+    # Back to the one before, which is still in memory; then further back, which is not.
+    for wanted in (names[2], names[1], names[3], names[1], names[2]):
+        pointer = roll_back(store_of(run), wanted)
+        assert replica.follow() and replica.current.name == wanted and replica.current.number == pointer.number
+        assert scored(replica, columns).tobytes() == scores[wanted].tobytes()
+    assert [table.arena.shape for table in replica.current.tables] == arenas
+    assert any(isinstance(table, KeyedRows) for table in before.tables) == any(
+        spec.dynamic_keys is not None for spec in job.tables
+    )
+    # What the last three versions are made of stays, whatever the keep policy says.
+    run = fit_job(job, tmp_path, name="run", max_steps=25, checkpoint_config=checkpoints).path
+    kept = set(read_commit_names(store_of(run)))
+    assert published_commits(store_of(run)) <= kept and len(kept) == 2 + 3
+    assert not replica.follow(), "nothing was published"
+    assert scored(replica, columns).tobytes() == scores[names[2]].tobytes()
+
+
+def test_what_answers_is_left_alone_while_the_next_is_made(
+    small_data: str, columns: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """Many swaps under load: each answer is that of one version."""
+    job = small_job(folder=small_data, audit=False, evaluate=False)
+    checkpoints = CheckpointConfig(every_steps=2, num_to_keep=9)
+    run = fit_job(job, tmp_path, name="run", max_steps=8, checkpoint_config=checkpoints).path
+    store = store_of(run)
+    versions = [publish(run, commit=name, job=job).version.name for name in reversed(read_lineage(store))]
+    scores = {
+        name: expected(run, job, small_data, tmp_path, read_version(store, name).commit).tobytes() for name in versions
+    }
+    replica = Replica(store)
+    replica.follow()
+    ends, seen, wrong = threading.Event(), set(), []
+
+    def ask() -> None:
+        while not ends.is_set():
+            with replica.use() as version:
+                (outputs,) = version.model.score([version.model.read(columns)])
+                if outputs["score"].tobytes() != scores[version.name]:
+                    wrong.append(version.name)
+                seen.add(version.name)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for turn in range(12):
+        roll_back(store, versions[turn % len(versions)])
+        replica.follow()
+    ends.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong and seen == set(versions)
+
+
+def test_a_gate_keeps_a_worse_commit_back(job: JobConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = fit_job(job, tmp_path, name="run", max_steps=4).path
+    refused = publish(run, job=job, require="auc>=0.999")
+    assert refused.number is None and newest_pointer(store_of(run)) is None
+    assert refused.refused is not None and refused.refused.endswith("required auc>=0.999")
+    offered = publish(run, job=job, require=["auc>=0.01", "log_loss<=9"], max_drop=0.5)
+    assert offered.number == 1 and offered.version == replace(refused.version, parent=None, **_times(offered))
+    assert not publish(run, job=job).is_new
+    text = render_versions(store_of(run))
+    assert offered.version.name in text and "counts" in text and "auc" in text
+    run = fit_job(job, tmp_path, name="run", max_steps=8).path
+    missing = publish(run, job=job, require="recall>=0.1")
+    assert missing.refused is not None and "recall is required" in missing.refused
+    worse = publish(run, job=job, require="auc<=-1")
+    assert worse.refused is not None
+    assert "not offered: found" in render_versions(store_of(run))
+    with pytest.raises(ConfigurationError, match=r"Found --require 'auc'\. Expected a metric"):
+        publish(run, job=job, require="auc")
+    with pytest.raises(ConfigurationError, match=r"Found v.* alone .* Expected a version before it"):
+        roll_back(store_of(run), None)
+    # The command, for what was refused.
+    assert offered.version.name in said(capsys, "versions", run)
+    assert "is kept" in said(capsys, "pin", run, "--commit", "4")
+    assert "by hand" in said(capsys, "pin", run)
+    assert "left to the keep policies" in said(capsys, "pin", run, "--commit", "4", "--remove")
+    assert "Found no pinned commit '4'" in said(capsys, "pin", run, "--commit", "4", "--remove", code=87)
+
+
+def said(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> str:
+    """What a command prints."""
+    with pytest.raises(SystemExit) as found:
+        main([*command])
+    captured = capsys.readouterr()
+    assert found.value.code == code, captured.err
+    return captured.out + captured.err
+
+
+def _times(published: Any) -> dict[str, float]:
+    return {"created_unix_s": published.version.created_unix_s}
+
+
+def test_damage_leaves_the_old_version_where_it_is(
+    small_data: str, columns: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """A file of the commit, a file of the version, its record, the pointer, and a commit that is gone."""
+    job = small_job(folder=small_data, audit=False, evaluate=False)
+    checkpoints = CheckpointConfig(every_steps=3, num_to_keep=9)
+    run = fit_job(job, tmp_path, name="run", max_steps=3, checkpoint_config=checkpoints).path
+    store = Store(run)
+    first = publish(run, job=job).version
+    replica = Replica(store)
+    replica.follow()
+    before = scored(replica, columns).tobytes()
+    run = fit_job(job, tmp_path, name="run", max_steps=6, checkpoint_config=checkpoints).path
+    second = publish(run, job=job).version
+    files = [path for path in sorted(Path(run, "data", second.commit).rglob("*")) if path.is_file()]
+    damages = [
+        next(path for path in files if "/rows/c" in str(path)),
+        next(path for path in files if "/dense/params" in str(path) and path.name == "0"),
+        Path(run, FILES, second.files["schema.json"].sha256),
+        Path(run, version_file(second.name)),
+        Path(run, f"commit/{second.commit}.json"),
+        Path(run, f"publish/pointers/{pointer_numbers(store)[-1]:08d}.json"),
+    ]
+    for path in damages:
+        whole = path.read_bytes()
+        for change in ("flip", "cut", "remove"):
+            if change == "flip":
+                flip_byte(path, len(whole) // 2)
+            elif change == "cut":
+                path.write_bytes(whole[: len(whole) // 2])
+            else:
+                path.unlink()
+            if not (change == "remove" and "pointers" in str(path)):
+                assert not replica.follow() and replica.error is not None, (path, change)
+                assert "Found" in replica.error or "found" in replica.error or "missing" in replica.error
+            assert replica.current is not None and replica.current.name == first.name
+            assert scored(replica, columns).tobytes() == before
+            path.write_bytes(whole)
+    assert replica.follow() and replica.error is None
+    assert scored(replica, columns).tobytes() != before
+    with pytest.raises(DocumentRefused):
+        flip_byte(damages[3], 40)
+        read_version(store, second.name)
