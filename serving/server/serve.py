@@ -75,16 +75,23 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, app: App, drain_s: float, told: Callable[[str], None]) -> None:
         super().__init__(config)
-        self._app, self._drain_s, self._told = app, drain_s, told
+        self._app, self._drain_s, self._told, self._is_told = app, drain_s, told, False
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        if self._app.is_draining or not self._drain_s:
-            super().handle_exit(sig, frame)
-            return
-        self._app.is_draining = True
-        timer = threading.Timer(self._drain_s, super().handle_exit, (sig, frame))
-        timer.daemon = True
-        timer.start()
+        """Ends in good order, so the process ends without an error. A second signal does not wait for clients."""
+        if self._is_told:
+            self.should_exit = self.force_exit = True
+        elif self._drain_s:
+            self._app.is_draining = True
+            timer = threading.Timer(self._drain_s, self._end)
+            timer.daemon = True
+            timer.start()
+        else:
+            self._end()
+        self._is_told = True
+
+    def _end(self) -> None:
+        self.should_exit = True
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets=sockets)

@@ -1,4 +1,4 @@
-"""Every kind of column, served: the scores of `podembed predict`, to the last bit, alone, together and with a context."""
+"""Every kind of column, served: the scores of `podembed predict` to the last bit, alone, together and with a context."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def test_a_served_score_is_that_of_predict(name: str, data: Path, tmp_path: Path
     run = fit_job(reference, tmp_path, name=name).path
     version = publish(run, job=job).version
     replica = Replica(store_of(run), most_samples=512)
-    assert replica.follow() and not replica.follow()
-    assert replica.current is not None and replica.current.version == version
+    assert replica.follow()
+    assert not replica.follow()
+    assert replica.current is not None
+    assert replica.current.version == version
     assert replica.current.has_same_bits
     expected = predicted(run, job, data / "part-*.parquet", tmp_path / "p.parquet")
     columns = listed(data_table(data).drop_columns(["click"]))

@@ -140,14 +140,18 @@ def test_health_pages_and_series(client: TestClient, columns: dict[str, list[Any
     assert client.get("/v2/health/ready").status_code == 200
     assert client.get("/v2/models/clicks/ready").status_code == 200
     found = client.get("/v2/models/clicks").json()
-    assert found["parameters"] == {"bits": "same"} and found["outputs"][0]["name"] == "score"
+    assert found["parameters"] == {"bits": "same"}
+    assert found["outputs"][0]["name"] == "score"
     kinds = {one["name"]: (one["datatype"], len(one["shape"])) for one in found["inputs"]}
-    assert kinds["item"] == ("INT64", 1) and kinds["user"] == ("BYTES", 1) and kinds["price"] == ("FP32", 1)
+    assert kinds["item"] == ("INT64", 1)
+    assert kinds["user"] == ("BYTES", 1)
+    assert kinds["price"] == ("FP32", 1)
     assert kinds["image"] == ("FP32", 2)
     assert client.get(f"/v2/models/clicks/versions/{found['versions'][0]}").status_code == 200
     assert client.get("/v2/models/clicks/versions/v1").status_code == 404
     page = client.get("/").text
-    assert found["versions"][0] in page and "curl " in page
+    assert found["versions"][0] in page
+    assert "curl " in page
     described = client.get("/openapi.json").json()
     example = described["paths"]["/score"]["post"]["requestBody"]["content"]["application/json"]["example"]
     assert set(example) == set(kinds)
@@ -180,20 +184,23 @@ def test_a_version_can_be_waited_for(client: TestClient, replica: Replica, colum
         assert client.post("/score", params={"min_version": known}, json=own).status_code == 200
     began_s = time.monotonic()
     late = client.post("/score", params={"timeout": "0.2"}, headers={"If-Version-At-Least": str(step + 1)}, json=own)
-    assert late.status_code == 409 and time.monotonic() - began_s >= 0.2
+    assert late.status_code == 409
+    assert time.monotonic() - began_s >= 0.2
     assert client.post("/score", params={"min_version": "new"}, json=own).status_code == 400
     assert client.post("/score", params={"timeout": "-1"}, json=own).status_code == 400
 
 
 def test_a_full_queue_refuses_and_late_requests_are_not_scored(replica: Replica, columns: dict[str, list[Any]]) -> None:
     scorer = Scorer(replica, most_waiting=6)
-    with replica._changed:  # noqa: SLF001 - so nothing can be answered meanwhile
+    with replica._changed:
         first = scorer.submit(part(columns, 0, 3), num_samples=3, timeout_s=9)
         while scorer.num_waiting:
             time.sleep(0.001)
         late = scorer.submit(part(columns, 0, 3), num_samples=3, timeout_s=0)
         gone = scorer.submit(part(columns, 0, 3), num_samples=3, timeout_s=9)
-        assert gone.cancel() and scorer.num_waiting == 6 and scorer.oldest_s >= 0
+        assert gone.cancel()
+        assert scorer.num_waiting == 6
+        assert scorer.oldest_s >= 0
         with pytest.raises(Busy):
             scorer.submit(part(columns, 0, 1), num_samples=1, timeout_s=9)
         time.sleep(0.01)
@@ -258,20 +265,24 @@ def _ask_process(server: subprocess.Popen[str], columns: dict[str, list[Any]], e
     assert "same bits as published" in lines[0]
     address = lines[1].split()[2].removeprefix("http://")
     client = triton.InferenceServerClient(address)
-    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("clicks")
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("clicks")
     inputs = client.get_model_metadata("clicks")["inputs"]
     for is_binary in (True, False):
         tensors = [one for tensor in inputs for one in _tensors(tensor, columns[tensor["name"]], is_binary)]
         wanted = [triton.InferRequestedOutput("score", binary_data=is_binary)]
         answer = client.infer("clicks", tensors, outputs=wanted, request_id="7")
         assert answer.as_numpy("score").tobytes() == expected.tobytes()
-        assert answer.get_response()["id"] == "7" and answer.get_response()["model_version"].startswith("v0")
+        assert answer.get_response()["id"] == "7"
+        assert answer.get_response()["model_version"].startswith("v0")
     with pytest.raises(triton.InferenceServerException, match="Found columns"):
         client.infer("clicks", tensors[:1])
     # Answered while it drains.
     server.send_signal(signal.SIGTERM)
     time.sleep(0.3)
-    assert client.is_server_live() and not client.is_server_ready()
+    assert client.is_server_live()
+    assert not client.is_server_ready()
     assert client.infer("clicks", tensors, outputs=wanted).as_numpy("score").tobytes() == expected.tobytes()
     client.close()
     assert server.wait(30) == 0

@@ -64,18 +64,23 @@ def test_versions_follow_each_other_and_come_back(
         names.append(found.version.name)
         scores[found.version.name] = expected(run, job, small_data, tmp_path, commit)
         replica = replica or Replica(store_of(run))
-        assert replica.follow() and replica.error is None
-        assert replica.current is not None and replica.current.name == found.version.name
+        assert replica.follow()
+        assert replica.error is None
+        assert replica.current is not None
+        assert replica.current.name == found.version.name
         assert replica.current.has_same_bits
         assert scored(replica, columns).tobytes() == scores[found.version.name].tobytes()
-    assert replica is not None and replica.current is not None
+    assert replica is not None
+    assert replica.current is not None
     assert len({one.tobytes() for one in scores.values()}) == 4
     arenas = [table.arena.shape for table in replica.current.tables]
     before = replica.current
     # Back to the one before, which is still in memory; then further back, which is not.
     for wanted in (names[2], names[1], names[3], names[1], names[2]):
         pointer = roll_back(store_of(run), wanted)
-        assert replica.follow() and replica.current.name == wanted and replica.current.number == pointer.number
+        assert replica.follow()
+        assert replica.current.name == wanted
+        assert replica.current.number == pointer.number
         assert scored(replica, columns).tobytes() == scores[wanted].tobytes()
     assert [table.arena.shape for table in replica.current.tables] == arenas
     assert any(isinstance(table, KeyedRows) for table in before.tables) == any(
@@ -84,7 +89,8 @@ def test_versions_follow_each_other_and_come_back(
     # What the last three versions are made of stays, whatever the keep policy says.
     run = fit_job(job, tmp_path, name="run", max_steps=25, checkpoint_config=checkpoints).path
     kept = set(read_commit_names(store_of(run)))
-    assert published_commits(store_of(run)) <= kept and len(kept) == 2 + 3
+    assert published_commits(store_of(run)) <= kept
+    assert len(kept) == 2 + 3
     assert not replica.follow(), "nothing was published"
     assert scored(replica, columns).tobytes() == scores[names[2]].tobytes()
 
@@ -122,22 +128,29 @@ def test_what_answers_is_left_alone_while_the_next_is_made(
     ends.set()
     for thread in threads:
         thread.join()
-    assert not wrong and seen == set(versions)
+    assert not wrong
+    assert seen == set(versions)
 
 
 def test_a_gate_keeps_a_worse_commit_back(job: JobConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = fit_job(job, tmp_path, name="run", max_steps=4).path
     refused = publish(run, job=job, require="auc>=0.999")
-    assert refused.number is None and newest_pointer(store_of(run)) is None
-    assert refused.refused is not None and refused.refused.endswith("required auc>=0.999")
+    assert refused.number is None
+    assert newest_pointer(store_of(run)) is None
+    assert refused.refused is not None
+    assert refused.refused.endswith("required auc>=0.999")
     offered = publish(run, job=job, require=["auc>=0.01", "log_loss<=9"], max_drop=0.5)
-    assert offered.number == 1 and offered.version == replace(refused.version, parent=None, **_times(offered))
+    assert offered.number == 1
+    assert offered.version == replace(refused.version, parent=None, **_times(offered))
     assert not publish(run, job=job).is_new
     text = render_versions(store_of(run))
-    assert offered.version.name in text and "counts" in text and "auc" in text
+    assert offered.version.name in text
+    assert "counts" in text
+    assert "auc" in text
     run = fit_job(job, tmp_path, name="run", max_steps=8).path
     missing = publish(run, job=job, require="recall>=0.1")
-    assert missing.refused is not None and "recall is required" in missing.refused
+    assert missing.refused is not None
+    assert "recall is required" in missing.refused
     worse = publish(run, job=job, require="auc<=-1")
     assert worse.refused is not None
     assert "not offered: found" in render_versions(store_of(run))
@@ -201,10 +214,12 @@ def test_damage_leaves_the_old_version_where_it_is(
             if not (change == "remove" and "pointers" in str(path)):
                 assert not replica.follow() and replica.error is not None, (path, change)
                 assert "Found" in replica.error or "found" in replica.error or "missing" in replica.error
-            assert replica.current is not None and replica.current.name == first.name
+            assert replica.current is not None
+            assert replica.current.name == first.name
             assert scored(replica, columns).tobytes() == before
             path.write_bytes(whole)
-    assert replica.follow() and replica.error is None
+    assert replica.follow()
+    assert replica.error is None
     assert scored(replica, columns).tobytes() != before
     with pytest.raises(DocumentRefused):
         flip_byte(damages[3], 40)
