@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -128,9 +127,10 @@ def run(command: Publishing) -> int:
 
 
 def _publish(command: Publish) -> int:
+    from podembed.orchestrator.api.clock import SYSTEM_CLOCK
     from podembed.orchestrator.api.config import ConfigurationError
     from podembed.serving.publish.following import Following
-    from podembed.serving.publish.publisher import Published, publish
+    from podembed.serving.publish.publisher import Offer, publish
 
     options = {
         "require": command.require,
@@ -140,7 +140,7 @@ def _publish(command: Publish) -> int:
         "folder": current_folder(),
     }
 
-    def tell(found: Published) -> None:
+    def tell(found: Offer) -> None:
         version = found.version.name
         if found.refused is not None:
             print(f"{version} is not offered: {found.refused}", file=sys.stderr, flush=True)
@@ -162,7 +162,7 @@ def _publish(command: Publish) -> int:
     while True:
         for found in following.new():
             tell(found)
-        time.sleep(following.poll_s)
+        SYSTEM_CLOCK.sleep(following.poll_s)
 
 
 def _versions(command: Versions) -> int:

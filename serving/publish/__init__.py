@@ -1,1 +1,4 @@
-"""A commit as a version that servers answer with: records, gates, the log of pointers."""
+"""A commit as a version that servers answer with: its record, gates, the log of pointers.
+
+Read `versions.py` first, then `publisher.py`.
+"""

@@ -9,7 +9,7 @@ from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.commit.published import commit_of_version, newest_pointer
 from podembed.orchestrator.run.reference import open_run_store
-from podembed.serving.publish.publisher import Published, publish
+from podembed.serving.publish.publisher import Offer, publish
 
 
 class Following:
@@ -28,7 +28,7 @@ class Following:
         pointer = newest_pointer(self._store)
         self._last = commit_of_version(pointer.version) if pointer is not None else None
 
-    def new(self) -> Iterator[Published]:
+    def new(self) -> Iterator[Offer]:
         """Publishes what has come since the last look.
 
         Raises:

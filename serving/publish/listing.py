@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.lease_files import read_commit_names
 from podembed.orchestrator.commit.manifest import parse_commit_name
@@ -83,7 +83,7 @@ def roll_back(store: Store, wanted: str | None) -> Pointer:
     if name == current.version:
         raise ConfigurationError(f"Found {name} as the version that counts. Expected another one. Name it.")
     require_whole(store, load_named(store, read_version(store, name).commit))
-    return add_pointer(store, version=name, action="rollback", keep=current.keep, unix_s=time.time())
+    return add_pointer(store, version=name, action="rollback", keep=current.keep, unix_s=SYSTEM_CLOCK.wall_s())
 
 
 def pinned(store: Store) -> str:
@@ -118,7 +118,7 @@ def pin(store: Store, wanted: str, *, reason: str, remove: bool) -> str:
     if remove:
         remove_pin(store, name)
         return f"{name} is left to the keep policies"
-    add_pin(store, name, reason=reason, unix_s=time.time())
+    add_pin(store, name, reason=reason, unix_s=SYSTEM_CLOCK.wall_s())
     return f"{name} is kept"
 
 

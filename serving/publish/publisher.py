@@ -9,8 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, BinaryIO
@@ -19,6 +18,7 @@ import numpy as np
 
 from podembed.embedding.initializers import Constant, RandomNormal, TruncatedNormal, Uniform
 from podembed.embedding.vocabulary.key_space import DynamicKeys
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.manifest import Manifest, commit_file
 from podembed.orchestrator.commit.published import (
@@ -44,7 +44,7 @@ from podembed.serving.publish.versions import (
     SCHEMA,
     VERSION_FORMAT,
     NamedFile,
-    Refusal,
+    RefusedVersion,
     Version,
     content_digest,
     manifest_digest,
@@ -64,7 +64,7 @@ _DESCRIBED = (Constant, RandomNormal, TruncatedNormal, Uniform)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class Offer:
     """The result of `publish`.
 
     Attributes:
@@ -90,8 +90,8 @@ def publish(
     outputs: str | Sequence[str] = (),
     job: JobConfig | None = None,
     folder: str = "",
-    unix_s: Callable[[], float] = time.time,
-) -> Published:
+    clock: Clock = SYSTEM_CLOCK,
+) -> Offer:
     """Offers a commit to servers.
 
     Args:
@@ -104,7 +104,7 @@ def publish(
         for.
       job: job of a run that was started with a job as a value.
       folder: where the job's module may lie if it is not installed.
-      unix_s: the wall clock.
+      clock: of the machine.
 
     Raises:
       ConfigurationError: no run, no commit, no job, or a model that cannot be exported.
@@ -114,19 +114,19 @@ def publish(
         raise ConfigurationError(f"Found keep={keep}. Expected at least 1, the version that counts. Keep 1 or more.")
     gate = Gate.of(several(require), max_drop)
 
-    def make(model: CommittedModel) -> Published:
-        with _pinned(model.state.store, model.state.manifest.name, unix_s):
-            return _offered(model, _version_of(model, several(outputs), unix_s), gate, keep, unix_s)
+    def make(model: CommittedModel) -> Offer:
+        with _pinned(model.state.store, model.state.manifest.name, clock):
+            return _offered(model, _version_of(model, several(outputs), clock), gate, keep, clock)
 
     return with_commit(run, make, commit=commit, job=job, folder=folder)
 
 
 @contextmanager
-def _pinned(store: Store, commit: str, unix_s: Callable[[], float]) -> Iterator[None]:
+def _pinned(store: Store, commit: str, clock: Clock) -> Iterator[None]:
     """Keeps a commit while its version is made."""
     was_pinned = any(pin.commit == commit for pin in read_pins(store))
     if not was_pinned:
-        add_pin(store, commit, reason="is being published", unix_s=unix_s())
+        add_pin(store, commit, reason="is being published", unix_s=clock.wall_s())
     try:
         yield
     finally:
@@ -134,20 +134,20 @@ def _pinned(store: Store, commit: str, unix_s: Callable[[], float]) -> Iterator[
             remove_pin(store, commit)
 
 
-def _offered(model: CommittedModel, version: Version, gate: Gate, keep: int, unix_s: Callable[[], float]) -> Published:
+def _offered(model: CommittedModel, version: Version, gate: Gate, keep: int, clock: Clock) -> Offer:
     store = model.state.store
     pointer = newest_pointer(store)
     if pointer is not None and pointer.version == version.name and pointer.keep == keep:
-        return Published(version=version, number=pointer.number, refused=None, is_new=False)
+        return Offer(version=version, number=pointer.number, refused=None, is_new=False)
     before = read_version(store, pointer.version).metrics if pointer is not None else {}
     refused = gate.refusal(version.metrics, before)
     if refused is not None:
-        write_refusal(store, Refusal(version=version.name, reason=refused, unix_s=unix_s()))
-        return Published(version=version, number=None, refused=refused, is_new=False)
+        write_refusal(store, RefusedVersion(version=version.name, reason=refused, unix_s=clock.wall_s()))
+        return Offer(version=version, number=None, refused=refused, is_new=False)
     require_whole(store, model.state.manifest)
-    made = add_pointer(store, version=version.name, action="publish", keep=keep, unix_s=unix_s())
+    made = add_pointer(store, version=version.name, action="publish", keep=keep, unix_s=clock.wall_s())
     is_new = pointer is None or pointer.version != version.name
-    return Published(version=version, number=made.number, refused=None, is_new=is_new)
+    return Offer(version=version, number=made.number, refused=None, is_new=is_new)
 
 
 def require_whole(store: Store, manifest: Manifest) -> None:
@@ -163,7 +163,7 @@ def require_whole(store: Store, manifest: Manifest) -> None:
         )
 
 
-def _version_of(model: CommittedModel, wanted: Sequence[str], unix_s: Callable[[], float]) -> Version:
+def _version_of(model: CommittedModel, wanted: Sequence[str], clock: Clock) -> Version:
     """Writes the files and the record of a version."""
     store, manifest = model.state.store, model.state.manifest
     kept: dict[str, bytes] = {}
@@ -195,7 +195,7 @@ def _version_of(model: CommittedModel, wanted: Sequence[str], unix_s: Callable[[
         files=files,
         metrics=dict(manifest.metrics) or _evaluated(store, manifest),
         parent=parent.version if parent is not None else None,
-        created_unix_s=unix_s(),
+        created_unix_s=clock.wall_s(),
     )
     write_version(store, version)
     return version

@@ -61,7 +61,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class RefusedVersion:
     """Why a version was not offered."""
 
     version: str
@@ -109,19 +109,19 @@ def read_version(store: Store, name: str) -> Version:
     return version
 
 
-def write_refusal(store: Store, refusal: Refusal) -> None:
+def write_refusal(store: Store, refusal: RefusedVersion) -> None:
     """Keeps the reason, unless there is one already."""
     store.create_exclusive(f"{REFUSED}/{refusal.version}.json", encode(refusal))
 
 
-def read_refusals(store: Store) -> dict[str, Refusal]:
+def read_refusals(store: Store) -> dict[str, RefusedVersion]:
     """All refusals, by version.
 
     Raises:
       DocumentRefused: one is damaged.
     """
     files = [f"{REFUSED}/{file}" for file in store.children(REFUSED)]
-    found = (decode(Refusal, name, read_document(store, name, max_bytes=MAX_DOCUMENT_BYTES)) for name in files)
+    found = (decode(RefusedVersion, name, read_document(store, name, max_bytes=MAX_DOCUMENT_BYTES)) for name in files)
     return {one.version: one for one in found}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.commit.published import commit_of_version
 from podembed.serving.artifact.exported_columns import ModelError
@@ -129,7 +129,7 @@ class App:
         self, path: str, answer: Callable[[Request], Awaitable[Response]], *, needs_token: bool
     ) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
-            began_s = time.perf_counter()
+            began_s = SYSTEM_CLOCK.monotonic_s()
             try:
                 if needs_token:
                     self._require_token(request)
@@ -141,7 +141,7 @@ class App:
             except ClientDisconnect:
                 response = Response(status_code=499)
             self._metrics.requests.labels(path, str(response.status_code)).inc()
-            self._metrics.seconds.labels(path).observe(time.perf_counter() - began_s)
+            self._metrics.seconds.labels(path).observe(SYSTEM_CLOCK.monotonic_s() - began_s)
             return response
 
         return guarded
@@ -257,12 +257,12 @@ class App:
 
     async def _answer(self, request: Request, columns: Mapping[str, Any]) -> Answer:
         timeout_s = self._timeout_s(request)
-        began_s = time.monotonic()
+        began_s = SYSTEM_CLOCK.monotonic_s()
         await self._require_step(request, timeout_s)
         count = self._count(columns)
         try:
             future = self._scorer.submit(
-                columns, num_samples=count, timeout_s=max(0.0, timeout_s - (time.monotonic() - began_s))
+                columns, num_samples=count, timeout_s=max(0.0, timeout_s - (SYSTEM_CLOCK.monotonic_s() - began_s))
             )
             return await asyncio.wrap_future(future)
         except Busy as error:

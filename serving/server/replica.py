@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.checkpoint import load
 from podembed.orchestrator.commit.manifest import Manifest
@@ -34,7 +34,7 @@ from podembed.serving.publish.versions import (
     read_file,
     read_version,
 )
-from podembed.serving.server.rows import KeyedRows, NumberedRows
+from podembed.serving.server.rows import RowsByKey, RowsByNumber
 from podembed.serving.server.served_model import ServedModel
 from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.storage.storage_errors import NameNotFound, StorageError
@@ -61,7 +61,7 @@ class ServedVersion:
     number: int
     manifest: Manifest
     model: ServedModel
-    tables: list[NumberedRows | KeyedRows]
+    tables: list[RowsByNumber | RowsByKey]
     has_same_bits: bool
     loaded_unix_s: float
     num_users: int = field(default=0)
@@ -76,16 +76,14 @@ class Replica:
 
     Args:
       most_samples: of one run of the program.
-      unix_s: the wall clock.
+      clock: of the machine.
 
     Attributes:
       error: why the newest pointer is not followed, or None.
     """
 
-    def __init__(
-        self, store: Store, *, most_samples: int = MOST_SAMPLES, unix_s: Callable[[], float] = time.time
-    ) -> None:
-        self._store, self._unix_s = store, unix_s
+    def __init__(self, store: Store, *, most_samples: int = MOST_SAMPLES, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store, self._clock = store, clock
         self.most_samples = most_samples
         # The last one was made last. At most two.
         self._chain: list[ServedVersion] = []
@@ -144,7 +142,7 @@ class Replica:
             current = self._current
             if current is not None and current.number == pointer.number:
                 return False
-            began_s = time.monotonic()
+            began_s = self._clock.monotonic_s()
             known = next((one for one in self._chain if one.name == pointer.version), None)
             found = known or self._load(read_version(self._store, pointer.version), pointer.number)
             found.number = pointer.number
@@ -159,7 +157,7 @@ class Replica:
             self._current, self.error = found, None
             self.num_swaps += 1
             self._changed.notify_all()
-        _logger.info("%s answers after %.2f s", found.name, time.monotonic() - began_s)
+        _logger.info("%s answers after %.2f s", found.name, self._clock.monotonic_s() - began_s)
         return found is not current
 
     def _load(self, version: Version, number: int) -> ServedVersion:
@@ -167,7 +165,7 @@ class Replica:
         manifest = self._manifest(version)
         document = _document(read_file(store, version, SCHEMA), version)
         before = self._before()
-        tables: list[NumberedRows | KeyedRows] = []
+        tables: list[RowsByNumber | RowsByKey] = []
         made: list[Any] = []
         try:
             for at, described in enumerate(document["tables"]):
@@ -179,7 +177,7 @@ class Replica:
                 else:
                     has_keys = described["keys"] is not None
                     tables.append(
-                        KeyedRows.of(store, files, described["keys"]) if has_keys else NumberedRows.of(store, files)
+                        RowsByKey.of(store, files, described["keys"]) if has_keys else RowsByNumber.of(store, files)
                     )
             found = self._served(version, number, manifest, document, tables)
         except BaseException:
@@ -223,7 +221,7 @@ class Replica:
         number: int,
         manifest: Manifest,
         document: Mapping[str, Any],
-        tables: list[NumberedRows | KeyedRows],
+        tables: list[RowsByNumber | RowsByKey],
     ) -> ServedVersion:
         store, sha256 = self._store, version.files[PROGRAM].sha256
         if sha256 not in self._programs:
@@ -250,7 +248,7 @@ class Replica:
             model=model,
             tables=tables,
             has_same_bits=has_same_bits,
-            loaded_unix_s=self._unix_s(),
+            loaded_unix_s=self._clock.wall_s(),
         )
 
     def _proven(self, model: ServedModel, version: Version) -> bool:
@@ -303,9 +301,9 @@ def _document(data: bytes, version: Version) -> dict[str, Any]:
     return document
 
 
-def _is_alike(since: Any, files: Any, rows: NumberedRows | KeyedRows, described: Mapping[str, Any]) -> bool:
+def _is_alike(since: Any, files: Any, rows: RowsByNumber | RowsByKey, described: Mapping[str, Any]) -> bool:
     """Whether a table can be made of its version before."""
     alike = (since.num_rows, since.dim, since.num_buckets) == (files.num_rows, files.dim, files.num_buckets)
     if described["keys"] is None:
-        return alike and isinstance(rows, NumberedRows)
-    return alike and isinstance(rows, KeyedRows) and rows.described == described["keys"]
+        return alike and isinstance(rows, RowsByNumber)
+    return alike and isinstance(rows, RowsByKey) and rows.described == described["keys"]

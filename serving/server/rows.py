@@ -76,7 +76,7 @@ class Arena:
             self._free.append(places)
 
 
-class NumberedRows:
+class RowsByNumber:
     """Rows by their numbers. As `TableRows`.
 
     Attributes:
@@ -99,7 +99,7 @@ class NumberedRows:
         return found
 
     @staticmethod
-    def of(store: Store, files: TableFiles) -> NumberedRows:
+    def of(store: Store, files: TableFiles) -> RowsByNumber:
         """Reads a table whole.
 
         Raises:
@@ -111,9 +111,9 @@ class NumberedRows:
         for batch in row_batches(store, files, files.arrays[0]):
             arena.values[start : start + len(batch)] = batch
             start += len(batch)
-        return NumberedRows(arena, places, np.zeros(0, np.int32))
+        return RowsByNumber(arena, places, np.zeros(0, np.int32))
 
-    def next(self, store: Store, files: TableFiles, since: TableFiles) -> NumberedRows:
+    def next(self, store: Store, files: TableFiles, since: TableFiles) -> RowsByNumber:
         """The next version.
 
         Args:
@@ -137,18 +137,18 @@ class NumberedRows:
             # The version will not be, so nobody uses what was written for it.
             self._arena.give_back(places[places != self._places])
             raise
-        return NumberedRows(self._arena, places, np.concatenate(replaced))
+        return RowsByNumber(self._arena, places, np.concatenate(replaced))
 
-    def undo(self, before: NumberedRows) -> None:
+    def undo(self, before: RowsByNumber) -> None:
         """Gives back what only this version uses; it was never used, and `before` is the version before."""
         self._arena.give_back(self._places[self._places != before._places])
 
-    def drop(self, following: NumberedRows) -> None:
+    def drop(self, following: RowsByNumber) -> None:
         """Gives back what only this version uses, after the last lookup in it."""
         self._arena.give_back(following.replaced)
 
 
-class KeyedRows:
+class RowsByKey:
     """Rows by keys that come and go. As `TableRows`.
 
     Args:
@@ -159,7 +159,7 @@ class KeyedRows:
 
     def __init__(
         self,
-        rows: NumberedRows,
+        rows: RowsByNumber,
         files: TableFiles,
         described: Mapping[str, Any],
         *,
@@ -224,26 +224,26 @@ class KeyedRows:
         return found
 
     @staticmethod
-    def of(store: Store, files: TableFiles, described: Mapping[str, Any]) -> KeyedRows:
+    def of(store: Store, files: TableFiles, described: Mapping[str, Any]) -> RowsByKey:
         """Reads a table whole.
 
         Raises:
           ChunkDamaged: a file is missing or is not what was committed.
         """
-        rows = NumberedRows.of(store, files)
+        rows = RowsByNumber.of(store, files)
         size = files.num_buckets * files.rows_per_bucket
-        found = KeyedRows(rows, files, described, keys=np.zeros(size, np.int64), held=np.zeros(size, np.uint32))
+        found = RowsByKey(rows, files, described, keys=np.zeros(size, np.int64), held=np.zeros(size, np.uint32))
         for bucket in found._take(_columns(store, files)):
             found._rebuild(bucket)
         return found
 
-    def next(self, store: Store, files: TableFiles, since: TableFiles) -> KeyedRows:
+    def next(self, store: Store, files: TableFiles, since: TableFiles) -> RowsByKey:
         """The next version.
 
         Raises:
           ChunkDamaged: a file is missing or is not what was committed.
         """
-        made = KeyedRows(
+        made = RowsByKey(
             self.rows.next(store, files, since),
             files,
             self.described,
@@ -259,12 +259,12 @@ class KeyedRows:
             raise
         return made
 
-    def drop(self, following: KeyedRows) -> None:
-        """As `NumberedRows.drop`."""
+    def drop(self, following: RowsByKey) -> None:
+        """As `RowsByNumber.drop`."""
         self.rows.drop(following.rows)
 
-    def undo(self, before: KeyedRows) -> None:
-        """As `NumberedRows.undo`."""
+    def undo(self, before: RowsByKey) -> None:
+        """As `RowsByNumber.undo`."""
         self.rows.undo(before.rows)
 
     def _take(self, columns: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> np.ndarray:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.serving.artifact.exported_model import Samples
 from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.serving.server.served_model import parts_of
@@ -57,7 +57,7 @@ class _Request:
     answer: Future[Answer]
 
 
-class Watcher:
+class RunWatcher:
     """What a scorer tells of its work; this one hears nothing."""
 
     def run(self, version: ServedVersion, requests: Sequence[Samples], seconds: float) -> None:
@@ -69,7 +69,7 @@ class Scorer:
 
     Args:
       most_waiting: samples in the queue; further requests are refused.
-      clock_s: seconds of a clock that never goes back.
+      clock: of the machine.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Scorer:
         replica: Replica,
         *,
         most_waiting: int,
-        watcher: Watcher | None = None,
-        clock_s: Callable[[], float] = time.monotonic,
+        watcher: RunWatcher | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._replica, self._most_waiting, self._clock_s = replica, most_waiting, clock_s
-        self._watcher = watcher or Watcher()
+        self._replica, self._most_waiting, self._clock_s = replica, most_waiting, clock.monotonic_s
+        self._watcher = watcher or RunWatcher()
         self._waiting: deque[_Request] = deque()
         self._num_waiting = 0
         self._changed = threading.Condition()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
 
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.server.app import App, Limits
 from podembed.serving.server.replica import MOST_SAMPLES, Replica
@@ -124,12 +124,13 @@ def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = p
     Raises:
       ConfigurationError, StorageError, ModelError: as `open_app`, or the port is taken.
     """
-    began_s = time.monotonic()
+    began_s = SYSTEM_CLOCK.monotonic_s()
     app, replica = open_app(store, config)
     version = replica.current
     assert version is not None
     bits = "same bits as published" if version.has_same_bits else "close to what was published, not the same bits"
-    told(f"{version.name}: step {version.manifest.step:,}, loaded in {time.monotonic() - began_s:.1f} s, {bits}")
+    seconds = SYSTEM_CLOCK.monotonic_s() - began_s
+    told(f"{version.name}: step {version.manifest.step:,}, loaded in {seconds:.1f} s, {bits}")
     follower = Follower(replica, poll_s=config.poll_s)
     settings = uvicorn.Config(
         app.asgi(),

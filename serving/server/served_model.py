@@ -13,7 +13,7 @@ import numpy as np
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.kernels.pool import pool
 from podembed.serving.artifact.exported_model import LoadedModel, Samples, _rounded, padded_size
-from podembed.serving.server.rows import KeyedRows, TableRows
+from podembed.serving.server.rows import RowsByKey, TableRows
 
 
 class ServedModel(LoadedModel):
@@ -66,7 +66,7 @@ class ServedModel(LoadedModel):
         found: dict[str, tuple[int, int]] = {}
         for feature, (ids, _, _) in zip(self.manifest["features"], samples.bags, strict=True):
             table = self._tables[feature["table"]]
-            if isinstance(table, KeyedRows):
+            if isinstance(table, RowsByKey):
                 name = self.manifest["tables"][feature["table"]]["name"]
                 known, asked = found.get(name, (0, 0))
                 found[name] = (known + int(table.is_known(ids).sum()), asked + len(ids))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.serving.artifact.exported_model import Samples
 from podembed.serving.server.replica import Replica, ServedVersion
-from podembed.serving.server.scorer import Watcher
+from podembed.serving.server.scorer import RunWatcher
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _SAMPLES = (1, 8, 32, 64, 128, 256, 512, 1024, 4096)
 
 
-class ServerMetrics(Watcher):
+class ServerMetrics(RunWatcher):
     """Counters of one process. docs/serving.md has each of them."""
 
     def __init__(self, replica: Replica) -> None:
@@ -63,7 +63,7 @@ class ServerMetrics(Watcher):
 
     def text(self) -> bytes:
         """All series."""
-        version, now_s = self._replica.current, time.time()
+        version, now_s = self._replica.current, SYSTEM_CLOCK.wall_s()
         if version is not None:
             values = {
                 "step": version.manifest.step,

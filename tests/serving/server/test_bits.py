@@ -1,4 +1,4 @@
-"""Every kind of column, served: the scores of `podembed predict` to the last bit, alone, together and with a context."""
+"""Every kind of column, served: the scores of `podembed predict` to the last bit, alone, together, with a context."""
 
 from __future__ import annotations
 

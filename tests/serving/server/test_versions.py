@@ -18,7 +18,7 @@ from podembed.serving.publish.listing import render_versions, roll_back
 from podembed.serving.publish.publisher import publish
 from podembed.serving.publish.versions import FILES, read_version, version_file
 from podembed.serving.server.replica import Replica
-from podembed.serving.server.rows import KeyedRows
+from podembed.serving.server.rows import RowsByKey
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
@@ -83,7 +83,7 @@ def test_versions_follow_each_other_and_come_back(
         assert replica.current.number == pointer.number
         assert scored(replica, columns).tobytes() == scores[wanted].tobytes()
     assert [table.arena.shape for table in replica.current.tables] == arenas
-    assert any(isinstance(table, KeyedRows) for table in before.tables) == any(
+    assert any(isinstance(table, RowsByKey) for table in before.tables) == any(
         spec.dynamic_keys is not None for spec in job.tables
     )
     # What the last three versions are made of stays, whatever the keep policy says.
@@ -212,7 +212,8 @@ def test_damage_leaves_the_old_version_where_it_is(
             else:
                 path.unlink()
             if not (change == "remove" and "pointers" in str(path)):
-                assert not replica.follow() and replica.error is not None, (path, change)
+                assert not replica.follow(), (path, change)
+                assert replica.error is not None
                 assert "Found" in replica.error or "found" in replica.error or "missing" in replica.error
             assert replica.current is not None
             assert replica.current.name == first.name
@@ -221,6 +222,6 @@ def test_damage_leaves_the_old_version_where_it_is(
     assert replica.follow()
     assert replica.error is None
     assert scored(replica, columns).tobytes() != before
+    flip_byte(damages[3], 40)
     with pytest.raises(DocumentRefused):
-        flip_byte(damages[3], 40)
         read_version(store, second.name)
