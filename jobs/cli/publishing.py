@@ -200,6 +200,7 @@ def _serve(command: Serve) -> int:
     from podembed.orchestrator.run.reference import open_run_store, split_reference
 
     try:
+        import httptools  # noqa: F401
         import orjson  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401

@@ -136,6 +136,7 @@ def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = p
         app.asgi(),
         host=config.host,
         port=config.port,
+        http="httptools",
         log_level="warning",
         access_log=False,
         ssl_certfile=config.certificate,
