@@ -3,6 +3,7 @@
     python benchmarks/engine.py --bench A --emb-opt rowwise
     python benchmarks/engine.py --bench C --emb-opt rowwise
     python benchmarks/engine.py --memory --keys any
+    python benchmarks/engine.py --bench A --keys any --new 0.1 --fill full
 
 One host holds all tables of the workload. `request` finds owners, `accept` rows, `group` sorts by row, `pool` writes
 activations, and `update` sums gradients and applies the optimizer. Times are medians over the batches, which take
@@ -30,7 +31,14 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from benchmarks import measuring  # noqa: E402
-from benchmarks.workload import Workload, fill_table, make_batches, workload  # noqa: E402
+from benchmarks.workload import (  # noqa: E402
+    Workload,
+    fill_table,
+    make_batches,
+    renewed,
+    turns_of,
+    workload,
+)
 from benchmarks.workloads import (  # noqa: E402
     NAMES,
     MixedWorkload,
@@ -49,7 +57,8 @@ from podembed.embedding.ragged import Ragged  # noqa: E402
 from podembed.embedding.row_index import KeyRequest  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
-from podembed.embedding.vocabulary.policies import Always, MinCount  # noqa: E402
+from podembed.embedding.vocabulary.dynamic_index import DynamicIndex  # noqa: E402
+from podembed.embedding.vocabulary.policies import Always, LeastRecent, MinCount, Never  # noqa: E402
 from podembed.jobs.planning.memory import key_bytes  # noqa: E402
 from podembed.workers.thread_pool import ThreadPool  # noqa: E402
 
@@ -76,32 +85,48 @@ class Engine:
 ADMIT = {"any": Always(), "counted": MinCount(2)}
 
 
-def build(shape: Workload, emb_opt: str, threads: int, keys: str = "rows") -> Engine:
+FIRST_STEP = 3
+
+
+def build(shape: Workload, emb_opt: str, threads: int, keys: str = "rows", fill: str | None = None) -> Engine:
     """All tables on one host, with the workload's first values in the order of the ids.
 
     Args:
       keys: "rows" for row numbers. Otherwise keys come and go, and each id has a row before the first step.
+      fill: "full": all other rows have keys that nobody names, the first to be forgotten. "half": there is room for
+        twice as many keys. None: nothing is forgotten.
     """
     rate, epsilon = shape.learning_rate, shape.epsilon
     rule = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
     tables, features = [], []
     for at, num_rows in enumerate(shape.table_rows):
-        size = {"vocabulary_size": num_rows} if keys == "rows" else {"capacity": num_rows, "admit": ADMIT[keys]}
+        capacity = 2 * num_rows if fill == "half" else num_rows
+        dynamic = {"capacity": capacity, "admit": ADMIT.get(keys), "evict": LeastRecent() if fill else Never()}
+        size = {"vocabulary_size": num_rows} if keys == "rows" else dynamic
         config = TableConfig(**size, dim=shape.dim, name=f"t{at:02d}", combiner="sum", optimizer=rule)
         spec = TableSpec.of(config, seed=0)
         table = Table(spec, np.arange(spec.layout.num_buckets))
         if keys == "rows":
             # Which row holds which numbers makes no difference here, so the buckets are filled front to back.
             fill_table(shape, at, table.rows[:num_rows])
-        for first in range(0, 0 if keys == "rows" else num_rows, 1 << 16):
-            some = np.arange(first, min(num_rows, first + (1 << 16)))
-            table.index.accept([KeyRequest(np.repeat(some, 2), np.empty(2 * len(some), np.int64))], 0)
+        if keys != "rows":
+            # So many that no bucket has a free row.
+            idle = spec.num_rows + spec.num_rows // 4 if fill == "full" else 0
+            name_keys(table, -1 - np.arange(idle), step=0)
+            name_keys(table, np.arange(num_rows), step=2)
         tables.append(table)
         features.append(FeatureBinding(name=f"f{at:02d}", table=at, combiner="sum", column=at * shape.dim))
     layout = ActivationLayout(
         num_samples=shape.batch_size, widths=(shape.dim,) * len(tables), owners=(0,) * len(tables)
     )
     return Engine.of(tables, features, layout, threads=threads)
+
+
+def name_keys(table: Table, keys: np.ndarray, *, step: int) -> None:
+    """Names each key twice in a step, so that it gets a row with all of `ADMIT`."""
+    for first in range(0, len(keys), 1 << 16):
+        some = np.repeat(keys[first : first + (1 << 16)], 2)
+        table.index.accept([KeyRequest(some, np.empty(len(some), np.int64))], step)
 
 
 def filled(keys: str, *, capacity: int, dim: int = 64, ids: int = 4096) -> Table:
@@ -170,16 +195,29 @@ def mixed_steps(shape: MixedWorkload) -> list[dict[str, Ragged]]:
     return [{shape.feature(at): Ragged.of(*bag) for at, bag in enumerate(batch.bags)} for batch in batches]
 
 
+def keys_of(tables: Sequence[Table], num_steps: int) -> dict[str, float]:
+    """How full the tables are at the end, and how many keys a step got and lost their rows."""
+    counts = [table.index.take_counts() for table in tables if isinstance(table.index, DynamicIndex)]
+    num_keys, num_rows = (sum(getattr(one, name) for one in counts) for name in ("num_keys", "num_rows"))
+    found = {"filled": round(num_keys / max(1, num_rows), 3)}
+    return found | {
+        name: sum(getattr(one, name) for one in counts) // num_steps for name in ("admitted", "evicted", "refused")
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bench", default="A", choices=["A", "B", "tiny", *NAMES])
+    parser.add_argument("--bench", default="A", choices=["A", "B", "A10", "B10", "tiny", *NAMES])
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--keys", default="rows", choices=["rows", *ADMIT], help="of A and B: any with a capacity")
+    parser.add_argument("--new", type=float, default=0.0, help="share of ids that are others in each round of batches")
+    parser.add_argument("--fill", choices=["half", "full"], help="of tables of keys, which then forget the oldest ones")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--memory", action="store_true", help="of a key, with --keys any or counted")
     arguments = parser.parse_args()
     measuring.tune_allocator()
+    turns: list[np.ndarray] = []
     if arguments.memory:
         print(json.dumps({"benchmark": "key memory", "keys": arguments.keys, **key_memory(arguments.keys)}))
         return
@@ -194,7 +232,9 @@ def main() -> None:
             {f"f{at:02d}": Ragged.of_dense(ids[step]) for at, ids in enumerate(batches.ids)}
             for step in range(NUM_BATCHES)
         ]
-        engine = build(shape, arguments.emb_opt, arguments.threads, arguments.keys)
+        engine = build(shape, arguments.emb_opt, arguments.threads, arguments.keys, arguments.fill)
+        if arguments.new and arguments.keys != "rows":
+            turns = [turns_of(ids, arguments.new) for ids in batches.ids]
     lookup, layout = engine.lookup, engine.layout
     activations, gradients = aligned_empty((layout.num_floats,)), aligned_empty((layout.num_floats,))
     gradients[:] = np.random.default_rng(0).standard_normal(layout.num_floats, dtype=np.float32) * 1e-3
@@ -202,16 +242,27 @@ def main() -> None:
     rates = [shape.learning_rate] * len(shape.table_rows)
     # The CPU time of one thread leaves out what other programs take.
     now = time.thread_time if arguments.threads == 1 else time.perf_counter
+    # Forgets what was counted while the tables were filled.
+    keys_of(engine.tables, 1)
     parts: dict[str, list[float]] = {"request": [], "accept": [], "group": [], "pool": [], "update": []}
     stop = time.perf_counter() + arguments.seconds
     number = 0
     cpu_s = 0.0
     while time.perf_counter() < stop or number < 2 * NUM_BATCHES:
+        step = steps[number % len(steps)]
+        if turns:
+            round_, at = divmod(number, len(steps))
+            step = {
+                f"f{table:02d}": Ragged.of_dense(
+                    renewed(ids[at], turns[table][at], arguments.new, number=round_, num_rows=shape.table_rows[table])
+                )
+                for table, ids in enumerate(batches.ids)
+            }
         before_s = time.process_time()
         clock = [now()]
-        request = lookup.request(steps[number % len(steps)])
+        request = lookup.request(step)
         clock.append(now())
-        lookup.accept(request, [np.empty(0, np.int64)], training_step=number + 1)
+        lookup.accept(request, [np.empty(0, np.int64)], training_step=number + FIRST_STEP)
         clock.append(now())
         lookup.group(request, gradient_blocks)
         clock.append(now())
@@ -227,7 +278,9 @@ def main() -> None:
                 parts[part].append(1e3 * seconds)
     found = {part: round(float(np.median(values)), 2) for part, values in parts.items()}
     total = float(np.median(np.sum(list(parts.values()), axis=0)))
-    line = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "keys", "threads")}
+    line = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "keys", "new", "fill", "threads")}
+    if arguments.keys != "rows":
+        line |= keys_of(engine.tables, number)
     rate = round(shape.batch_size / total * 1e3, 0)
     per_cpu = rate if arguments.threads == 1 else round(shape.batch_size * len(parts["pool"]) / cpu_s, 0)
     times = {"ms": round(total, 2), "parts_ms": found, "samples_per_s": rate, "samples_per_cpu_s": per_cpu}

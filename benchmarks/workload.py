@@ -215,6 +215,23 @@ def make_batches(shape: Workload, num_batches: int | None = None) -> Batches:
     return Batches(dense=dense, ids=tuple(all_ids), labels=labels)
 
 
+def turns_of(ids: np.ndarray, share: float) -> np.ndarray:
+    """int64: when an id becomes another one, for `renewed`. One in each round of the batches, 1 / share in all."""
+    return (ids * SPREAD >> 7) % max(1, round(1 / share))
+
+
+def renewed(ids: np.ndarray, turns: np.ndarray, share: float, *, number: int, num_rows: int) -> np.ndarray:
+    """The ids of a round of the batches. In each round a share of all ids are others, which nobody has named before.
+
+    Args:
+      ids: int64, below `num_rows`.
+      turns: of these, see `turns_of`.
+      number: of the round, from 0.
+      num_rows: 0 leaves all ids as they are, with the same work.
+    """
+    return ids + num_rows * ((number + turns) // max(1, round(1 / share)))
+
+
 def _teacher_weight(table: int, ids: np.ndarray) -> np.ndarray:
     """What each id adds to a sample's true score: fixed noise in [-1, 1) from mixing its bits."""
     mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(table + 1)
