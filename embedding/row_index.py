@@ -111,10 +111,6 @@ class KeyedRows(Protocol):
         """
         ...
 
-    def columns(self, names: Sequence[str], rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Copies of some columns of some rows."""
-        ...
-
     def begin_rows(self, rows: np.ndarray, keys: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
         """Gives rows to new keys: their first values, slots at their start, and the index's own columns."""
         ...

@@ -22,6 +22,8 @@ import numpy as np
 from podembed.embedding.kernels.key_map import WORDS, find_key, hash_of, home_line, insert_key, remove_key
 from podembed.embedding.kernels.row_vectors import inlined, jit, prefetch_item
 
+# Numba compiles a kernel anew when its own file has changed, not when `key_map` has. So this counts the forms of a map.
+_MAP_FORM = 2
 NEVER, LEAST_RECENT, LEAST_FREQUENT, SMALL_NORM = range(4)
 """Which key of a full bucket goes first."""
 MOST_COUNT = (1 << 32) - 1

@@ -128,11 +128,6 @@ class Table:
         """As `KeyedRows.in_place`."""
         return self.store.view(0, self.num_rows)
 
-    def columns(self, names: Sequence[str], rows: np.ndarray) -> dict[str, np.ndarray]:
-        """As `KeyedRows.columns`."""
-        values = self.store.read(rows)
-        return {name: values[name] for name in names}
-
     def begin_rows(self, rows: np.ndarray, keys: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
         """As `KeyedRows.begin_rows`."""
         spec = self.spec

@@ -363,8 +363,10 @@ class DynamicIndex:
         table = self._table
         free = gone[self._occupied[gone] == 0]
         if len(free):
-            names = [name for name in table.in_place() if not name.startswith("waiting_")]
-            nothing = {name: np.zeros_like(values) for name, values in table.columns(names, free).items()}
+            shapes = {name: (len(free), values.shape[1]) for name, values in table.in_place().items()}
+            nothing = {
+                name: np.zeros(shape, np.float32) for name, shape in shapes.items() if not name.startswith("waiting_")
+            }
             table.set_columns(free, nothing)
         if len(rows):
             counts = np.minimum(totals, kernels.MOST_COUNT).astype(np.uint32)

@@ -222,6 +222,23 @@ def test_an_index_is_found_again_in_its_columns() -> None:
             assert values.tobytes() == other.bucket(bucket)[name].tobytes(), name
 
 
+def test_a_map_is_as_good_after_many_keys_have_gone_as_a_new_one() -> None:
+    """How many keys passed each line follows from the keys that are there, not from what was there before."""
+    layout = BucketLayout(num_rows=4 * 600, num_buckets=4)
+    table = table_of(spec_of(DynamicKeys(capacity=2400, evict=LeastRecent()), layout))
+    rng, index = np.random.default_rng(5), index_of(table)
+    for step in range(40):
+        ask(table, step, rng.integers(*ENDS[::3], 400).tolist())
+    keys = [*state_of(table)]
+    assert len(keys) > 2_300
+    rows = index.rows_of(np.array(keys))
+    passed = index._map.arrays[1][:, 31].copy()
+    assert passed.any()
+    index.rebuild()
+    np.testing.assert_array_equal(index._map.arrays[1][:, 31], passed)
+    np.testing.assert_array_equal(index.rows_of(np.array(keys)), rows)
+
+
 def test_what_is_not_trained_decides_nothing() -> None:
     layout = BucketLayout(num_rows=10, num_buckets=1)
     table = table_of(spec_of(DynamicKeys(capacity=10), layout))
