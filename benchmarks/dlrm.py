@@ -79,6 +79,7 @@ _SHOWN = (
     "transfers",
     "place",
     "keys",
+    "new",
 )
 
 
@@ -109,6 +110,7 @@ def benchmark_job(
     rows_on_devices: int = 0,
     place: Any = "host",
     keys: str = "rows",
+    new: float = 0.0,
 ) -> JobConfig:
     """The workload as a job. Runs in the workers, too.
 
@@ -116,6 +118,7 @@ def benchmark_job(
       rows_on_devices: tables of up to so many rows lie there.
       place: place of the others.
       keys: "rows" for row numbers; otherwise keys come and go, with room for all, and rows have usual first values.
+      new: share of the keys that are others in each round of the batches; row numbers stay what they are.
     """
     import jax
     import jax.numpy as jnp
@@ -164,7 +167,7 @@ def benchmark_job(
         name=f"bench-{bench}",
         features=features,
         model=Accelerator() if device_ms else GivenDLRM(bottom=shape.bottom[:-1], top=shape.top[:-1]),
-        data=parquet_data(folder, shape) if input == "parquet" else memory_data(folder, bench),
+        data=parquet_data(folder, shape) if input == "parquet" else memory_data(folder, bench, new, keys),
         batch_size=shape.batch_size,
         optimizer=optimizer,
         dense_optimizer=optax.adagrad(rate, shape.dense_accumulator, epsilon),
@@ -176,9 +179,12 @@ def benchmark_job(
     )
 
 
-def memory_data(folder: str, bench: str) -> MemoryData:
-    """The batches in the folder, without any work of reading."""
-    return MemoryData(folder, label="label", dense=tuple(f"x{at}" for at in range(NUM_DENSE)), bench=bench)
+def memory_data(folder: str, bench: str, new: float = 0.0, keys: str = "rows") -> MemoryData:
+    """The batches in the folder, without any work of reading. Arguments as of `benchmark_job`."""
+    rows = () if keys == "rows" else workload(bench).table_rows
+    sizes = tuple((f"f{at:02d}", num_rows) for at, num_rows in enumerate(rows))
+    dense = tuple(f"x{at}" for at in range(NUM_DENSE))
+    return MemoryData(folder, label="label", dense=dense, bench=bench, new=new, num_rows=sizes)
 
 
 def parquet_data(folder: str, shape: Workload) -> ParquetData:
@@ -395,6 +401,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--devices-per-host", type=int, default=None, help="so many CPU devices, or all that are there")
     parser.add_argument("--place", default="host", choices=["host", "replicated", "sharded"], help="of all tables")
     parser.add_argument("--keys", default="rows", choices=["rows", *ADMIT], help="any, with a capacity, or row numbers")
+    parser.add_argument("--new", type=float, default=0.0, help="share of keys that are others in each 32 steps")
     parser.add_argument("--transfers", default="auto", choices=list(Transfers), help="how arrays reach the devices")
     parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
     parser.add_argument("--compute-dtype", default="float32", choices=COMPUTE_DTYPES, help="of the dense half")
@@ -427,7 +434,7 @@ def reference_of(folder: str, arguments: argparse.Namespace) -> JobReference:
     job |= {"folder": folder, "overlap": overlap, "input": getattr(arguments, "input", "memory")}
     job |= {"compute_dtype": getattr(arguments, "compute_dtype", "float32")}
     job |= {"rows_on_devices": getattr(arguments, "rows_on_devices", 0), "place": getattr(arguments, "place", "host")}
-    job |= {"keys": getattr(arguments, "keys", "rows")}
+    job |= {"keys": getattr(arguments, "keys", "rows"), "new": getattr(arguments, "new", 0.0)}
     return JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
 
 

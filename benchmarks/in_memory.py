@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.workload import renewed, turns_of
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.config import ParquetData
@@ -19,9 +20,13 @@ class InMemory(ParquetData):
 
     Attributes:
       bench: name of the workload.
+      new: share of ids that are others in each round of the batches, see `workload.renewed`.
+      num_rows: of each table, by feature, if ids become others.
     """
 
     bench: str = ""
+    new: float = 0.0
+    num_rows: tuple[tuple[str, int], ...] = ()
 
     def load(self, samples: slice) -> Sequence[Batch]:
         """Some samples of every batch."""
@@ -29,17 +34,37 @@ class InMemory(ParquetData):
 
     def open_reader(self, plan: LanePlan, lanes: range) -> BatchesInTurn:
         width = plan.rows_per_lane_step
-        return BatchesInTurn(self.load(slice(lanes.start * width, lanes.stop * width)))
+        return BatchesInTurn(self.load(slice(lanes.start * width, lanes.stop * width)), self.new, dict(self.num_rows))
 
 
 class BatchesInTurn:
-    """After the last batch comes the first."""
+    """After the last batch comes the first.
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        self._batches = batches
+    Args:
+      new, num_rows: as of `InMemory`.
+    """
+
+    def __init__(self, batches: Sequence[Batch], new: float = 0.0, num_rows: Mapping[str, int] | None = None) -> None:
+        self._batches, self._new, self._num_rows = batches, new, num_rows or {}
+        self._turns = [
+            {name: turns_of(bags.values, new) for name, bags in batch.features.items()} if new else {}
+            for batch in batches
+        ]
 
     def read(self, step: int) -> Batch:
-        return self._batches[step % len(self._batches)]
+        number, at = divmod(step, len(self._batches))
+        batch, turns = self._batches[at], self._turns[at]
+        features = {
+            name: replace(
+                bags,
+                values=renewed(
+                    bags.values, turns[name], self._new, number=number, num_rows=self._num_rows.get(name, 0)
+                ),
+            )
+            for name, bags in batch.features.items()
+            if name in turns
+        }
+        return replace(batch, features={**batch.features, **features})
 
     def close(self) -> None:
         self._batches = []

@@ -36,6 +36,7 @@ from rich.console import Console  # noqa: E402
 
 from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from podembed.embedding.optimizers import Adagrad  # noqa: E402
+from podembed.embedding.vocabulary.policies import LeastRecent  # noqa: E402
 from podembed.jobs.cli.settings import parse_resources  # noqa: E402
 from podembed.jobs.models.dlrm import DLRM  # noqa: E402
 from podembed.jobs.reporters.console import ConsoleReporter  # noqa: E402
@@ -73,10 +74,11 @@ def write_data(folder: str, table_rows: int) -> None:
     pq.write_table(pa.table(columns), f"{folder}/part.parquet", row_group_size=NUM_SAMPLES // 8)
 
 
-def recovery_job(*, folder: str, table_rows: int, place: Any = "host") -> JobConfig:
+def recovery_job(*, folder: str, table_rows: int, place: Any = "host", keys: str = "rows") -> JobConfig:
     """The job on what `write_data` wrote. Runs in the workers, too."""
+    size = {"vocabulary_size": table_rows} if keys == "rows" else {"capacity": table_rows, "evict": LeastRecent()}
     tables = {
-        f"f{at}": TableConfig(table_rows, DIM, name=f"t{at}", optimizer=Adagrad(0.05), place=place)
+        f"f{at}": TableConfig(**size, dim=DIM, name=f"t{at}", optimizer=Adagrad(0.05), place=place)
         for at in range(NUM_TABLES)
     }
     return JobConfig(
@@ -190,6 +192,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kill", default="host", choices=["host", "device"])
     parser.add_argument("--scale", type=int, default=1, help="multiplies the rows of the tables")
     parser.add_argument("--place", default="host", choices=["host", "replicated", "sharded"])
+    parser.add_argument("--keys", default="rows", choices=["rows", "any"], help="any, with a capacity, or row numbers")
     parser.add_argument("--devices", type=int, help="CPU devices of a host")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--hosts", type=int, default=2)
@@ -208,7 +211,7 @@ def measure(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
     write_data(folder, table_rows)
     reference = JobReference(
         function="benchmarks.recovery:recovery_job",
-        arguments={"folder": folder, "table_rows": table_rows, "place": arguments.place},
+        arguments={"folder": folder, "table_rows": table_rows, "place": arguments.place, "keys": arguments.keys},
     )
     begin_s = take_begin_times()
     run = create_run(f"{folder}/run", reference.resolve(), reference)
