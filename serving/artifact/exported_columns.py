@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ def _weights(
 ) -> np.ndarray:
     """float32, one for each id; 1 where the id is missing and has none."""
     name, ids, values = feature["weights"], columns[feature["column"]], columns[feature["weights"]]
-    if any(_is_list(one) for given in (ids, values) for one in given):
+    if _has_lists(ids) or _has_lists(values):
         # A missing list has no id, so it has no weight.
         extra = [_size(given) for one, given in zip(ids, values, strict=True) if one is None and _size(given)]
         if extra:
@@ -198,18 +199,31 @@ def _flat(values: Any, name: str) -> tuple[Any, np.ndarray]:
     if isinstance(values, np.ndarray) and values.dtype != object and values.ndim <= 2:
         width = 1 if values.ndim == 1 else values.shape[1]
         return values.reshape(-1), np.full(len(values), width, np.int64)
-    if not any(map(_is_list, values)):
+    if not _has_lists(values):
         return values, np.ones(len(values), np.int64)
     # None in the place of a list is one missing value, as a null is; an empty list has none.
-    lists = [value if _is_list(value) else [value] for value in values]
-    return items_of(lists, name), np.array([len(one) for one in lists], np.int64)
+    is_plain = all(one is list for one in _types(values))
+    lists = values if is_plain else [value if _is_list(value) else [value] for value in values]
+    return items_of(lists, name), np.fromiter(map(len, lists), np.int64, len(lists))
+
+
+def _types(values: Any) -> set[type]:
+    """The types of some values. Many values have few, so what is asked of each type is asked seldom."""
+    return set(map(type, values))
+
+
+def _has_lists(values: Any) -> bool:
+    types = _types(values)
+    return any(issubclass(one, (list, tuple)) for one in types) or (
+        any(issubclass(one, np.ndarray) for one in types) and any(map(_is_list, values))
+    )
 
 
 def items_of(lists: Sequence[Any], name: str) -> list[Any]:
     """The items of all lists one after another."""
-    items = [item for one in lists for item in one]
-    nested = next((item for item in items if _is_list(item)), None)
-    if nested is not None:
+    items = list(chain.from_iterable(lists))
+    if _has_lists(items):
+        nested = next(item for item in items if _is_list(item))
         raise ModelError(
             f"Found a list in a list of column {name!r}: {nested!r:.80}. Expected one list of values for each sample. "
             "Join the inner lists."
@@ -373,13 +387,13 @@ def _kinds_of(values: Any) -> dict[str, Any]:
         kind = _KINDS.get(values.dtype.kind, str(values.dtype))
         given = values[values.astype(bool)] if kind == _TEXT else values
         return {kind: given.flat[0]} if len(given) else {}
-    classes: dict[type, Any] = {}
-    for value in values:
-        # An empty text is a missing value.
-        if value is not None and (not isinstance(value, (str, bytes)) or value):
-            classes.setdefault(type(value), value)
     kinds: dict[str, Any] = {}
-    for one, value in classes.items():
+    for one in _types(values) - {type(None)}:
+        # An empty text is a missing value.
+        is_text = issubclass(one, (str, bytes))
+        value = next((value for value in values if type(value) is one and (value or not is_text)), None)
+        if value is None:
+            continue
         # Of an array without axes its type counts, as of a number.
         kind = _KINDS.get(getattr(getattr(value, "dtype", None), "kind", ""), one.__name__)
         kinds.setdefault(next((kind for kind, known in _CLASSES.items() if issubclass(one, known)), kind), value)

@@ -12,7 +12,7 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.kernels.pool import pool
-from podembed.serving.artifact.exported_model import LoadedModel, Samples, _rounded, padded_size
+from podembed.serving.artifact.exported_model import Bags, LoadedModel, Samples, _fitted, _rounded, padded_size
 from podembed.serving.server.rows import RowsByKey, TableRows
 
 
@@ -38,6 +38,9 @@ class ServedModel(LoadedModel):
             inputs[name] = values
         for at, feature in enumerate(self.manifest["features"]):
             bags = [one.bags[at] for one in requests]
+            if len(requests) == 1 and not feature["positions"]:
+                inputs[f"activations/{feature['name']}"] = self._of_one(feature, bags[0], count, size)
+                continue
             rows = _bag_of_samples([len(splits) - 1 for _, splits, _ in bags], requests, size)
             for name, values in self.looked_up(feature, *_joined(bags)).items():
                 inputs[name] = values[rows]
@@ -47,9 +50,30 @@ class ServedModel(LoadedModel):
             for one, stop in zip(requests, stops.tolist(), strict=True)
         ]
 
+    def _of_one(self, feature: Mapping[str, Any], bags: Bags, count: int, size: int) -> np.ndarray:
+        """The activations of a feature of one request, written where the program reads them."""
+        values = np.empty((size, *feature["shape"]), np.float32)
+        values[count:] = 0
+        ids, splits, weights = _fitted(*bags, feature)
+        if len(splits) == 2:
+            values[:count] = self.pooled(feature, ids, splits, weights)
+        else:
+            self.pooled(feature, ids, splits, weights, out=values[:count])
+        return values
+
     def pooled(
-        self, feature: Mapping[str, Any], ids: np.ndarray, splits: np.ndarray, weights: np.ndarray | None
+        self,
+        feature: Mapping[str, Any],
+        ids: np.ndarray,
+        splits: np.ndarray,
+        weights: np.ndarray | None,
+        out: np.ndarray | None = None,
     ) -> np.ndarray:
+        """As `LoadedModel.pooled`.
+
+        Args:
+          out: where the vectors are written.
+        """
         table = self._tables[feature["table"]]
         places = table.places_of(ids) if feature["quantization"] is None else None
         if places is None:
@@ -57,7 +81,8 @@ class ServedModel(LoadedModel):
             places = np.arange(len(ids), dtype=np.int32)
         else:
             values = table.arena
-        out = aligned_empty((len(splits) - 1, table.arena.shape[1]))
+        if out is None:
+            out = aligned_empty((len(splits) - 1, table.arena.shape[1]))
         pool(values, places, splits, weights, feature["combiner"], out)
         return out
 

@@ -1,0 +1,290 @@
+"""What `podembed serve` answers on a workload, over HTTP. Prints one JSON line.
+
+    python benchmarks/serve.py --bench A10 --samples 128 --seconds 10
+
+A run of a few steps is trained and published. Then a server of one process answers requests of one context (13 dense
+numbers and half of the features) with `--samples` candidates, or of one sample. `wrk` (Debian) asks as fast as it gets
+answers, for rates; `--autocannon PATH` (npm) asks at 70 % of that rate, for latencies. Rates are a CPU second of the
+server's process, since the asking program takes CPU, too. `in_process` is the same model without a server or JSON: the
+samples a CPU second of `podembed predict` on the same rows, columns already read.
+
+`--swap S` publishes a version with 1 % of the rows changed every S seconds meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.measuring import cpu_s  # noqa: E402
+from benchmarks.workload import NUM_DENSE, workload  # noqa: E402
+from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
+from podembed.embedding.optimizers import Adagrad  # noqa: E402
+from podembed.jobs.models.dlrm import DLRM  # noqa: E402
+from podembed.jobs.trainer import Trainer  # noqa: E402
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig  # noqa: E402
+from podembed.workers.data.config import ParquetData  # noqa: E402
+from podembed.workers.job.job import JobConfig  # noqa: E402
+from podembed.workers.job.reference import JobReference  # noqa: E402
+
+NUM_ROWS = 1 << 16
+BATCH = 4096
+NUM_BODIES = 64
+CONTEXT = range(13)
+
+
+def serve_job(folder: str, bench: str) -> JobConfig:
+    """DLRM of a workload on made-up data."""
+    shape = workload(bench)
+    features = {
+        f"f{at:02d}": FeatureConfig(TableConfig(rows, shape.dim, combiner="sum", name=f"t{at:02d}"))
+        for at, rows in enumerate(shape.table_rows)
+    }
+    return JobConfig(
+        name="clicks",
+        features=features,
+        model=DLRM(bottom=shape.bottom[:-1], top=shape.top[:-1]),
+        data=ParquetData(f"{folder}/*.parquet", label="label", dense=tuple(f"d{at}" for at in range(NUM_DENSE))),
+        optimizer=Adagrad(0.05),
+        batch_size=BATCH,
+    )
+
+
+def write_data(folder: Path, bench: str) -> pa.Table:
+    """Ids with the skew of a workload's batches: the square of a uniform number."""
+    random, shape = np.random.default_rng(0), workload(bench)
+    columns: dict[str, Any] = {"label": (random.random(NUM_ROWS) < 0.3).astype(np.int8)}
+    for at in range(NUM_DENSE):
+        columns[f"d{at}"] = random.normal(size=NUM_ROWS).astype(np.float32).round(4)
+    for at, (rows, length) in enumerate(zip(shape.table_rows, shape.bag_lengths, strict=True)):
+        ids = (rows * random.random((NUM_ROWS, length)) ** 2).astype(np.int64)
+        columns[f"f{at:02d}"] = ids[:, 0] if length == 1 else list(ids)
+    table = pa.table(columns)
+    pq.write_table(table, folder / "data.parquet", row_group_size=BATCH)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bench", default="A10")
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--autocannon")
+    parser.add_argument("--binary", action="store_true", help="tensors of the Open Inference Protocol, not JSON")
+    parser.add_argument("--swap", type=float, default=0)
+    options = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measure(Path(folder), options)))
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    (folder / "data").mkdir()
+    table = write_data(folder / "data", options.bench)
+    job = JobReference(
+        function="benchmarks.serve:serve_job", arguments={"folder": str(folder / "data"), "bench": options.bench}
+    )
+
+    def train(steps: int) -> str:
+        return (
+            Trainer(
+                job,
+                scaling_config=ScalingConfig(num_hosts=1, in_process=True, threads_per_host=1),
+                run_config=RunConfig(
+                    name="run",
+                    storage_path=str(folder),
+                    max_steps=steps,
+                    checkpoint_config=CheckpointConfig(every_steps=1000, full_every=20),
+                ),
+            )
+            .fit()
+            .path
+        )
+
+    run = train(4)
+    columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "label"}
+    rates = {"in_process": in_process(run, options.samples)}
+    command = [sys.executable, "-m", "podembed", "serve", run, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        try:
+            assert server.stdout is not None
+            loaded, address = server.stdout.readline(), server.stdout.readline().split()[2]
+            bodies = [body_of(columns, at, options.samples) for at in range(NUM_BODIES)]
+            return {"bench": options.bench, "samples": options.samples, "loaded": loaded.strip()} | ask(
+                server, address, bodies, run, train, rates, options
+            )
+        finally:
+            server.kill()
+
+
+def body_of(columns: dict[str, list[Any]], at: int, samples: int) -> bytes:
+    """One context and many candidates, as columns in JSON."""
+    body = {}
+    for number, (name, values) in enumerate(columns.items()):
+        is_context = number < NUM_DENSE + len(CONTEXT)
+        start = at * samples
+        body[name] = [values[start]] if is_context else values[start : start + samples]
+    return json.dumps(body).encode()
+
+
+def in_process(run: str, samples: int) -> float:
+    """Samples a CPU second of the model of `podembed predict` with rows in memory, `samples` at a time."""
+    from podembed.serving.predict.batches import read_batches
+    from podembed.serving.predict.committed_model import CommittedRows, open_model
+    from podembed.serving.predict.pooled_rows import PooledRows
+    from podembed.serving.predict.portable_forward import PortableForward
+    from podembed.serving.predict.predicted_rows import rows_in_order, unlabelled, with_all
+    from podembed.serving.predict.trained_forward import SCORED_PARTS
+
+    model = open_model(run)
+    forward = PortableForward(model.job, model.dense(SCORED_PARTS), step=model.state.manifest.step)
+    rows = PooledRows(model.job, CommittedRows(model), is_padded=True)
+    declared = unlabelled(
+        model.job.resolved_data, model.job.resolved_data.paths, features=tuple(model.job.features), columns=()
+    )
+    index, plan = rows_in_order(model, declared, batch_size=max(samples, 64), out="none.parquet")
+    batches = read_batches(declared, index, plan)
+    found = []
+    for _ in range(20):
+        one = rows.find(with_all(next(batches), model.job))
+        found.append(one)
+    rows.fetch(found)
+    names = tuple(model.job.features)
+
+    def once() -> None:
+        for one in found:
+            forward.outputs(rows.look_up(one), names, samples)
+
+    once()
+    rates = []
+    for _ in range(5):
+        began = time.process_time()
+        for _ in range(5):
+            once()
+        rates.append(5 * len(found) * samples / (time.process_time() - began))
+    return statistics.median(rates)
+
+
+def ask(
+    server: subprocess.Popen[str],
+    address: str,
+    bodies: list[bytes],
+    run: str,
+    train: Any,
+    rates: dict[str, float],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    request = urllib.request.Request(f"{address}/score", bodies[0], {"Content-Type": "application/json"})
+    assert len(json.load(urllib.request.urlopen(request))["score"]) == options.samples
+    with tempfile.TemporaryDirectory() as scratch:
+        script = Path(scratch, "ask.lua")
+        script.write_text(lua(bodies), encoding="utf-8")
+        ends, swaps = threading.Event(), []
+        swapper = threading.Thread(target=swap, args=(run, train, options.swap, ends, swaps))
+        if options.swap:
+            swapper.start()
+        before = sum(cpu_s([server.pid]).values())
+        out = subprocess.run(
+            [
+                "wrk",
+                "-t1",
+                f"-c{options.connections}",
+                f"-d{int(options.seconds)}s",
+                "--latency",
+                "-s",
+                script,
+                f"{address}/score",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        used = sum(cpu_s([server.pid]).values()) - before
+        found = parsed(out, used, options)
+        if options.autocannon and shutil.which("node"):
+            found |= latencies(address, bodies[0], 0.7 * found["requests_s"], options)
+        ends.set()
+        if options.swap:
+            swapper.join()
+            found["swaps"] = len(swaps)
+    own = found["samples_per_cpu_s"]
+    return found | {
+        "in_process_samples_per_cpu_s": round(rates["in_process"]),
+        "ratio": round(own / rates["in_process"], 3),
+    }
+
+
+def lua(bodies: list[bytes]) -> str:
+    """A script for wrk, which asks with one body after another."""
+    listed = ",\n".join(f"[==[{body.decode()}]==]" for body in bodies)
+    return (
+        f"local bodies = {{{listed}}}\nlocal at = 0\n"
+        'request = function()\n  at = at % #bodies + 1\n  return wrk.format("POST", nil, '
+        '{["Content-Type"] = "application/json"}, bodies[at])\nend\n'
+    )
+
+
+def parsed(out: str, used: float, options: argparse.Namespace) -> dict[str, Any]:
+    """What wrk says."""
+    (requests,) = re.findall(r"(\d+) requests in", out)
+    rate = float(re.findall(r"Requests/sec:\s+([\d.]+)", out)[0])
+    refused = re.findall(r"Non-2xx or 3xx responses: (\d+)", out)
+    return {
+        "requests_s": round(rate, 1),
+        "samples_s": round(rate * options.samples),
+        "samples_per_cpu_s": round(int(requests) * options.samples / used),
+        "cpu_ms_a_request": round(used / int(requests) * 1e3, 3),
+        "refused": int(refused[0]) if refused else 0,
+        "peak_p99": re.findall(r"99%\s+(\S+)", out)[0],
+    }
+
+
+def latencies(address: str, body: bytes, rate: float, options: argparse.Namespace) -> dict[str, Any]:
+    """In ms, at a rate that does not wait for answers."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(body)
+        file.flush()
+        command = [options.autocannon, "-c", "50", "-d", str(int(options.seconds)), "--overallRate", str(int(rate))]
+        command += ["-m", "POST", "-H", "Content-Type=application/json", "-i", file.name, "--json", f"{address}/score"]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    kept = {name: found["latency"][name] for name in ("p50", "p97_5", "p99", "max")}
+    return {
+        "at_requests_s": round(rate, 1),
+        **{f"{name}_ms": value for name, value in kept.items()},
+        "errors": found["non2xx"],
+    }
+
+
+def swap(run: str, train: Any, seconds: float, ends: threading.Event, swaps: list[float]) -> None:
+    """Trains some steps and publishes, again and again."""
+    command = [sys.executable, "-m", "podembed", "publish", run]
+    steps = 4
+    while not ends.wait(seconds):
+        steps += 4
+        train(steps)
+        subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+        swaps.append(time.monotonic())
+
+
+if __name__ == "__main__":
+    main()
