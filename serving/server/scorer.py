@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.artifact.exported_model import Samples
 from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.serving.server.served_model import parts_of
@@ -55,6 +57,14 @@ class _Request:
     asked_s: float
     deadline_s: float
     answer: Future[Answer]
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Requests whose columns were read together, one after another."""
+
+    requests: list[_Request]
+    samples: Samples
 
 
 class RunWatcher:
@@ -160,7 +170,7 @@ class Scorer:
     def _answer(self, taken: Sequence[_Request]) -> None:
         with self._replica.use() as version:
             began_s = self._clock_s()
-            read: list[tuple[_Request, Samples]] = []
+            turn: list[_Request] = []
             for request in taken:
                 # A client that went away has cancelled its request.
                 if not request.answer.set_running_or_notify_cancel():
@@ -168,33 +178,35 @@ class Scorer:
                 if began_s > request.deadline_s:
                     request.answer.set_exception(TooLate())
                     continue
-                try:
-                    read.append((request, version.model.read(request.columns, with_context=True)))
-                except Exception as error:
-                    request.answer.set_exception(error)
+                turn.append(request)
+            read = _read(version, turn)
             for together in self._runs(read):
-                outputs = self._scored(version, [samples for _, samples in together])
-                for (request, _), found in zip(together, outputs, strict=True):
-                    answer = Answer(
-                        outputs=found,
-                        version=version.name,
-                        number=version.number,
-                        waited_s=began_s - request.asked_s,
-                    )
-                    request.answer.set_result(answer)
+                outputs = self._scored(version, [group.samples for group in together])
+                for group, found in zip(together, outputs, strict=True):
+                    start = 0
+                    for request in group.requests:
+                        stop = start + request.num_samples if len(group.requests) > 1 else None
+                        answer = Answer(
+                            outputs={name: values[start:stop] for name, values in found.items()},
+                            version=version.name,
+                            number=version.number,
+                            waited_s=began_s - request.asked_s,
+                        )
+                        request.answer.set_result(answer)
+                        start += request.num_samples
             if read:
-                self._watcher.run(version, [samples for _, samples in read], self._clock_s() - began_s)
+                self._watcher.run(version, [group.samples for group in read], self._clock_s() - began_s)
 
-    def _runs(self, read: Sequence[tuple[_Request, Samples]]) -> list[list[tuple[_Request, Samples]]]:
-        """The same requests, each list of which fits one run; a request that fits none is alone."""
-        runs: list[list[tuple[_Request, Samples]]] = []
+    def _runs(self, read: Sequence[_Group]) -> list[list[_Group]]:
+        """The same groups, each list of which fits one run; a group that fits none is alone."""
+        runs: list[list[_Group]] = []
         count = 0
-        for one in read:
-            count += one[1].num_samples
+        for group in read:
+            count += group.samples.num_samples
             if not runs or count > self._replica.most_samples:
                 runs.append([])
-                count = one[1].num_samples
-            runs[-1].append(one)
+                count = group.samples.num_samples
+            runs[-1].append(group)
         return runs
 
     def _scored(self, version: ServedVersion, requests: Sequence[Samples]) -> list[dict[str, np.ndarray]]:
@@ -202,3 +214,40 @@ class Scorer:
             return version.model.score(requests)
         parts = [version.model.score([part])[0] for part in parts_of(requests[0], self._replica.most_samples)]
         return [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}]
+
+
+def _read(version: ServedVersion, requests: Sequence[_Request]) -> list[_Group]:
+    """What the model reads of some requests. Errors are their answers.
+
+    A column costs more to read than a few more samples of it. So requests of lists without a context are read as one,
+    unless one of them is refused.
+    """
+    model = version.model
+    names = model.columns
+    alike = [one for one in requests if _has_lists_alone(one, names)]
+    if len(alike) > 1:
+        try:
+            joined = {name: list(chain.from_iterable(one.columns[name] for one in alike)) for name in names}
+            group = _Group(alike, model.read(joined))
+        except ModelError:
+            pass  # One of them is refused: each is read alone, so that the others are answered.
+        else:
+            rest = {id(one) for one in requests} - {id(one) for one in alike}
+            return [group, *_read_alone(version, [one for one in requests if id(one) in rest])]
+    return _read_alone(version, requests)
+
+
+def _has_lists_alone(request: _Request, names: Sequence[str]) -> bool:
+    """Whether each column has a list with a value for each sample."""
+    columns, count = request.columns, request.num_samples
+    return all(type(values := columns.get(name)) is list and len(values) == count for name in names)
+
+
+def _read_alone(version: ServedVersion, requests: Sequence[_Request]) -> list[_Group]:
+    groups = []
+    for request in requests:
+        try:
+            groups.append(_Group([request], version.model.read(request.columns, with_context=True)))
+        except Exception as error:
+            request.answer.set_exception(error)
+    return groups
