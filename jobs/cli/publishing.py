@@ -1,4 +1,5 @@
-"""The commands that put a model in front of users: `podembed publish | versions | rollback | pin | serve`."""
+"""The commands that put a model in front of users: `podembed publish | versions | rollback | pin | serve |
+replay`."""
 
 from __future__ import annotations
 
@@ -94,9 +95,23 @@ class Serve:
     """Seconds after SIGTERM in which it still answers, but says that it is not ready."""
     timeout_seconds: float = 5.0
     """Seconds after which a request is given up, if it names no timeout of its own."""
+    record: str | None = None
+    """Folder for a share of the requests with their scores, as Parquet files; `podembed replay` scores them again."""
+    record_share: float = 0.01
+    """Share of the requests that --record keeps."""
 
 
-Publishing = Publish | Versions | Rollback | PinCommit | Serve
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Score recorded requests again, at the versions that answered, and compare the bits. Exits with 1 if one differs."""
+
+    log: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="LOG")]
+    """Folder that `podembed serve --record` wrote, or a glob of its files."""
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|URL")]
+    """The run, whose versions are loaded again; or a server, which is asked about what it answered with its version."""
+
+
+Publishing = Publish | Versions | Rollback | PinCommit | Serve | Replay
 
 PublishingCommand = (
     Annotated[Publish, tyro.conf.subcommand("publish")]
@@ -104,6 +119,7 @@ PublishingCommand = (
     | Annotated[Rollback, tyro.conf.subcommand("rollback")]
     | Annotated[PinCommit, tyro.conf.subcommand("pin")]
     | Annotated[Serve, tyro.conf.subcommand("serve")]
+    | Annotated[Replay, tyro.conf.subcommand("replay")]
 )
 
 
@@ -124,6 +140,8 @@ def run(command: Publishing) -> int:
             return _pin(command)
         case Serve():
             return _serve(command)
+        case Replay():
+            return _replay(command)
 
 
 def _publish(command: Publish) -> int:
@@ -230,9 +248,19 @@ def _serve(command: Serve) -> int:
         poll_s=command.poll_seconds,
         drain_s=command.drain_seconds,
         limits=Limits(timeout_s=command.timeout_seconds),
+        record=command.record,
+        record_share=command.record_share,
     )
     serve(store, config, told=lambda line: print(line, flush=True))
     return 0
+
+
+def _replay(command: Replay) -> int:
+    from podembed.serving.server.replay import render, replay
+
+    found = replay(command.log, command.target)
+    print(render(found))
+    return EXIT_REFUSED if found.num_other else 0
 
 
 def _token(path: str | None) -> str | None:

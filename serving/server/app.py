@@ -31,6 +31,7 @@ from podembed.serving.server.open_inference import (
     write_response,
 )
 from podembed.serving.server.pages import front_page, openapi
+from podembed.serving.server.recorder import Recorder
 from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.serving.server.scorer import Answer, Busy, Scorer, TooLate
 from podembed.serving.server.server_metrics import ServerMetrics
@@ -79,6 +80,7 @@ class App:
     Args:
       name: of the model.
       token: that clients must send, or None.
+      recorder: keeps some requests, or None.
     """
 
     def __init__(
@@ -88,10 +90,11 @@ class App:
         name: str,
         limits: Limits | None = None,
         token: str | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._replica, self._name = replica, name
         self._limits = limits or Limits()
-        self._token = token
+        self._token, self._recorder = token, recorder
         self._metrics = ServerMetrics(replica)
         self._scorer = Scorer(replica, most_waiting=self._limits.waiting_samples, watcher=self._metrics)
         self.is_draining = False
@@ -99,6 +102,8 @@ class App:
     def close(self) -> None:
         """Answers what waits, then ends."""
         self._scorer.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def asgi(self) -> Starlette:
         """The program."""
@@ -264,7 +269,10 @@ class App:
             future = self._scorer.submit(
                 columns, num_samples=count, timeout_s=max(0.0, timeout_s - (SYSTEM_CLOCK.monotonic_s() - began_s))
             )
-            return await asyncio.wrap_future(future)
+            answer = await asyncio.wrap_future(future)
+            if self._recorder is not None:
+                self._recorder.take(columns, answer)
+            return answer
         except Busy as error:
             waiting = self._scorer.num_waiting
             raise Refused(

@@ -160,6 +160,17 @@ class Replica:
         _logger.info("%s answers after %.2f s", found.name, self._clock.monotonic_s() - began_s)
         return found is not current
 
+    def answer_with(self, version: Version) -> None:
+        """Loads a version, whatever pointers say.
+
+        Raises:
+          ConfigurationError, StorageError, ModelError: it cannot be loaded.
+        """
+        found = self._load(version, 0)
+        with self._changed:
+            self._current = found
+            self._changed.notify_all()
+
     def _load(self, version: Version, number: int) -> ServedVersion:
         store = self._store
         manifest = self._manifest(version)

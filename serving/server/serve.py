@@ -14,6 +14,7 @@ import uvicorn
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.server.app import App, Limits
+from podembed.serving.server.recorder import Recorder
 from podembed.serving.server.replica import MOST_SAMPLES, Replica
 from podembed.workers.storage.store import Store
 
@@ -36,6 +37,8 @@ class ServerConfig:
       drain_s: seconds after SIGTERM in which it answers but says that it is not ready, so that balancers turn away.
       most_samples: samples of one run of the program.
       limits: of one request.
+      record: folder for recorded requests, or None.
+      record_share: share of requests that are recorded.
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +51,8 @@ class ServerConfig:
     drain_s: float = 0.0
     most_samples: int = MOST_SAMPLES
     limits: Limits = field(default_factory=Limits)
+    record: str | None = None
+    record_share: float = 0.01
 
 
 class Follower:
@@ -114,7 +119,10 @@ def open_app(store: Store, config: ServerConfig) -> tuple[App, Replica]:
     replica.follow()
     assert replica.current is not None
     name = config.name or str(replica.current.model.manifest["job"])
-    return App(replica, name=name, limits=config.limits, token=config.token), replica
+    recorder = None
+    if config.record is not None:
+        recorder = Recorder(config.record, share=config.record_share, manifest=replica.current.model.manifest)
+    return App(replica, name=name, limits=config.limits, token=config.token, recorder=recorder), replica
 
 
 def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = print) -> None:

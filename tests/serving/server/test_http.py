@@ -17,12 +17,17 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tritonclient.http as triton
 from starlette.testclient import TestClient
 
+from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.publish.publisher import publish
 from podembed.serving.server.app import App, Limits
+from podembed.serving.server.recorder import Recorder
+from podembed.serving.server.replay import replay
 from podembed.serving.server.replica import Replica
 from podembed.serving.server.scorer import Busy, Scorer, TooLate
 from podembed.workers.job.job import JobConfig
@@ -210,6 +215,38 @@ def test_a_full_queue_refuses_and_late_requests_are_not_scored(replica: Replica,
     scorer.close()
     with pytest.raises(Busy):
         scorer.submit(part(columns, 0, 1), num_samples=1, timeout_s=9)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_recorded_requests_are_scored_again(
+    share: float, run: str, job: JobConfig, replica: Replica, columns: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    assert replica.current is not None
+    recorder = Recorder(str(tmp_path / "log"), share=share, manifest=replica.current.model.manifest)
+    app = App(replica, name="clicks", recorder=recorder)
+    read = {name: columns[name] for name in replica.current.model.columns}
+    with TestClient(app.asgi()) as client:
+        for start in range(0, 40, 4):
+            assert client.post("/score", json=part(read, start, start + 3)).status_code == 200
+        context = {name: values[0] if name == "visits" else values[7:20] for name, values in read.items()}
+        client.post("/score", json=context)
+        client.post("/score", json={"item": 7})
+    app.close()
+    found = replay(str(tmp_path / "log"), run)
+    assert found.num_other == 0 and found.num_skipped == {}
+    assert found.num_equal == 10 * 3 + 13 if share == 1 else 0 < found.num_equal < 43
+    if share < 1:
+        return
+    # It is data of the job.
+    (path,) = (tmp_path / "log").glob("*.parquet")
+    scores = predicted(run, job, path, tmp_path / "p.parquet")
+    recorded = pq.read_table(path)
+    assert scores.tobytes() == np.array(recorded.column("_score").to_pylist(), np.float32).tobytes()
+    changed = recorded.set_column(recorded.column_names.index("_score"), "_score", pa.array(scores + 1))
+    pq.write_table(changed, path)
+    assert replay(str(tmp_path / "log"), run).num_other == 43
+    with pytest.raises(ConfigurationError, match="Found no recorded files"):
+        replay(str(tmp_path), run)
 
 
 def test_a_slow_client_is_given_up(replica: Replica) -> None:
