@@ -103,7 +103,10 @@ class Serve:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Score recorded requests again, at the versions that answered, and compare the bits. Exits with 1 if one differs."""
+    """Score recorded requests again, with the versions that answered, and compare the bits.
+
+    Exits with 1 if one differs.
+    """
 
     log: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="LOG")]
     """Folder that `podembed serve --record` wrote, or a glob of its files."""

@@ -203,7 +203,7 @@ def _flat(values: Any, name: str) -> tuple[Any, np.ndarray]:
         return values, np.ones(len(values), np.int64)
     # None in the place of a list is one missing value, as a null is; an empty list has none.
     is_plain = all(one is list for one in _types(values))
-    lists = values if is_plain else [value if _is_list(value) else [value] for value in values]
+    lists = list(values) if is_plain else [value if _is_list(value) else [value] for value in values]
     return items_of(lists, name), np.fromiter(map(len, lists), np.int64, len(lists))
 
 

@@ -1,7 +1,7 @@
 """`Recorder`: a share of the requests with their answers, as Parquet files. `podembed replay` scores them again.
 
-A file has a row for each sample. Its columns are those of the model, as training reads them, and behind them `_request`,
-`_position`, `_version`, `_unix_s` and `_<output>`. So with labels beside them the files are training data.
+A file has a row for each sample. Its columns are those of the model, as training reads them, and behind them
+`_request`, `_position`, `_version`, `_unix_s` and `_<output>`. So with labels beside them the files are training data.
 """
 
 from __future__ import annotations

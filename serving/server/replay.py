@@ -104,6 +104,11 @@ def _requests(paths: Sequence[str]) -> Iterator[pa.Table]:
     """The rows of each request."""
     for path in paths:
         table = pq.read_table(path)
+        if missing := [name for name in _OWN if name not in table.column_names]:
+            raise ConfigurationError(
+                f"Found no column {missing[0]} in {path}. Expected a file that `podembed serve --record` wrote. Pass "
+                "its folder."
+            )
         starts = np.flatnonzero(np.asarray(table.column(POSITION)) == 0).tolist()
         for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True):
             yield table.slice(start, stop - start)

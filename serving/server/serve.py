@@ -141,8 +141,8 @@ def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = p
     bits = "same bits as published" if version.has_same_bits else "close to what was published, not the same bits"
     seconds = SYSTEM_CLOCK.monotonic_s() - began_s
     told(f"{version.name}: step {version.manifest.step:,}, loaded in {seconds:.1f} s, {bits}")
-    # The thread that scores holds the interpreter for as long as it may. With the usual 5 ms, each request would wait so
-    # long to be read, and again to be answered.
+    # The thread that scores holds the interpreter for as long as it may. With the usual 5 ms, each request would wait
+    # so long to be read, and again to be answered.
     sys.setswitchinterval(SWITCH_S)
     follower = Follower(replica, poll_s=config.poll_s)
     settings = uvicorn.Config(

@@ -233,7 +233,8 @@ def test_recorded_requests_are_scored_again(
         client.post("/score", json={"item": 7})
     app.close()
     found = replay(str(tmp_path / "log"), run)
-    assert found.num_other == 0 and found.num_skipped == {}
+    assert found.num_other == 0
+    assert found.num_skipped == {}
     assert found.num_equal == 10 * 3 + 13 if share == 1 else 0 < found.num_equal < 43
     if share < 1:
         return
@@ -245,8 +246,10 @@ def test_recorded_requests_are_scored_again(
     changed = recorded.set_column(recorded.column_names.index("_score"), "_score", pa.array(scores + 1))
     pq.write_table(changed, path)
     assert replay(str(tmp_path / "log"), run).num_other == 43
+    with pytest.raises(ConfigurationError, match=r"Found no column _request in .*p\.parquet"):
+        replay(str(tmp_path / "p.parquet*"), run)
     with pytest.raises(ConfigurationError, match="Found no recorded files"):
-        replay(str(tmp_path), run)
+        replay(str(tmp_path / "none"), run)
 
 
 def test_a_slow_client_is_given_up(replica: Replica) -> None:
