@@ -31,7 +31,7 @@ from podembed.serving.server.open_inference import (
     write_response,
 )
 from podembed.serving.server.pages import front_page, openapi
-from podembed.serving.server.recorder import Recorder
+from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.serving.server.scorer import Answer, Busy, Scorer, TooLate
 from podembed.serving.server.server_metrics import ServerMetrics
@@ -90,7 +90,7 @@ class App:
         name: str,
         limits: Limits | None = None,
         token: str | None = None,
-        recorder: Recorder | None = None,
+        recorder: RequestLog | None = None,
     ) -> None:
         self._replica, self._name = replica, name
         self._limits = limits or Limits()

@@ -1,4 +1,4 @@
-"""`Recorder`: a share of the requests with their answers, as Parquet files. `podembed replay` scores them again.
+"""`RequestLog`: a share of the requests with their answers, as Parquet files. `podembed replay` scores them again.
 
 A file has a row for each sample. Its columns are those of the model, as training reads them, and behind them
 `_request`, `_position`, `_version`, `_unix_s` and `_<output>`. So with labels beside them the files are training data.
@@ -32,7 +32,7 @@ _WAITING = 1_000
 _logger = logging.getLogger(__name__)
 
 
-class Recorder:
+class RequestLog:
     """See the module. A thread writes files; requests that come faster than it writes are not recorded, but counted.
 
     Args:

@@ -14,7 +14,7 @@ import uvicorn
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.server.app import App, Limits
-from podembed.serving.server.recorder import Recorder
+from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import MOST_SAMPLES, Replica
 from podembed.workers.storage.store import Store
 
@@ -121,7 +121,7 @@ def open_app(store: Store, config: ServerConfig) -> tuple[App, Replica]:
     name = config.name or str(replica.current.model.manifest["job"])
     recorder = None
     if config.record is not None:
-        recorder = Recorder(config.record, share=config.record_share, manifest=replica.current.model.manifest)
+        recorder = RequestLog(config.record, share=config.record_share, manifest=replica.current.model.manifest)
     return App(replica, name=name, limits=config.limits, token=config.token, recorder=recorder), replica
 
 

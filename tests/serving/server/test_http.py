@@ -26,7 +26,7 @@ from starlette.testclient import TestClient
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.publish.publisher import publish
 from podembed.serving.server.app import App, Limits
-from podembed.serving.server.recorder import Recorder
+from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replay import replay
 from podembed.serving.server.replica import Replica
 from podembed.serving.server.scorer import Busy, Scorer, TooLate
@@ -222,7 +222,7 @@ def test_recorded_requests_are_scored_again(
     share: float, run: str, job: JobConfig, replica: Replica, columns: dict[str, list[Any]], tmp_path: Path
 ) -> None:
     assert replica.current is not None
-    recorder = Recorder(str(tmp_path / "log"), share=share, manifest=replica.current.model.manifest)
+    recorder = RequestLog(str(tmp_path / "log"), share=share, manifest=replica.current.model.manifest)
     app = App(replica, name="clicks", recorder=recorder)
     read = {name: columns[name] for name in replica.current.model.columns}
     with TestClient(app.asgi()) as client:
