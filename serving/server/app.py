@@ -30,7 +30,7 @@ from podembed.serving.server.open_inference import (
     to_json,
     write_response,
 )
-from podembed.serving.server.pages import front_page, openapi
+from podembed.serving.server.pages import example_of, front_page, openapi
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.serving.server.scorer import Answer, Busy, Scorer, TooLate
@@ -116,6 +116,7 @@ class App:
             ("/metrics", "GET", self._series, True),
             ("/openapi.json", "GET", self._openapi, True),
             ("/", "GET", self._page, True),
+            ("/example", "GET", self._example, True),
             ("/score", "POST", self._score, True),
             (model, "GET", self._metadata, True),
             (f"{model}/ready", "GET", self._ready, False),
@@ -195,6 +196,9 @@ class App:
     async def _openapi(self, request: Request) -> Response:
         version = self._version()
         return _json(openapi(version.model.manifest, name=self._name, inputs=inputs_of(version.model.manifest)))
+
+    async def _example(self, request: Request) -> Response:
+        return _json(example_of(inputs_of(self._version().model.manifest)))
 
     async def _page(self, request: Request) -> Response:
         version = self._version()

@@ -146,6 +146,7 @@ def openapi(manifest: Mapping[str, Any], *, name: str, inputs: Sequence[Mapping[
             f"/v2/models/{name}": get("Columns, outputs and version of the model"),
             "/v2/health/live": get("The process answers"),
             "/v2/health/ready": get("A version is loaded, warm and proven"),
+            "/example": get("A body for /score"),
             "/metrics": get("Series for Prometheus"),
         },
     }

@@ -154,6 +154,7 @@ def test_health_pages_and_series(client: TestClient, columns: dict[str, list[Any
     assert kinds["image"] == ("FP32", 2)
     assert client.get(f"/v2/models/clicks/versions/{found['versions'][0]}").status_code == 200
     assert client.get("/v2/models/clicks/versions/v1").status_code == 404
+    assert client.post("/score", content=client.get("/example").content).status_code == 200
     page = client.get("/").text
     assert found["versions"][0] in page
     assert "curl " in page
