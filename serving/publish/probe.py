@@ -16,6 +16,8 @@ from podembed.serving.artifact.exported_columns import columns_of
 from podembed.workers.storage.strict_json import DocumentRefused
 
 NUM_SAMPLES = 64
+
+ProbeOutputs = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 _LONGEST = 5
 
 
@@ -61,7 +63,7 @@ def encode_probe(columns: Mapping[str, Any], outputs: Mapping[str, np.ndarray]) 
     return json.dumps({"columns": columns, "outputs": described}, sort_keys=True).encode()
 
 
-def decode_probe(data: bytes, name: str) -> tuple[dict[str, list[Any]], dict[str, tuple[str, tuple[int, ...], bytes]]]:
+def decode_probe(data: bytes, name: str) -> tuple[dict[str, list[Any]], ProbeOutputs]:
     """The columns, and by output the type of its numbers, its shape and its bytes.
 
     Raises:
@@ -78,7 +80,7 @@ def decode_probe(data: bytes, name: str) -> tuple[dict[str, list[Any]], dict[str
         raise DocumentRefused(name, f"other content ({error})", "a probe") from error
 
 
-def same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> bool:
+def same_bits(found: Mapping[str, np.ndarray], expected: ProbeOutputs) -> bool:
     """Whether outputs are those of a probe to the last bit."""
     return found.keys() == expected.keys() and all(
         (str(values.dtype), values.shape, np.ascontiguousarray(values).tobytes()) == expected[name]

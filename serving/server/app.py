@@ -30,7 +30,7 @@ from podembed.serving.server.open_inference import (
     to_json,
     write_response,
 )
-from podembed.serving.server.pages import example_of, front_page, openapi
+from podembed.serving.server.pages import front_page, openapi
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.serving.server.scorer import Answer, Busy, Scorer, TooLate
@@ -195,10 +195,11 @@ class App:
 
     async def _openapi(self, request: Request) -> Response:
         version = self._version()
-        return _json(openapi(version.model.manifest, name=self._name, inputs=inputs_of(version.model.manifest)))
+        inputs = inputs_of(version.model.manifest)
+        return _json(openapi(version.model.manifest, name=self._name, inputs=inputs, example=version.example))
 
     async def _example(self, request: Request) -> Response:
-        return _json(example_of(inputs_of(self._version().model.manifest)))
+        return _json(self._version().example)
 
     async def _page(self, request: Request) -> Response:
         version = self._version()
@@ -209,6 +210,7 @@ class App:
                 step=version.manifest.step,
                 bits="same" if version.has_same_bits else "close",
                 inputs=inputs_of(version.model.manifest),
+                example=version.example,
                 outputs=version.model.manifest["outputs"],
                 address=str(request.base_url).rstrip("/"),
                 error=self._replica.error,

@@ -10,7 +10,6 @@ from typing import Any
 from podembed.serving.publish.versions import Version
 from podembed.version import version as own_version
 
-_EXAMPLES = {"INT64": 7, "BYTES": "ann", "FP32": 0.5}
 _TYPES = {"INT64": {"type": "integer"}, "BYTES": {"type": "string"}, "FP32": {"type": "number"}}
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -20,16 +19,6 @@ _STYLE = (
 )
 
 
-def example_of(inputs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """A body of `POST /score` with one sample."""
-    found: dict[str, list[Any]] = {}
-    for tensor in inputs:
-        one = _EXAMPLES[tensor["datatype"]]
-        width = tensor["shape"][1] if len(tensor["shape"]) == 2 else None
-        found[tensor["name"]] = [one if width is None else [one] * (2 if width < 0 else width)]
-    return found
-
-
 def front_page(
     *,
     name: str,
@@ -37,12 +26,13 @@ def front_page(
     step: int,
     bits: str,
     inputs: Sequence[Mapping[str, Any]],
+    example: Mapping[str, Any],
     outputs: Mapping[str, Sequence[int]],
     address: str,
     error: str | None,
 ) -> str:
     """The page at `/`: what is served, and a request to copy."""
-    body = json.dumps(example_of(inputs)).replace("'", "'\\''")
+    body = json.dumps(example).replace("'", "'\\''")
     curl = f"curl {address}/score -H 'Content-Type: application/json' -d '{body}'"
     promise = {
         "same": "A score has the same bits at every place of every request, and the bits that were published.",
@@ -69,7 +59,9 @@ def front_page(
     )
 
 
-def openapi(manifest: Mapping[str, Any], *, name: str, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def openapi(
+    manifest: Mapping[str, Any], *, name: str, inputs: Sequence[Mapping[str, Any]], example: Mapping[str, Any]
+) -> dict[str, Any]:
     """The OpenAPI 3.1 description of all requests."""
     columns = {one["name"]: {"type": "array", "items": _item(one)} for one in inputs}
     scores = {"type": "array", "items": {"type": "number"}}
@@ -104,7 +96,7 @@ def openapi(manifest: Mapping[str, Any], *, name: str, inputs: Sequence[Mapping[
             "content": {
                 "application/json": {
                     "schema": {"type": "object", "properties": columns, "required": list(columns)},
-                    "example": example_of(inputs),
+                    "example": dict(example),
                 }
             },
         },

@@ -24,7 +24,7 @@ from podembed.orchestrator.commit.published import newest_pointer
 from podembed.serving.artifact.exported_columns import ExportedVocabulary, ModelError
 from podembed.serving.artifact.exported_model import Samples, padded_size, program_of
 from podembed.serving.predict.trained_forward import SCORED_PARTS
-from podembed.serving.publish.probe import decode_probe, same_bits
+from podembed.serving.publish.probe import ProbeOutputs, decode_probe, same_bits
 from podembed.serving.publish.versions import (
     PROBE,
     PROGRAM,
@@ -55,6 +55,7 @@ class ServedVersion:
       number: of the pointer that offered it.
       has_same_bits: whether scores on this machine are those of the machine that published it, to the last bit, at
         every place of every size.
+      example: one made-up sample.
     """
 
     version: Version
@@ -63,6 +64,7 @@ class ServedVersion:
     model: ServedModel
     tables: list[RowsByNumber | RowsByKey]
     has_same_bits: bool
+    example: Mapping[str, Any]
     loaded_unix_s: float
     num_users: int = field(default=0)
 
@@ -251,7 +253,8 @@ class Replica:
                 if name.startswith("vocabularies/")
             },
         )
-        has_same_bits = self._proven(model, version)
+        columns, expected = decode_probe(read_file(store, version, PROBE), PROBE)
+        has_same_bits = self._proven(model, version, columns, expected)
         return ServedVersion(
             version=version,
             number=number,
@@ -259,10 +262,11 @@ class Replica:
             model=model,
             tables=tables,
             has_same_bits=has_same_bits,
+            example={name: values[:1] for name, values in columns.items()},
             loaded_unix_s=self._clock.wall_s(),
         )
 
-    def _proven(self, model: ServedModel, version: Version) -> bool:
+    def _proven(self, model: ServedModel, version: Version, columns: Mapping[str, Any], expected: ProbeOutputs) -> bool:
         """Scores the probe at every size and at moved places, which also compiles the program for these sizes.
 
         Returns:
@@ -271,7 +275,6 @@ class Replica:
         Raises:
           ModelError: they differ by more than another machine explains.
         """
-        columns, expected = decode_probe(read_file(self._store, version, PROBE), PROBE)
         samples = model.read(columns)
         (found,) = model.score([samples])
         for name, (dtype, shape, data) in expected.items():
