@@ -32,6 +32,7 @@ from podembed.serving.artifact.exported_extra import dense_block, extra_of
 
 FORMAT = "podembed-model"
 FORMAT_VERSION = 4
+FEWEST_SAMPLES = 64
 # Exports of version 2 have no extra columns, and those of version 3 no lists that keep their last items.
 _READ_VERSIONS = (2, 3, FORMAT_VERSION)
 _DTYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I16": "<i2", "I8": "i1"}
@@ -81,8 +82,57 @@ def load(folder: str, *, reads_tables: bool = False) -> LoadedModel:
         raise _altered(path) from error
 
 
-def program_of(data: bytes, manifest: Mapping[str, Any], path: str) -> Any:
-    """The compiled program of an export, which is called with `(dense, inputs)`.
+class Program:
+    """A program `(dense, inputs) -> outputs`, compiled for each number of samples. Mutated: how many it takes at once.
+
+    Args:
+      exported: as `jax.export` has it.
+    """
+
+    def __init__(self, exported: jax.export.Exported) -> None:
+        self._call = jax.jit(exported.call)
+        (_, inputs), _ = jax.tree_util.tree_unflatten(exported.in_tree, exported.in_avals)
+        self._inputs = {name: (tuple(map(int, one.shape[1:])), np.dtype(one.dtype)) for name, one in inputs.items()}
+        self._most: dict[int, int] = {}
+
+    def __call__(self, dense: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return {name: np.asarray(values) for name, values in self._call(dense, inputs).items()}
+
+    def most_samples(self, dense: Mapping[str, Any], most: int) -> int:
+        """The largest size at which scores have the bits that they have among 64, as made-up samples show it.
+
+        On CPUs XLA may sum a larger array in other pieces, so that its last bits differ. Sizes below the largest one
+        are alike.
+
+        Args:
+          most: a power of two, at least 64.
+        """
+        if most not in self._most:
+            size = most
+            while size > FEWEST_SAMPLES and not self._has_bits_of_few(dense, size):
+                size //= 2
+            self._most[most] = size
+        return self._most[most]
+
+    def _has_bits_of_few(self, dense: Mapping[str, Any], size: int) -> bool:
+        random = np.random.Generator(np.random.Philox(0))
+        inputs = {}
+        for name, (shape, dtype) in self._inputs.items():
+            shape = (size, *shape)
+            is_float = np.issubdtype(dtype, np.floating)
+            values = random.normal(size=shape) if is_float else random.integers(0, 2, shape)
+            inputs[name] = values.astype(dtype)
+        found = self(dense, inputs)
+        for start in range(0, size, FEWEST_SAMPLES):
+            stop = start + FEWEST_SAMPLES
+            few = self(dense, {name: values[start:stop] for name, values in inputs.items()})
+            if any(few[name].tobytes() != values[start:stop].tobytes() for name, values in found.items()):
+                return False
+        return True
+
+
+def program_of(data: bytes, manifest: Mapping[str, Any], path: str) -> Program:
+    """The program of an export.
 
     Args:
       data: as `jax.export` serialized it.
@@ -99,7 +149,7 @@ def program_of(data: bytes, manifest: Mapping[str, Any], path: str) -> Any:
             "later one, since an older one does not read it. Install it, or export the model with the older one."
         )
     try:
-        return jax.jit(jax.export.deserialize(bytearray(data)).call)
+        return Program(jax.export.deserialize(bytearray(data)))
     except Exception as error:  # JAX raises many kinds, of XLA and of flatbuffers.
         text = str(error).split("\n", 1)[0]
         raise ModelError(
@@ -180,7 +230,7 @@ class LoadedModel:
         self,
         manifest: Mapping[str, Any],
         *,
-        program: Any,
+        program: Program,
         dense: Mapping[str, np.ndarray],
         tables: Sequence[Any],
         vocabularies: Mapping[str, ExportedVocabulary],
@@ -219,6 +269,8 @@ class LoadedModel:
         """All outputs of the model that belong to samples, by name `[n, ...]`."""
         samples = self.read(columns)
         batch_size = self.manifest["batch_size"]
+        if min(batch_size, samples.num_samples) > FEWEST_SAMPLES:
+            batch_size = min(batch_size, self.most_samples(padded_size(batch_size)))
         parts = []
         for start in range(0, samples.num_samples, batch_size):
             count = min(batch_size, samples.num_samples - start)
@@ -258,7 +310,11 @@ class LoadedModel:
 
     def run(self, inputs: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
         """The outputs of the first samples of a call of the program, which has `padded_size` of them."""
-        return {name: np.asarray(values)[:count] for name, values in self._program(self._dense, inputs).items()}
+        return {name: values[:count] for name, values in self._program(self._dense, inputs).items()}
+
+    def most_samples(self, most: int) -> int:
+        """As `Program.most_samples`."""
+        return self._program.most_samples(self._dense, most)
 
     def _given(self, columns: Mapping[str, Any], *, with_context: bool) -> dict[str, Any]:
         """The columns that are needed, as lists, tuples or arrays of one length, or of one value."""
@@ -312,7 +368,7 @@ def padded_size(count: int) -> int:
     """With how many samples the program is called for so many, as `podembed predict` does. With fewer than 64, or a
     size between powers of two, scores have other last bits.
     """
-    return max(64, 1 << max(0, count - 1).bit_length())
+    return max(FEWEST_SAMPLES, 1 << max(0, count - 1).bit_length())
 
 
 def _alike(columns: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from podembed.serving.artifact.exported_model import FEWEST_SAMPLES, Program, padded_size
 from podembed.serving.predict.model_inputs import batch_of, context_of
 from podembed.serving.predict.pooled_rows import LookedUp
 from podembed.serving.predict.trained_forward import SCORED_PARTS, check_dense
@@ -30,7 +31,6 @@ from podembed.workers.model.portable import portable
 PLATFORMS = ("cpu", "cuda", "tpu")
 SCORE = "score"
 SCORES = "scores"
-FEWEST_SAMPLES = 64
 
 Arrays = dict[str, Any]
 
@@ -205,15 +205,6 @@ def _avals(exported: jax.export.Exported) -> dict[str, Any]:
     return jax.tree_util.tree_unflatten(exported.out_tree, exported.out_avals)
 
 
-def padded_size(num_samples: int) -> int:
-    """With how many samples the program is called for so many: the next power of two, at least `FEWEST_SAMPLES`.
-
-    So few programs are compiled, and on CPUs a score has the same bits wherever its sample stands and whatever else is
-    scored. With fewer, or with a size between, XLA sums products in another order.
-    """
-    return max(FEWEST_SAMPLES, 1 << max(0, num_samples - 1).bit_length())
-
-
 class PortableForward:
     """The program with the dense arrays of a commit, compiled once for each number of samples.
 
@@ -236,7 +227,8 @@ class PortableForward:
         self.features = frozenset(read_features(self.exported))
         self.columns = frozenset(read_columns(self.exported))
         self._dense = {key: jnp.asarray(values) for key, values in dense.items()}
-        self._program = jax.jit(self.exported.call)
+        self._program = Program(self.exported)
+        self._most_samples = padded_size(job.batch_size)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -254,7 +246,6 @@ class PortableForward:
         Args:
           names: names of the features, in the job's order.
         """
-        size = padded_size(num_samples)
         arrays: Arrays = {"dense": found.batch.dense}
         for name, block in zip(names, found.activations, strict=True):
             if name in self.features:
@@ -263,8 +254,16 @@ class PortableForward:
             if name in self.features:
                 arrays[f"lengths/{name}"] = lengths.astype(np.int32)
         arrays |= {f"columns/{name}": values for name, values in found.batch.columns.items() if name in self.columns}
-        cut = {name: jnp.asarray(_of_size(values, size)) for name, values in arrays.items()}
-        return {name: np.asarray(values)[:num_samples] for name, values in self._program(self._dense, cut).items()}
+        most = FEWEST_SAMPLES
+        if num_samples > most:
+            most = self._program.most_samples(self._dense, self._most_samples)
+        parts = []
+        for start in range(0, num_samples, most):
+            count = min(most, num_samples - start)
+            size = padded_size(count)
+            cut = {name: _of_size(values[start : start + count], size) for name, values in arrays.items()}
+            parts.append({name: values[:count] for name, values in self._program(self._dense, cut).items()})
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _of_size(values: np.ndarray, size: int) -> np.ndarray:

@@ -137,7 +137,7 @@ def _scored(
     replica = replicas[version]
     with replica.use() as loaded:
         samples = loaded.model.read(columns)
-        parts = [loaded.model.score([part])[0] for part in parts_of(samples, replica.most_samples)]
+        parts = [loaded.model.score([part])[0] for part in parts_of(samples, loaded.most_samples)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -56,6 +56,7 @@ class ServedVersion:
       has_same_bits: whether scores on this machine are those of the machine that published it, to the last bit, at
         every place of every size.
       example: one made-up sample.
+      most_samples: of one run of the program.
     """
 
     version: Version
@@ -65,6 +66,7 @@ class ServedVersion:
     tables: list[RowsByNumber | RowsByKey]
     has_same_bits: bool
     example: Mapping[str, Any]
+    most_samples: int
     loaded_unix_s: float
     num_users: int = field(default=0)
 
@@ -77,7 +79,7 @@ class Replica:
     """See the module. One thread loads versions; any may `use` one.
 
     Args:
-      most_samples: of one run of the program.
+      most_samples: of one run of the program; fewer where more have other bits.
       clock: of the machine.
 
     Attributes:
@@ -86,7 +88,7 @@ class Replica:
 
     def __init__(self, store: Store, *, most_samples: int = MOST_SAMPLES, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._clock = store, clock
-        self.most_samples = most_samples
+        self._most_samples = most_samples
         # The last one was made last. At most two.
         self._chain: list[ServedVersion] = []
         self._current: ServedVersion | None = None
@@ -254,7 +256,8 @@ class Replica:
             },
         )
         columns, expected = decode_probe(read_file(store, version, PROBE), PROBE)
-        has_same_bits = self._proven(model, version, columns, expected)
+        most_samples = model.most_samples(padded_size(self._most_samples))
+        has_same_bits = self._proven(model, version, columns, expected, most_samples)
         return ServedVersion(
             version=version,
             number=number,
@@ -263,10 +266,18 @@ class Replica:
             tables=tables,
             has_same_bits=has_same_bits,
             example={name: values[:1] for name, values in columns.items()},
+            most_samples=most_samples,
             loaded_unix_s=self._clock.wall_s(),
         )
 
-    def _proven(self, model: ServedModel, version: Version, columns: Mapping[str, Any], expected: ProbeOutputs) -> bool:
+    def _proven(
+        self,
+        model: ServedModel,
+        version: Version,
+        columns: Mapping[str, Any],
+        expected: ProbeOutputs,
+        most_samples: int,
+    ) -> bool:
         """Scores the probe at every size and at moved places, which also compiles the program for these sizes.
 
         Returns:
@@ -287,7 +298,7 @@ class Replica:
                 )
         is_same = same_bits(found, expected)
         size = 2 * padded_size(samples.num_samples)
-        while size <= padded_size(self.most_samples):
+        while size <= most_samples:
             first = model.score([_lone(samples), *[samples] * (size // samples.num_samples - 1)])
             is_same &= all(np.array_equal(_bits(one[name]), _bits(found[name])) for one in first[1:] for name in found)
             size *= 2

@@ -146,7 +146,8 @@ class Scorer:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     return
-                taken = self._take()
+                version = self._replica.current
+                taken = self._take(version.most_samples if version is not None else 1)
             try:
                 self._answer(taken)
             except BaseException as error:
@@ -156,11 +157,11 @@ class Scorer:
                     if not request.answer.done():
                         request.answer.set_exception(error)
 
-    def _take(self) -> list[_Request]:
-        """The requests of one run, at least one."""
+    def _take(self, most: int) -> list[_Request]:
+        """The requests of one run of `most` samples, at least one."""
         taken: list[_Request] = []
         count = 0
-        while self._waiting and (not taken or count + self._waiting[0].num_samples <= self._replica.most_samples):
+        while self._waiting and (not taken or count + self._waiting[0].num_samples <= most):
             request = self._waiting.popleft()
             self._num_waiting -= request.num_samples
             count += request.num_samples
@@ -180,7 +181,7 @@ class Scorer:
                     continue
                 turn.append(request)
             read = _read(version, turn)
-            for together in self._runs(read):
+            for together in _runs(read, version.most_samples):
                 outputs = self._scored(version, [group.samples for group in together])
                 for group, found in zip(together, outputs, strict=True):
                     start = 0
@@ -197,23 +198,24 @@ class Scorer:
             if read:
                 self._watcher.run(version, [group.samples for group in read], self._clock_s() - began_s)
 
-    def _runs(self, read: Sequence[_Group]) -> list[list[_Group]]:
-        """The same groups, each list of which fits one run; a group that fits none is alone."""
-        runs: list[list[_Group]] = []
-        count = 0
-        for group in read:
-            count += group.samples.num_samples
-            if not runs or count > self._replica.most_samples:
-                runs.append([])
-                count = group.samples.num_samples
-            runs[-1].append(group)
-        return runs
-
     def _scored(self, version: ServedVersion, requests: Sequence[Samples]) -> list[dict[str, np.ndarray]]:
         if len(requests) > 1:
             return version.model.score(requests)
-        parts = [version.model.score([part])[0] for part in parts_of(requests[0], self._replica.most_samples)]
+        parts = [version.model.score([part])[0] for part in parts_of(requests[0], version.most_samples)]
         return [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}]
+
+
+def _runs(groups: Sequence[_Group], most: int) -> list[list[_Group]]:
+    """The same groups, each list of which fits one run; a group that fits none is alone."""
+    runs: list[list[_Group]] = []
+    count = 0
+    for group in groups:
+        count += group.samples.num_samples
+        if not runs or count > most:
+            runs.append([])
+            count = group.samples.num_samples
+        runs[-1].append(group)
+    return runs
 
 
 def _read(version: ServedVersion, requests: Sequence[_Request]) -> list[_Group]:
