@@ -64,83 +64,75 @@ def openapi(
 ) -> dict[str, Any]:
     """The OpenAPI 3.1 description of all requests."""
     columns = {one["name"]: {"type": "array", "items": _item(one)} for one in inputs}
-    scores = {"type": "array", "items": {"type": "number"}}
-    error = _content({"type": "object", "properties": {"error": {"type": "string"}}}, "What was found and expected")
-    errors = {"400": error, "401": error, "409": error, "413": error, "503": error, "504": error}
-    tensor = {
-        "type": "object",
-        "required": ["name", "datatype", "shape"],
-        "properties": {
-            "name": {"type": "string"},
-            "datatype": {"type": "string"},
-            "shape": {"type": "array", "items": {"type": "integer"}},
-            "data": {"type": "array", "items": {}},
-            "parameters": {"type": "object"},
-        },
-    }
-    tensors = {"type": "array", "items": tensor}
-    asked = [
-        {"name": "timeout", "in": "query", "schema": {"type": "number"}, "description": "Seconds until it is given up"},
-        {
-            "name": "min_version",
-            "in": "query",
-            "schema": {"type": "string"},
-            "description": "The oldest version that may answer: its name, or its step",
-        },
-    ]
-    score = {
-        "summary": "Scores of some samples, given as columns",
-        "parameters": asked,
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": {"type": "object", "properties": columns, "required": list(columns)},
-                    "example": dict(example),
-                }
-            },
-        },
-        "responses": {
-            "200": _content(
-                {
-                    "type": "object",
-                    "properties": {**dict.fromkeys(manifest["outputs"], scores), "model_version": {"type": "string"}},
-                },
-                "One score a sample",
-            ),
-            **errors,
-        },
-    }
-    infer = {
-        "summary": "The Open Inference Protocol, also with binary tensors",
-        "parameters": asked,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"type": "object", "properties": {"inputs": tensors}}}},
-        },
-        "responses": {
-            "200": _content(
-                {"type": "object", "properties": {"model_version": {"type": "string"}, "outputs": tensors}}, "Outputs"
-            ),
-            **errors,
-        },
-    }
-
-    def get(summary: str) -> dict[str, Any]:
-        return {"get": {"summary": summary, "responses": {"200": {"description": summary}}}}
-
+    scores = dict.fromkeys(manifest["outputs"], {"type": "array", "items": {"type": "number"}})
+    score = _post(
+        "Scores of some samples, given as columns",
+        {"type": "object", "properties": columns, "required": list(columns)},
+        {"type": "object", "properties": {**scores, "model_version": _TEXT}},
+        example=dict(example),
+    )
+    infer = _post(
+        "The Open Inference Protocol, also with binary tensors",
+        {"type": "object", "properties": {"inputs": _TENSORS}},
+        {"type": "object", "properties": {"model_version": _TEXT, "outputs": _TENSORS}},
+    )
     return {
         "openapi": "3.1.0",
         "info": {"title": name, "version": str(own_version()), "description": "Scores of one version of a model."},
         "paths": {
-            "/score": {"post": score},
-            f"/v2/models/{name}/infer": {"post": infer},
-            f"/v2/models/{name}": get("Columns, outputs and version of the model"),
-            "/v2/health/live": get("The process answers"),
-            "/v2/health/ready": get("A version is loaded, warm and proven"),
-            "/example": get("A body for /score"),
-            "/metrics": get("Series for Prometheus"),
+            "/score": score,
+            f"/v2/models/{name}/infer": infer,
+            f"/v2/models/{name}": _get("Columns, outputs and version of the model"),
+            "/v2/health/live": _get("The process answers"),
+            "/v2/health/ready": _get("A version is loaded, warm and proven"),
+            "/example": _get("A body for /score"),
+            "/metrics": _get("Series for Prometheus"),
         },
+    }
+
+
+_TEXT = {"type": "string"}
+_TENSORS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["name", "datatype", "shape"],
+        "properties": {
+            "name": _TEXT,
+            "datatype": _TEXT,
+            "shape": {"type": "array", "items": {"type": "integer"}},
+            "data": {"type": "array", "items": {}},
+            "parameters": {"type": "object"},
+        },
+    },
+}
+_ASKED = [
+    {"name": "timeout", "in": "query", "schema": {"type": "number"}, "description": "Seconds until it is given up"},
+    {
+        "name": "min_version",
+        "in": "query",
+        "schema": _TEXT,
+        "description": "The oldest version that may answer: its name, or its step",
+    },
+]
+
+
+def _get(summary: str) -> dict[str, Any]:
+    return {"get": {"summary": summary, "responses": {"200": {"description": summary}}}}
+
+
+def _post(summary: str, body: Mapping[str, Any], answer: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    error = _content({"type": "object", "properties": {"error": _TEXT}}, "What was found and expected")
+    return {
+        "post": {
+            "summary": summary,
+            "parameters": _ASKED,
+            "requestBody": {"required": True, "content": {"application/json": {"schema": dict(body), **more}}},
+            "responses": {
+                "200": _content(answer, "One score a sample"),
+                **dict.fromkeys(("400", "401", "408", "409", "413", "503", "504"), error),
+            },
+        }
     }
 
 
