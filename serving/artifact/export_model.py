@@ -22,6 +22,7 @@ from podembed.serving.artifact.export_files import MANIFEST, ExportFiles, export
 from podembed.serving.artifact.input_schema import input_schema
 from podembed.serving.artifact.row_formats import ExportSource, write_npy, write_safetensors_header
 from podembed.serving.committed_rows import BATCH_BYTES
+from podembed.serving.predict import exported_program
 from podembed.serving.predict.committed_model import CommittedModel, with_commit
 from podembed.serving.predict.portable_forward import export_forward, output_shapes
 from podembed.serving.predict.trained_forward import SCORED_PARTS, check_dense
@@ -161,9 +162,9 @@ def describe_model(
 
 
 def _served_source() -> str:
-    """The reader of exports: its three files in one, without the imports of one from another."""
+    """The reader of exports: its four files in one, without the imports of one from another."""
     parts = []
-    for module in (exported_columns, exported_extra, exported_model):
+    for module in (exported_columns, exported_extra, exported_program, exported_model):
         text = Path(module.__file__ or "").read_text(encoding="utf-8")
         pattern = r"^from (__future__|podembed[.\w]*) import (\([^)]*\)|.*)\n"
         parts.append(re.sub(pattern, "", text, flags=re.MULTILINE) if parts else text)

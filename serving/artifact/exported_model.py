@@ -1,8 +1,8 @@
 """`load` a model that `podembed export-model` wrote, and score with it. Needs numpy, jax and jax's own flatbuffers.
 
-Behind the texts of `exported_columns` and `exported_extra` this file lies in every export as `served_model.py`. Beside
-these it imports nothing of podembed. docs/inference.md says what each file of an export holds. Nothing is unpickled:
-arrays, text in JSON, and a program of JAX are all that there is.
+Behind the texts of `exported_columns`, `exported_extra` and `exported_program` this file lies in every export as
+`served_model.py`. Beside these it imports nothing of podembed. docs/inference.md says what each file of an export
+holds. Nothing is unpickled: arrays, text in JSON, and a program of JAX are all that there is.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from podembed.serving.artifact.exported_columns import (
     splits_of,
 )
 from podembed.serving.artifact.exported_extra import dense_block, extra_of
+from podembed.serving.predict.exported_program import FEWEST_SAMPLES, Program, padded_size
 
 FORMAT = "podembed-model"
 FORMAT_VERSION = 4
-FEWEST_SAMPLES = 64
 # Exports of version 2 have no extra columns, and those of version 3 no lists that keep their last items.
 _READ_VERSIONS = (2, 3, FORMAT_VERSION)
 _DTYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I16": "<i2", "I8": "i1"}
@@ -80,55 +80,6 @@ def load(folder: str, *, reads_tables: bool = False) -> LoadedModel:
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise _altered(path) from error
-
-
-class Program:
-    """A program `(dense, inputs) -> outputs`, compiled for each number of samples. Mutated: how many it takes at once.
-
-    Args:
-      exported: as `jax.export` has it.
-    """
-
-    def __init__(self, exported: jax.export.Exported) -> None:
-        self._call = jax.jit(exported.call)
-        (_, inputs), _ = jax.tree_util.tree_unflatten(exported.in_tree, exported.in_avals)
-        self._inputs = {name: (tuple(map(int, one.shape[1:])), np.dtype(one.dtype)) for name, one in inputs.items()}
-        self._most: dict[int, int] = {}
-
-    def __call__(self, dense: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        return {name: np.asarray(values) for name, values in self._call(dense, inputs).items()}
-
-    def most_samples(self, dense: Mapping[str, Any], most: int) -> int:
-        """The largest size at which scores have the bits that they have among 64, as made-up samples show it.
-
-        On CPUs XLA may sum a larger array in other pieces, so that its last bits differ. Sizes below the largest one
-        are alike.
-
-        Args:
-          most: a power of two, at least 64.
-        """
-        if most not in self._most:
-            size = most
-            while size > FEWEST_SAMPLES and not self._has_bits_of_few(dense, size):
-                size //= 2
-            self._most[most] = size
-        return self._most[most]
-
-    def _has_bits_of_few(self, dense: Mapping[str, Any], size: int) -> bool:
-        random = np.random.Generator(np.random.Philox(0))
-        inputs = {}
-        for name, (shape, dtype) in self._inputs.items():
-            shape = (size, *shape)
-            is_float = np.issubdtype(dtype, np.floating)
-            values = random.normal(size=shape) if is_float else random.integers(0, 2, shape)
-            inputs[name] = values.astype(dtype)
-        found = self(dense, inputs)
-        for start in range(0, size, FEWEST_SAMPLES):
-            stop = start + FEWEST_SAMPLES
-            few = self(dense, {name: values[start:stop] for name, values in inputs.items()})
-            if any(few[name].tobytes() != values[start:stop].tobytes() for name, values in found.items()):
-                return False
-        return True
 
 
 def program_of(data: bytes, manifest: Mapping[str, Any], path: str) -> Program:
@@ -362,13 +313,6 @@ def scores_among(outputs: dict[str, np.ndarray]) -> Any:
         if name in outputs:
             return outputs[name]
     return {name: values for name, values in outputs.items() if name.startswith("scores/")} or outputs
-
-
-def padded_size(count: int) -> int:
-    """With how many samples the program is called for so many, as `podembed predict` does. With fewer than 64, or a
-    size between powers of two, scores have other last bits.
-    """
-    return max(FEWEST_SAMPLES, 1 << max(0, count - 1).bit_length())
 
 
 def _alike(columns: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from podembed.serving.artifact.exported_model import FEWEST_SAMPLES, Program, padded_size
+from podembed.serving.predict.exported_program import FEWEST_SAMPLES, Program, padded_size
 from podembed.serving.predict.model_inputs import batch_of, context_of
 from podembed.serving.predict.pooled_rows import LookedUp
 from podembed.serving.predict.trained_forward import SCORED_PARTS, check_dense

@@ -64,7 +64,7 @@ def openapi(
 ) -> dict[str, Any]:
     """The OpenAPI 3.1 description of all requests."""
     columns = {one["name"]: {"type": "array", "items": _item(one)} for one in inputs}
-    scores = dict.fromkeys(manifest["outputs"], {"type": "array", "items": {"type": "number"}})
+    scores = {key: {"type": "array", "items": {"type": "number"}} for key in manifest["outputs"]}
     score = _post(
         "Scores of some samples, given as columns",
         {"type": "object", "properties": columns, "required": list(columns)},

@@ -22,7 +22,8 @@ from podembed.orchestrator.commit.checkpoint import load
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.commit.published import newest_pointer
 from podembed.serving.artifact.exported_columns import ExportedVocabulary, ModelError
-from podembed.serving.artifact.exported_model import Samples, padded_size, program_of
+from podembed.serving.artifact.exported_model import Samples, program_of
+from podembed.serving.predict.exported_program import padded_size
 from podembed.serving.predict.trained_forward import SCORED_PARTS
 from podembed.serving.publish.probe import ProbeOutputs, decode_probe, same_bits
 from podembed.serving.publish.versions import (

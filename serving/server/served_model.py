@@ -12,7 +12,8 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.kernels.pool import pool
-from podembed.serving.artifact.exported_model import Bags, LoadedModel, Samples, _fitted, _rounded, padded_size
+from podembed.serving.artifact.exported_model import Bags, LoadedModel, Samples, _fitted, _rounded
+from podembed.serving.predict.exported_program import padded_size
 from podembed.serving.server.rows import RowsByKey, TableRows
 
 
