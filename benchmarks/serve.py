@@ -4,7 +4,7 @@
 
 A run of a few steps is trained and published. Then a server of one process answers requests of one context (13 dense
 numbers and half of the features) with `--samples` candidates, or of one sample. `wrk` (Debian) asks as fast as it gets
-answers, for rates; `--autocannon PATH` (npm) asks at 70 % of that rate, for latencies. Rates are a CPU second of the
+answers, for rates; `open_loop.py` asks at 70 % of that rate, for latencies. Rates are a CPU second of the
 server's process, since the asking program takes CPU, too. `in_process` is the same model without a server or JSON: the
 samples a CPU second of `podembed predict` on the same rows, columns already read.
 
@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -89,8 +88,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--connections", type=int, default=8)
-    parser.add_argument("--autocannon")
-    parser.add_argument("--binary", action="store_true", help="tensors of the Open Inference Protocol, not JSON")
+    parser.add_argument("--rate", type=float, default=0, help="requests a second for latencies; 0: 70 % of the peak")
     parser.add_argument("--swap", type=float, default=0)
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -221,8 +219,7 @@ def ask(
         ).stdout
         used = sum(cpu_s([server.pid]).values()) - before
         found = parsed(out, used, options)
-        if options.autocannon and shutil.which("node"):
-            found |= latencies(address, bodies[0], 0.7 * found["requests_s"], options)
+        found |= latencies(address, bodies[0], options.rate or 0.7 * found["requests_s"], options)
         ends.set()
         if options.swap:
             swapper.join()
@@ -260,19 +257,14 @@ def parsed(out: str, used: float, options: argparse.Namespace) -> dict[str, Any]
 
 
 def latencies(address: str, body: bytes, rate: float, options: argparse.Namespace) -> dict[str, Any]:
-    """In ms, at a rate that does not wait for answers."""
+    """In ms, of requests that do not wait for the answers to others."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(body)
         file.flush()
-        command = [options.autocannon, "-c", "50", "-d", str(int(options.seconds)), "--overallRate", str(int(rate))]
-        command += ["-m", "POST", "-H", "Content-Type=application/json", "-i", file.name, "--json", f"{address}/score"]
-        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    kept = {name: found["latency"][name] for name in ("p50", "p97_5", "p99", "max")}
-    return {
-        "at_requests_s": round(rate, 1),
-        **{f"{name}_ms": value for name, value in kept.items()},
-        "errors": found["non2xx"],
-    }
+        command = [sys.executable, "benchmarks/open_loop.py", f"{address}/score", file.name, "--rate", str(rate)]
+        command += ["--seconds", str(options.seconds)]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+    return {f"open_{name}": value for name, value in found.items()}
 
 
 def swap(run: str, train: Any, seconds: float, ends: threading.Event, swaps: list[float]) -> None:

@@ -8,6 +8,8 @@ registers, see `row_vectors.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from podembed.embedding.kernels.arrays import can_stream, matrix_of, plain
@@ -155,6 +157,21 @@ def pool(
         )
     streams = is_packed and (can_stream(out[: len(bags)], dim) if streams is None else streams)
     _pool_some(width_of(dim), dim, matrix_of(rows), *arguments, streams, target, plain(bags, np.int64), is_packed)
+
+
+def pool_of(rows: np.ndarray, combiner: str) -> Callable[..., None]:
+    """`pool` from rows that stay where they are, for callers to whom its checks cost more than its work: `(index,
+    row_splits, weights, out)`, C-contiguous arrays as `pool` takes them. Nothing is checked.
+    """
+    dim, code, matrix = rows.shape[1], COMBINER_CODES[combiner], matrix_of(rows)
+    width = width_of(dim)
+
+    def run(index: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None, out: np.ndarray) -> None:
+        has_weights = weights is not None
+        given = weights if has_weights else _NO_WEIGHTS
+        pool_bags(width, dim, matrix, index, row_splits, given, has_weights, code, False, matrix_of(out, dim))
+
+    return run
 
 
 def _bags(index: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None, combiner: str, num_bags: int):

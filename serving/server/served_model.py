@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from podembed.embedding.kernels.arrays import aligned_empty
-from podembed.embedding.kernels.pool import pool
+from podembed.embedding.kernels.pool import pool, pool_of
 from podembed.serving.artifact.exported_model import Bags, LoadedModel, Samples, _fitted, _rounded
 from podembed.serving.predict.exported_program import padded_size
 from podembed.serving.server.rows import RowsByKey, TableRows
@@ -21,6 +20,14 @@ class ServedModel(LoadedModel):
     """An export whose tables are `TableRows`. As `LoadedModel`; a call of `score` is one run of the program."""
 
     _tables: Sequence[TableRows]
+
+    def __init__(self, manifest: Mapping[str, Any], **parts: Any) -> None:
+        """Arguments are as for `LoadedModel`."""
+        super().__init__(manifest, **parts)
+        self._pool = {
+            (one["table"], one["combiner"]): pool_of(self._tables[one["table"]].arena, one["combiner"])
+            for one in manifest["features"]
+        }
 
     def score(self, requests: Sequence[Samples]) -> list[dict[str, np.ndarray]]:
         """All outputs of each request, in one run of the program.
@@ -56,7 +63,7 @@ class ServedModel(LoadedModel):
         values = np.empty((size, *feature["shape"]), np.float32)
         values[count:] = 0
         ids, splits, weights = _fitted(*bags, feature)
-        if len(splits) == 2:
+        if len(splits) == 2 and count > 1:
             values[:count] = self.pooled(feature, ids, splits, weights)
         else:
             self.pooled(feature, ids, splits, weights, out=values[:count])
@@ -77,14 +84,13 @@ class ServedModel(LoadedModel):
         """
         table = self._tables[feature["table"]]
         places = table.places_of(ids) if feature["quantization"] is None else None
-        if places is None:
-            values = _rounded(table.values(ids), feature["quantization"])
-            places = np.arange(len(ids), dtype=np.int32)
-        else:
-            values = table.arena
         if out is None:
-            out = aligned_empty((len(splits) - 1, table.arena.shape[1]))
-        pool(values, places, splits, weights, feature["combiner"], out)
+            out = np.empty((len(splits) - 1, table.arena.shape[1]), np.float32)
+        if places is not None:
+            self._pool[feature["table"], feature["combiner"]](places, splits, weights, out)
+        else:
+            values = _rounded(table.values(ids), feature["quantization"])
+            pool(values, np.arange(len(ids), dtype=np.int32), splits, weights, feature["combiner"], out)
         return out
 
     def share_known(self, samples: Samples) -> dict[str, tuple[int, int]]:
