@@ -22,6 +22,7 @@ from podembed.tools.fsck.findings import CheckedCommit, RunCheck, damage_of, fin
 from podembed.tools.fsck.leases import lease_findings
 from podembed.tools.fsck.leftovers import Leftover, find_leftovers
 from podembed.tools.fsck.run_records import check_lineage, check_record, record_findings
+from podembed.tools.fsck.versions import version_findings
 from podembed.workers.storage.store import Store
 
 
@@ -56,6 +57,7 @@ def check_run(
         findings += [
             *record_findings(store, record, lineage),
             *lineage_findings,
+            *version_findings(store),
             *(finding_of_run(damage, "lease") for damage in lease_findings(store) if damage.name not in told),
         ]
         names = [*lineage]

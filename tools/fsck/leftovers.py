@@ -5,14 +5,16 @@ belong to neither.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.commit.lease_files import LEASE_FILE, read_claims, read_lineage
+from podembed.orchestrator.commit.lease_files import LEASE_FILE, read_claims, read_commit_names, read_lineage
 from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
+from podembed.orchestrator.commit.published import published_commits
 from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,9 @@ def find_leftovers(store: Store, *, going: Collection[str] = ()) -> tuple[Leftov
     files = {folder: store.sizes(folder) for folder in ("data", "commit", "lease")}
     # After the listings: what a driver commits meanwhile then counts already.
     lineage = read_lineage(store)
-    manifests = set(map(commit_file, lineage))
-    needed, unreadable = _needed(store, lineage)
+    counted = [*lineage, *(_published(store) - {*lineage})]
+    manifests = set(map(commit_file, counted))
+    needed, unreadable = _needed(store, counted)
     newest = max(read_claims(store), default=0)
     grouped: dict[str, list[int]] = defaultdict(list)
     for name, size_bytes in files["data"].items():
@@ -61,7 +64,15 @@ def find_leftovers(store: Store, *, going: Collection[str] = ()) -> tuple[Leftov
     )
 
 
-def _needed(store: Store, lineage: tuple[str, ...]) -> tuple[set[str], set[str]]:
+def _published(store: Store) -> set[str]:
+    """Commits that servers answer with, or that are pinned. They stay where training went back to one before them."""
+    try:
+        return published_commits(store).intersection(read_commit_names(store))
+    except DocumentRefused:
+        return set()  # A finding of its own.
+
+
+def _needed(store: Store, lineage: Sequence[str]) -> tuple[set[str], set[str]]:
     """Files that the lineage names, and its commits whose manifests cannot be read."""
     needed: set[str] = set()
     unreadable: set[str] = set()

@@ -14,6 +14,7 @@ from podembed.orchestrator.run.input_record import CHANGES_FOLDER, INPUT_FILE
 from podembed.orchestrator.run.job_settings import FOLDER as SETTINGS
 from podembed.orchestrator.run.policy_record import FOLDER as POLICIES
 
+PUBLISHED = "publish"
 SHORTER_CHAIN = (
     "a run goes on without the commit that is missing. To be able to go back to it, restore its manifest and files "
     "from a copy"
@@ -38,6 +39,8 @@ def remedy_of(
     """
     run, resume = shlex.quote(location), f"podembed resume {shlex.quote(location)}"
     kind = file.split("/", 1)[0]
+    if kind == PUBLISHED:
+        return f"servers go on with the version that they have; podembed publish {run} offers another one"
     if file == RUN_FILE:
         begun = f", and a new run can begin from commit {newest_commit}: --warm-start {run}@{newest_commit}"
         return (

@@ -19,6 +19,7 @@ from podembed.serving.publish.publisher import publish
 from podembed.serving.publish.versions import FILES, read_version, version_file
 from podembed.serving.server.replica import Replica
 from podembed.serving.server.rows import RowsByKey
+from podembed.tools.fsck.check import check_run
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
@@ -218,7 +219,11 @@ def test_damage_leaves_the_old_version_where_it_is(
             assert replica.current is not None
             assert replica.current.name == first.name
             assert scored(replica, columns).tobytes() == before
+            told = [finding.file for finding in check_run(run).findings]
+            told += [finding.file for checked in check_run(run).commits for finding in checked.findings]
+            assert any(str(path).endswith(file) for file in told) or (change == "remove" and "pointers" in str(path))
             path.write_bytes(whole)
+    assert check_run(run).findings == ()
     assert replica.follow()
     assert replica.error is None
     assert scored(replica, columns).tobytes() != before
