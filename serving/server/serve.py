@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -10,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.run.reference import open_run_store
 from podembed.serving.server.app import App, Limits
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import MOST_SAMPLES, Replica
@@ -123,6 +126,20 @@ def open_app(store: Store, config: ServerConfig) -> tuple[App, Replica]:
     if config.record is not None:
         recorder = RequestLog(config.record, share=config.record_share, manifest=replica.current.model.manifest)
     return App(replica, name=name, limits=config.limits, token=config.token, recorder=recorder), replica
+
+
+def asgi_app(run: str | os.PathLike[str], config: ServerConfig | None = None) -> Starlette:
+    """The server as an ASGI program, for a process that has a server of HTTP: Ray Serve, gunicorn, hypercorn. It
+    follows newer versions by itself, until the process ends.
+
+    Raises:
+      ConfigurationError, StorageError, ModelError: nothing is published, or it cannot be loaded.
+    """
+    config = config or ServerConfig()
+    app, replica = open_app(open_run_store(os.fspath(run)), config)
+    sys.setswitchinterval(SWITCH_S)
+    Follower(replica, poll_s=config.poll_s)
+    return app.asgi()
 
 
 def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = print) -> None:
