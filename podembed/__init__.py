@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from podembed.serving.predict.predict import predict
     from podembed.serving.predict.rank import rank_all
     from podembed.serving.predict.recommend import recommend
+    from podembed.serving.publish.publisher import Offer, publish
+    from podembed.serving.server.serve import ServerConfig, asgi_app
     from podembed.tools.metrics.point import Measurement, Point
     from podembed.workers.columns.vocabulary import vocabulary_size
     from podembed.workers.control.callback import Callback
@@ -163,6 +165,10 @@ _WHERE = {
     "prepare_dataset": "jobs.prepare.from_dataset",
     "rank_all": "serving.predict.rank",
     "recommend": "serving.predict.recommend",
+    "Offer": "serving.publish.publisher",
+    "publish": "serving.publish.publisher",
+    "ServerConfig": "serving.server.serve",
+    "asgi_app": "serving.server.serve",
     "sampled_softmax": "workers.model.losses",
     "vocabulary_size": "workers.columns.vocabulary",
 }
@@ -218,6 +224,7 @@ __all__ = [
     "NnxModel",
     "NormalizedEntropy",
     "NpyData",
+    "Offer",
     "ParquetData",
     "PodLost",
     "PodStrategy",
@@ -231,6 +238,7 @@ __all__ = [
     "RunIsHeld",
     "RunMismatch",
     "ScalingConfig",
+    "ServerConfig",
     "ShortModel",
     "SilentReporter",
     "StepContext",
@@ -243,6 +251,7 @@ __all__ = [
     "WarmStart",
     "WindowReport",
     "WithState",
+    "asgi_app",
     "bpr",
     "evaluate",
     "export_model",
@@ -250,6 +259,7 @@ __all__ = [
     "pointwise",
     "predict",
     "prepare_dataset",
+    "publish",
     "rank_all",
     "recommend",
     "sampled_softmax",
