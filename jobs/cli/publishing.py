@@ -152,6 +152,7 @@ def _publish(command: Publish) -> int:
     from podembed.orchestrator.api.config import ConfigurationError
     from podembed.serving.publish.following import Following
     from podembed.serving.publish.publisher import Offer, publish
+    from podembed.workers.storage.storage_errors import StorageError
 
     options = {
         "require": command.require,
@@ -180,9 +181,16 @@ def _publish(command: Publish) -> int:
             "--commit."
         )
     following = Following(command.run, every_commit=command.every_commit, options=options)
+    told = ""
     while True:
-        for found in following.new():
-            tell(found)
+        try:
+            for found in following.new():
+                tell(found)
+        except (ConfigurationError, StorageError) as error:
+            # The next commit may be published, and a storage may answer again.
+            if str(error) != told:
+                print(f"not published: {error}", file=sys.stderr, flush=True)
+            told = str(error)
         SYSTEM_CLOCK.sleep(following.poll_s)
 
 
@@ -205,10 +213,13 @@ def _rollback(command: Rollback) -> int:
 
 
 def _pin(command: PinCommit) -> int:
+    from podembed.orchestrator.api.config import ConfigurationError
     from podembed.orchestrator.run.reference import open_run_store
     from podembed.serving.publish.listing import pin, pinned
 
     store = open_run_store(command.run)
+    if command.commit is None and command.remove:
+        raise ConfigurationError("Found --remove without --commit. Expected both. Name the commit, or list the pins.")
     if command.commit is None:
         print(pinned(store))
         return 0
@@ -274,9 +285,9 @@ def _token(path: str | None) -> str | None:
     try:
         with open(path, encoding="utf-8") as file:
             token = file.read().strip()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"Found no way to read {path} ({error.strerror}). Expected a file with a token. Create it first."
+            f"Found no way to read {path} ({error}). Expected a text file with a token. Create it first."
         ) from error
     if not token:
         raise ConfigurationError(

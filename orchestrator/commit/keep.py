@@ -97,7 +97,7 @@ def keep_latest(
         kept |= kept_by(also, read_committed(store, lineage))
     names = read_commit_names(store)
     # What servers answer with stays, also where training has gone back to a commit before it.
-    kept |= published_commits(store).intersection(names)
+    kept |= published_commits(store, now_unix_s=unix_s()).intersection(names)
     kept -= {*without} - {*lineage[:1]}
     # Oldest first: what is left at any moment then begins with a commit whose parent is before all of them.
     removable = sorted(

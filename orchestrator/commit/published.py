@@ -7,6 +7,7 @@ answer with. `publish/pins/<commit>.json` keeps one commit. Versions themselves 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,11 +44,16 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """Content of a pin: a commit that is kept, and why."""
+    """Content of a pin: a commit that is kept, and why.
+
+    Attributes:
+      until_unix_s: when it ends by itself; None for a pin that stays until somebody removes it.
+    """
 
     commit: str
     reason: str
     unix_s: float
+    until_unix_s: float | None
 
 
 def version_name(*, step: int, generation: int, digest: str) -> str:
@@ -111,12 +117,30 @@ def recent_pointers(store: Store) -> Iterator[Pointer]:
 
 def add_pin(store: Store, commit: str, *, reason: str, unix_s: float) -> None:
     """Keeps a commit, until `remove_pin`. One that is pinned stays so."""
-    store.create_exclusive(_pin_file(commit), encode(Pin(commit=commit, reason=reason, unix_s=unix_s)))
+    pin = Pin(commit=commit, reason=reason, unix_s=unix_s, until_unix_s=None)
+    store.create_exclusive(_pin_file(commit), encode(pin))
 
 
 def remove_pin(store: Store, commit: str) -> None:
     """Leaves a commit to the keep policies again."""
     store.delete(_pin_file(commit))
+
+
+def hold(store: Store, commit: str, *, reason: str, unix_s: float, seconds: float) -> str:
+    """Keeps a commit for some time, beside any other pin of it. Returns the name of the file, which its owner deletes.
+    One that is killed leaves it behind, and then it ends by itself.
+    """
+    name = f"{PINS}/{commit}-{secrets.token_hex(8)}.json"
+    pin = Pin(commit=commit, reason=reason, unix_s=unix_s, until_unix_s=unix_s + seconds)
+    store.create_exclusive(name, encode(pin))
+    return name
+
+
+def remove_ended(store: Store, *, now_unix_s: float) -> None:
+    """Deletes what killed owners of `hold` left."""
+    for name, pin in _pins(store):
+        if pin.until_unix_s is not None and pin.until_unix_s < now_unix_s:
+            store.delete(name)
 
 
 def read_pins(store: Store) -> list[Pin]:
@@ -125,23 +149,29 @@ def read_pins(store: Store) -> list[Pin]:
     Raises:
       DocumentRefused: one is damaged.
     """
-    pins = []
+    return [pin for _, pin in _pins(store)]
+
+
+def _pins(store: Store) -> Iterator[tuple[str, Pin]]:
     for file in store.children(PINS):
         name = f"{PINS}/{file}"
         try:
-            pins.append(decode(Pin, name, read_document(store, name, max_bytes=_MAX_BYTES)))
+            yield name, decode(Pin, name, read_document(store, name, max_bytes=_MAX_BYTES))
         except NameNotFound:
             continue  # Removed meanwhile.
-    return pins
 
 
-def published_commits(store: Store) -> set[str]:
+def published_commits(store: Store, *, now_unix_s: float | None = None) -> set[str]:
     """The commits of pins, and of as many of the newest versions as the newest pointer keeps.
+
+    Args:
+      now_unix_s: the wall clock, for pins that have ended; None takes those, too.
 
     Raises:
       DocumentRefused: a pin or pointer is damaged, so it is unknown what is needed.
     """
-    kept = {pin.commit for pin in read_pins(store)}
+    now_unix_s = now_unix_s or 0.0
+    kept = {pin.commit for pin in read_pins(store) if pin.until_unix_s is None or pin.until_unix_s >= now_unix_s}
     versions: list[str] = []
     keep = 1
     for pointer in recent_pointers(store):

@@ -7,9 +7,10 @@ from typing import Any
 
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
-from podembed.orchestrator.commit.published import commit_of_version, newest_pointer
+from podembed.orchestrator.commit.published import commit_of_version
 from podembed.orchestrator.run.reference import open_run_store
 from podembed.serving.publish.publisher import Offer, publish
+from podembed.serving.publish.versions import version_names
 
 
 class Following:
@@ -25,23 +26,24 @@ class Following:
     def __init__(self, run: str, *, every_commit: bool, options: Mapping[str, Any]) -> None:
         self._run, self._every_commit, self._options = run, every_commit, options
         self._store = open_run_store(run)
-        pointer = newest_pointer(self._store)
-        self._last = commit_of_version(pointer.version) if pointer is not None else None
+        # Not from the version that counts: after a rollback a newer one was offered already, and must not come back.
+        commits = [commit_of_version(name) or "" for name in version_names(self._store)]
+        self._last = max(commits, key=_order, default=None)
 
     def new(self) -> Iterator[Offer]:
-        """Publishes what has come since the last look.
+        """Publishes what has come since the last look. A commit that cannot be published is not tried again.
 
         Raises:
           ConfigurationError, StorageError: as `publish`.
         """
         lineage = read_lineage(self._store)
-        names = lineage[: lineage.index(self._last)] if self._last in lineage else lineage
-        if self._last is not None and self._last not in lineage:
-            # Deleted meanwhile, or training went back to a commit before it.
-            names = [name for name in lineage if (parse_commit_name(name) or (0, 0)) > self._at(self._last)]
+        names = [name for name in lineage if self._last is None or _order(name) > _order(self._last)]
         for name in reversed(names if self._every_commit else names[:1]):
             self._last = name
             yield publish(self._run, commit=name, **self._options)
 
-    def _at(self, name: str) -> tuple[int, int]:
-        return parse_commit_name(name) or (0, 0)
+
+def _order(name: str) -> tuple[int, int]:
+    """Later generations go on from older ones, at the same step or an earlier one."""
+    step, generation = parse_commit_name(name) or (0, 0)
+    return generation, step

@@ -82,7 +82,8 @@ def roll_back(store: Store, wanted: str | None) -> Pointer:
         name = find_version(store, wanted)
     if name == current.version:
         raise ConfigurationError(f"Found {name} as the version that counts. Expected another one. Name it.")
-    require_whole(store, load_named(store, read_version(store, name).commit))
+    version = read_version(store, name)
+    require_whole(store, version, load_named(store, version.commit))
     return add_pointer(store, version=name, action="rollback", keep=current.keep, unix_s=SYSTEM_CLOCK.wall_s())
 
 
@@ -123,10 +124,18 @@ def pin(store: Store, wanted: str, *, reason: str, remove: bool) -> str:
 
 
 def published_now(store: Store, run: str, *, folder: str) -> None:
-    """Publishes the newest commit where nothing is published yet.
+    """Publishes the newest commit where nothing was ever published.
 
     Raises:
-      ConfigurationError, StorageError: as `publish`.
+      ConfigurationError: a gate refused what there is; or as `publish`.
+      StorageError: as `publish`.
     """
-    if newest_pointer(store) is None:
-        publish(run, folder=folder)
+    if newest_pointer(store) is not None:
+        return
+    if refusals := read_refusals(store):
+        newest = refusals[max(refusals)]
+        raise ConfigurationError(
+            f"Found no version that is offered in {store.location}; {newest.version} was refused: {newest.reason}. "
+            f"Expected one. Train further, or offer one without --require: podembed publish {run}."
+        )
+    publish(run, folder=folder)

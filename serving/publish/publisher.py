@@ -22,11 +22,10 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.manifest import Manifest, commit_file
 from podembed.orchestrator.commit.published import (
-    add_pin,
     add_pointer,
+    hold,
     newest_pointer,
-    read_pins,
-    remove_pin,
+    remove_ended,
     version_name,
 )
 from podembed.orchestrator.commit.verification import size_damages
@@ -48,6 +47,7 @@ from podembed.serving.publish.versions import (
     Version,
     content_digest,
     manifest_digest,
+    read_file,
     read_version,
     write_file,
     write_refusal,
@@ -59,6 +59,7 @@ from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import canonical_bytes
 
 KEEP = 2
+_HELD_S = 3600.0
 _PROBE_KEYS = 64
 _DESCRIBED = (Constant, RandomNormal, TruncatedNormal, Uniform)
 
@@ -124,34 +125,41 @@ def publish(
 @contextmanager
 def _pinned(store: Store, commit: str, clock: Clock) -> Iterator[None]:
     """Keeps a commit while its version is made."""
-    was_pinned = any(pin.commit == commit for pin in read_pins(store))
-    if not was_pinned:
-        add_pin(store, commit, reason="is being published", unix_s=clock.wall_s())
+    remove_ended(store, now_unix_s=clock.wall_s())
+    held = hold(store, commit, reason="is being published", unix_s=clock.wall_s(), seconds=_HELD_S)
     try:
         yield
     finally:
-        if not was_pinned:
-            remove_pin(store, commit)
+        store.delete(held)
 
 
 def _offered(model: CommittedModel, version: Version, gate: Gate, keep: int, clock: Clock) -> Offer:
     store = model.state.store
     pointer = newest_pointer(store)
-    if pointer is not None and pointer.version == version.name and pointer.keep == keep:
-        return Offer(version=version, number=pointer.number, refused=None, is_new=False)
+    counts = pointer is not None and pointer.version == version.name
+    # A version that counts is no drop from itself, but it must keep the rules.
     before = read_version(store, pointer.version).metrics if pointer is not None else {}
     refused = gate.refusal(version.metrics, before)
+    if counts and refused is None and pointer is not None and pointer.keep == keep:
+        return Offer(version=version, number=pointer.number, refused=None, is_new=False)
     if refused is not None:
         write_refusal(store, RefusedVersion(version=version.name, reason=refused, unix_s=clock.wall_s()))
         return Offer(version=version, number=None, refused=refused, is_new=False)
-    require_whole(store, model.state.manifest)
+    require_whole(store, version, model.state.manifest)
     made = add_pointer(store, version=version.name, action="publish", keep=keep, unix_s=clock.wall_s())
     is_new = pointer is None or pointer.version != version.name
     return Offer(version=version, number=made.number, refused=None, is_new=is_new)
 
 
-def require_whole(store: Store, manifest: Manifest) -> None:
-    """Raises `ConfigurationError` where a commit, or a file of it, is not there any more."""
+def require_whole(store: Store, version: Version, manifest: Manifest) -> None:
+    """Reads the files of a version, and looks whether those of its commit are there.
+
+    Raises:
+      ConfigurationError: the commit, or a file of it, is not there any more.
+      DocumentRefused: a file of the version is damaged.
+    """
+    for name in version.files:
+        read_file(store, version, name)
     damage = next(iter(size_damages(store, manifest)), None)
     found = f"{damage.found} in {damage.name}" if damage is not None else None
     if not store.exists(commit_file(manifest.name)):

@@ -154,10 +154,18 @@ def find_version(store: Store, wanted: str) -> str:
 
 
 def write_file(store: Store, data: bytes) -> NamedFile:
-    """Keeps some bytes under their digest. Files of the same bytes are one."""
+    """Keeps some bytes under their digest. Files of the same bytes are one; a damaged one is written anew."""
     sha256 = hashlib.sha256(data).hexdigest()
-    if not store.exists(f"{FILES}/{sha256}"):
-        store.create_exclusive(f"{FILES}/{sha256}", data)
+    path = f"{FILES}/{sha256}"
+    try:
+        if read_document(store, path, max_bytes=len(data)) == data:
+            return NamedFile(sha256=sha256, size_bytes=len(data))
+        store.delete(path)
+    except NameNotFound:
+        pass
+    except DocumentRefused:
+        store.delete(path)
+    store.create_exclusive(path, data)
     return NamedFile(sha256=sha256, size_bytes=len(data))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,9 @@ from podembed.serving.server.server_metrics import ServerMetrics
 
 VERSION_HEADER = "Model-Version"
 _JSON = "application/json"
+_MOST_DIGITS = 19
+_LOOK_S = 0.05
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +133,7 @@ class App:
             Route(path, self._guarded(path, answer, needs_token=guarded), methods=[method])
             for path, method, answer, guarded in found
         ]
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, exception_handlers={404: self._missing, 405: self._missing})
 
     def _guarded(
         self, path: str, answer: Callable[[Request], Awaitable[Response]], *, needs_token: bool
@@ -146,11 +150,24 @@ class App:
                 response = _json({"error": str(error)}, status=400)
             except ClientDisconnect:
                 response = Response(status_code=499)
+            except Exception:
+                _logger.exception("found an error that the request does not explain")
+                response = _json({"error": "Found an error in the server. Its log has it. Ask again."}, status=500)
             self._metrics.requests.labels(path, str(response.status_code)).inc()
             self._metrics.seconds.labels(path).observe(SYSTEM_CLOCK.monotonic_s() - began_s)
             return response
 
         return guarded
+
+    async def _missing(self, request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 404)
+        return _json(
+            {
+                "error": f"Found {request.method} {request.url.path:.200}. Expected POST /score, POST /v2/models/"
+                f"{self._name}/infer, or another path of /openapi.json."
+            },
+            status=status,
+        )
 
     def _require_token(self, request: Request) -> None:
         if self._token is None:
@@ -184,6 +201,9 @@ class App:
     async def _series(self, request: Request) -> Response:
         self._metrics.waiting.set(self._scorer.num_waiting)
         self._metrics.oldest.set(self._scorer.oldest_s)
+        if self._recorder is not None:
+            self._metrics.recorded.set(self._recorder.num_recorded)
+            self._metrics.record_dropped.set(self._recorder.num_dropped)
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _metadata(self, request: Request) -> Response:
@@ -277,7 +297,7 @@ class App:
             )
             answer = await asyncio.wrap_future(future)
             if self._recorder is not None:
-                self._recorder.take(columns, answer)
+                self._recorder.take(columns, answer, self._version().model.manifest)
             return answer
         except Busy as error:
             waiting = self._scorer.num_waiting
@@ -327,15 +347,19 @@ class App:
         if text is None:
             return
         parsed = parse_commit_name(commit_of_version(text) or "")
-        if parsed is None and not text.isdigit():
+        is_step = text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS
+        if parsed is None and not is_step:
             raise Refused(400, f"Found min_version={text!r:.80}. Expected a version's name, or a step.")
         step = parsed[0] if parsed is not None else int(text)
-        if self._replica.current is not None and self._replica.current.manifest.step >= step:
-            return
-        if not await asyncio.to_thread(self._replica.wait_for, step, timeout_s=timeout_s):
-            raise Refused(
-                409, f"Found version {self._version().name} after {timeout_s:g} s. Expected step {step} or later."
-            )
+        until_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
+        while self._replica.current is None or self._replica.current.manifest.step < step:
+            if SYSTEM_CLOCK.monotonic_s() >= until_s:
+                raise Refused(
+                    409, f"Found version {self._version().name} after {timeout_s:g} s. Expected step {step} or later."
+                )
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            await asyncio.sleep(_LOOK_S)
 
 
 def _json(document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

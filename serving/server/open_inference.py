@@ -61,7 +61,8 @@ def read_request(body: bytes, header_length: str | None) -> Inference:
     Raises:
       ModelError: the body is no request.
     """
-    length = len(body) if header_length is None else int(header_length) if header_length.isdigit() else -1
+    is_number = header_length is not None and header_length.isascii() and header_length.isdigit()
+    length = len(body) if header_length is None else int(header_length[:12]) if is_number else -1
     if not 0 <= length <= len(body):
         raise ModelError(f"Found {HEADER_LENGTH} {header_length!r}. Expected 0 to {len(body)}. Send its real length.")
     document = parse_json(body[:length])
@@ -72,7 +73,7 @@ def read_request(body: bytes, header_length: str | None) -> Inference:
     for tensor in inputs:
         try:
             name, values, rest = _values(tensor, rest)
-        except (KeyError, TypeError, ValueError, struct.error) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError, struct.error) as error:
             shown = tensor.get("name") if isinstance(tensor, dict) else tensor
             if isinstance(error, ModelError):
                 raise
@@ -82,15 +83,18 @@ def read_request(body: bytes, header_length: str | None) -> Inference:
         given[name] = values
     if len(rest):
         raise ModelError(f"Found {len(rest)} bytes behind the tensors. Expected none. Send binary_data_size of each.")
-    parameters = document.get("parameters") or {}
-    outputs = document.get("outputs") or []
-    is_binary = bool(parameters.get("binary_data_output", False))
-    return Inference(
-        id=document.get("id"),
-        columns=_columns(given),
-        outputs={one["name"]: bool((one.get("parameters") or {}).get("binary_data", is_binary)) for one in outputs},
-        is_binary=is_binary,
-    )
+    try:
+        is_binary = bool((document.get("parameters") or {}).get("binary_data_output", False))
+        outputs = {
+            str(one["name"]): bool((one.get("parameters") or {}).get("binary_data", is_binary))
+            for one in document.get("outputs") or []
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"Found 'outputs' or 'parameters' that cannot be read ({error}). Expected a list of objects with a name, "
+            "and an object."
+        ) from error
+    return Inference(id=document.get("id"), columns=_columns(given), outputs=outputs, is_binary=is_binary)
 
 
 def write_response(
@@ -177,8 +181,9 @@ def to_json(document: Any) -> bytes:
 
 def _values(tensor: Mapping[str, Any], rest: memoryview) -> tuple[str, Any, memoryview]:
     """Name and values of a tensor, and the bytes behind its own."""
-    name, datatype, shape = tensor["name"], tensor["datatype"], [int(axis) for axis in tensor["shape"]]
-    if not isinstance(name, str) or not shape or min(shape) < 0 or len(shape) > 2:
+    name, datatype, shape = tensor["name"], tensor["datatype"], tensor["shape"]
+    is_shape = isinstance(shape, list) and all(type(axis) is int and axis >= 0 for axis in shape)
+    if not isinstance(name, str) or not is_shape or not 1 <= len(shape) <= 2:
         raise ValueError(f"shape {shape}; [n] or [n, k] expected")
     count = int(np.prod(shape))
     size_bytes = (tensor.get("parameters") or {}).get("binary_data_size")

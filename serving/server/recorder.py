@@ -29,6 +29,7 @@ REQUEST, POSITION, VERSION, UNIX_S = "_request", "_position", "_version", "_unix
 FILE_ROWS = 20_000
 FILE_S = 60.0
 _WAITING = 1_000
+_LOOK_S, _CLOSE_S = 0.2, 10.0
 _logger = logging.getLogger(__name__)
 
 
@@ -38,13 +39,12 @@ class RequestLog:
     Args:
       folder: where files go; it is made.
       share: of requests, above 0 and at most 1.
-      manifest: schema of the model.
 
     Attributes:
       num_recorded, num_dropped: requests.
     """
 
-    def __init__(self, folder: str, *, share: float, manifest: Mapping[str, Any], clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, folder: str, *, share: float, clock: Clock = SYSTEM_CLOCK) -> None:
         if not 0 < share <= 1:
             raise ConfigurationError(f"Found --record-share {share:g}. Expected above 0 and at most 1. Pass 1 for all.")
         try:
@@ -54,70 +54,82 @@ class RequestLog:
                 f"Found no way to write to {folder} ({error.strerror}). Expected a folder. Choose another --record."
             ) from error
         self._folder, self._share, self._clock = folder, share, clock
-        self._columns = list(needed(manifest))
-        self._times = _times(manifest)
         self._random = random.Random()
-        self._waiting: queue.Queue[tuple[str, float, Mapping[str, Any], Answer] | None] = queue.Queue(_WAITING)
+        self._waiting: queue.Queue[_Kept] = queue.Queue(_WAITING)
         self.num_recorded = self.num_dropped = 0
+        self._ends = threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="recorder", daemon=True)
         self._thread.start()
 
-    def take(self, columns: Mapping[str, Any], answer: Answer) -> None:
-        """Records a request, or not, by chance."""
+    def take(self, columns: Mapping[str, Any], answer: Answer, manifest: Mapping[str, Any]) -> None:
+        """Records a request, or not, by chance.
+
+        Args:
+          manifest: schema of the model.
+        """
         if self._random.random() >= self._share:
             return
         try:
-            self._waiting.put_nowait((secrets.token_hex(8), self._clock.wall_s(), columns, answer))
+            self._waiting.put_nowait((secrets.token_hex(8), self._clock.wall_s(), columns, answer, manifest))
             self.num_recorded += 1
         except queue.Full:
             self.num_dropped += 1
 
     def close(self) -> None:
         """Writes what waits."""
-        self._waiting.put(None)
-        self._thread.join()
+        self._ends.set()
+        self._thread.join(_CLOSE_S)
 
     def _write_all(self) -> None:
-        rows: list[dict[str, Any]] = []
+        # Requests of one kind of columns go into one file.
+        tables: dict[pa.Schema, list[pa.Table]] = {}
         due_s = self._clock.monotonic_s() + FILE_S
-        ends = False
-        while not ends:
+        while True:
+            ends = self._ends.is_set() and self._waiting.empty()
             try:
-                found = self._waiting.get(timeout=max(0.0, due_s - self._clock.monotonic_s()))
-                ends = found is None
-                if found is not None:
-                    rows += self._rows(*found)
+                table = None if ends else _table_of(*self._waiting.get(timeout=_LOOK_S))
+                if table is not None:
+                    tables.setdefault(table.schema, []).append(table)
             except queue.Empty:
                 pass
-            if ends or len(rows) >= FILE_ROWS or self._clock.monotonic_s() >= due_s:
-                self._write(rows)
-                rows, due_s = [], self._clock.monotonic_s() + FILE_S
+            except Exception as error:
+                # A value that no file holds. What others asked is recorded.
+                self._drop(1, error)
+            num_rows = sum(table.num_rows for some in tables.values() for table in some)
+            if ends or num_rows >= FILE_ROWS or self._clock.monotonic_s() >= due_s:
+                for some in tables.values():
+                    self._write(some)
+                tables, due_s = {}, self._clock.monotonic_s() + FILE_S
+            if ends:
+                return
 
-    def _rows(self, request: str, unix_s: float, columns: Mapping[str, Any], answer: Answer) -> list[dict[str, Any]]:
-        outputs = {f"_{name}": values.tolist() for name, values in answer.outputs.items()}
-        count = len(next(iter(outputs.values())))
-        given = {name: _plain(columns[name], count, is_time=name in self._times) for name in self._columns}
-        own = {REQUEST: request, VERSION: answer.version, UNIX_S: unix_s}
-        return [
-            {name: values[at] for name, values in given.items()}
-            | own
-            | {POSITION: at}
-            | {name: values[at] for name, values in outputs.items()}
-            for at in range(count)
-        ]
+    def _drop(self, count: int, error: Exception) -> None:
+        self.num_recorded -= count
+        self.num_dropped += count
+        _logger.warning("%d requests are not recorded: %s", count, error)
 
-    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        if not rows:
-            return
+    def _write(self, tables: Sequence[pa.Table]) -> None:
         name = f"{datetime.fromtimestamp(self._clock.wall_s(), UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}.parquet"
         path = os.path.join(self._folder, name)
         try:
-            table = pa.Table.from_pylist(list(rows))
-            pq.write_table(table, f"{path}.tmp")
+            pq.write_table(pa.concat_tables(tables), f"{path}.tmp")
             os.rename(f"{path}.tmp", path)
         except (OSError, pa.ArrowException) as error:
-            self.num_dropped += len({row[REQUEST] for row in rows})
-            _logger.warning("%d samples are not recorded: %s", len(rows), error)
+            self._drop(len(tables), error)
+
+
+_Kept = tuple[str, float, Mapping[str, Any], Answer, Mapping[str, Any]]
+
+
+def _table_of(
+    request: str, unix_s: float, columns: Mapping[str, Any], answer: Answer, manifest: Mapping[str, Any]
+) -> pa.Table:
+    outputs = {f"_{name}": values.tolist() for name, values in answer.outputs.items()}
+    count = len(next(iter(outputs.values())))
+    times = _times(manifest)
+    given = {name: _plain(columns[name], count, is_time=name in times) for name in needed(manifest) if name in columns}
+    own = {REQUEST: [request] * count, POSITION: list(range(count)), VERSION: [answer.version] * count}
+    return pa.table({**given, **own, UNIX_S: [unix_s] * count, **outputs})
 
 
 def _times(manifest: Mapping[str, Any]) -> set[str]:
@@ -141,5 +153,11 @@ def _plain(values: Any, count: int, *, is_time: bool) -> list[Any]:
 def _time(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    found = datetime.fromisoformat(value) if value else None
-    return found.astimezone(UTC).replace(tzinfo=None) if found is not None and found.tzinfo else found
+    if not value:
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        # Such as a month alone.
+        found = np.datetime64(value, "us").item()
+    return found.astimezone(UTC).replace(tzinfo=None) if found.tzinfo else found

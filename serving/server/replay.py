@@ -103,7 +103,12 @@ class _Skipped(Exception):
 def _requests(paths: Sequence[str]) -> Iterator[pa.Table]:
     """The rows of each request."""
     for path in paths:
-        table = pq.read_table(path)
+        try:
+            table = pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise ConfigurationError(
+                f"Found no Parquet file in {path} ({error!s:.200}). Expected one that was recorded. Move it away."
+            ) from error
         if missing := [name for name in _OWN if name not in table.column_names]:
             raise ConfigurationError(
                 f"Found no column {missing[0]} in {path}. Expected a file that `podembed serve --record` wrote. Pass "

@@ -38,7 +38,7 @@ from podembed.serving.publish.versions import (
 from podembed.serving.server.rows import RowsByKey, RowsByNumber
 from podembed.serving.server.served_model import ServedModel
 from podembed.workers.checkpoint.arrays import read_dense
-from podembed.workers.storage.storage_errors import NameNotFound, StorageError
+from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 
@@ -74,6 +74,11 @@ class ServedVersion:
     @property
     def name(self) -> str:
         return self.version.name
+
+    @property
+    def by_name(self) -> dict[str, RowsByNumber | RowsByKey]:
+        """The tables by their names."""
+        return {one["name"]: table for one, table in zip(self.model.manifest["tables"], self.tables, strict=True)}
 
 
 class Replica:
@@ -122,13 +127,6 @@ class Replica:
                 found.num_users -= 1
                 self._changed.notify_all()
 
-    def wait_for(self, step: int, *, timeout_s: float) -> bool:
-        """Whether a version of a commit of that step or a later one answers before the time is over."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._current is not None and self._current.manifest.step >= step, timeout=timeout_s
-            )
-
     def follow(self) -> bool:
         """Loads the version of the newest pointer, if another one answers. Returns whether it changed.
 
@@ -151,7 +149,8 @@ class Replica:
             known = next((one for one in self._chain if one.name == pointer.version), None)
             found = known or self._load(read_version(self._store, pointer.version), pointer.number)
             found.number = pointer.number
-        except (ConfigurationError, StorageError, ModelError, OSError) as error:
+        except Exception as error:
+            # Whatever is wrong with the next version, the one that answers goes on.
             if self._current is None:
                 raise
             if str(error) != self.error:
@@ -184,12 +183,13 @@ class Replica:
         tables: list[RowsByNumber | RowsByKey] = []
         made: list[Any] = []
         try:
-            for at, described in enumerate(document["tables"]):
+            for described in document["tables"]:
                 files = next(one for one in manifest.tables if one.name == described["name"])
                 since = before and next((one for one in before.manifest.tables if one.name == files.name), None)
-                if before is not None and since is not None and _is_alike(since, files, before.tables[at], described):
-                    tables.append(before.tables[at].next(store, files, since))
-                    made.append((tables[-1], before.tables[at]))
+                own = before and before.by_name.get(files.name)
+                if since is not None and own is not None and _is_alike(since, files, own, described):
+                    tables.append(own.next(store, files, since))
+                    made.append((tables[-1], own))
                 else:
                     has_keys = described["keys"] is not None
                     tables.append(
@@ -224,10 +224,13 @@ class Replica:
             self._chain.remove(gone)
             with self._changed:
                 self._changed.wait_for(lambda: not gone.num_users)
-            for one, other in zip(older.tables, newer.tables, strict=True):
-                if one.arena is other.arena and gone is newer:
+            for name, one in older.by_name.items():
+                other = newer.by_name.get(name)
+                if other is None or one.arena is not other.arena:
+                    continue
+                if gone is newer:
                     other.undo(one)  # pyright: ignore[reportArgumentType]
-                elif one.arena is other.arena:
+                else:
                     one.drop(other)  # pyright: ignore[reportArgumentType]
         return self._chain[0] if self._chain else None
 

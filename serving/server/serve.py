@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from podembed.workers.storage.store import Store
 
 POLL_S = 1.0
 SWITCH_S = 0.0005
+_OWN_FILES = 128
 _logger = logging.getLogger(__name__)
 
 
@@ -56,6 +59,25 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
     record: str | None = None
     record_share: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigurationError(f"Found port {self.port}. Expected 0 to 65535. Take 0 for any free one.")
+        for name, value in (("poll_s", self.poll_s), ("timeout_s", self.limits.timeout_s)):
+            if not 0 < value < float("inf"):
+                raise ConfigurationError(f"Found {name}={value}. Expected seconds above 0. Leave it out for the usual.")
+        if not 0 <= self.drain_s < float("inf"):
+            raise ConfigurationError(f"Found drain_s={self.drain_s}. Expected seconds. Leave it out for none.")
+        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+", self.name):
+            raise ConfigurationError(
+                f"Found name {self.name!r}. Expected letters, digits, '_', '.' and '-', as it stands in paths. Choose "
+                "another one."
+            )
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigurationError("Found a certificate or a key alone. Expected both. Pass --certificate and --key.")
+        for path in (self.certificate, self.key):
+            if path is not None and not os.access(path, os.R_OK):
+                raise ConfigurationError(f"Found no way to read {path}. Expected a file in PEM. Correct the path.")
 
 
 class Follower:
@@ -124,7 +146,7 @@ def open_app(store: Store, config: ServerConfig) -> tuple[App, Replica]:
     name = config.name or str(replica.current.model.manifest["job"])
     recorder = None
     if config.record is not None:
-        recorder = RequestLog(config.record, share=config.record_share, manifest=replica.current.model.manifest)
+        recorder = RequestLog(config.record, share=config.record_share)
     return App(replica, name=name, limits=config.limits, token=config.token, recorder=recorder), replica
 
 
@@ -172,6 +194,10 @@ def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = p
         ssl_certfile=config.certificate,
         ssl_keyfile=config.key,
         lifespan="off",
+        # A client that does not read its answers must not keep the process from ending.
+        timeout_graceful_shutdown=max(1, round(config.limits.timeout_s)),
+        # Else a machine without free files could not even look for a newer version.
+        limit_concurrency=max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OWN_FILES),
     )
     server = _Server(settings, app, config.drain_s, lambda address: told(f"answers at {address} (Ctrl-C ends it)"))
     try:

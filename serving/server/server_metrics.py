@@ -41,6 +41,10 @@ class ServerMetrics(RunWatcher):
         self._unknown = Counter(f"{prefix}_unknown_ids", "Of these, those without a row", ["table"], registry=registry)
         self.waiting = Gauge(f"{prefix}_waiting_samples", "Samples in the queue", registry=registry)
         self.oldest = Gauge(f"{prefix}_waiting_seconds", "How long the first request has waited", registry=registry)
+        self.recorded = Gauge(f"{prefix}_recorded_total", "Requests that were recorded", registry=registry)
+        self.record_dropped = Gauge(
+            f"{prefix}_record_dropped_total", "Requests that could not be recorded", registry=registry
+        )
         gauges = {
             "step": "Step of the commit that answers",
             "pointer": "Number of the pointer that offered it",

@@ -133,6 +133,26 @@ def test_malformed_bodies_are_refused(client: TestClient, columns: dict[str, lis
                 changed[at] = random.integers(0, 256)
             cut = bytes(changed[: random.integers(0, len(body) + 1)])
             assert client.post(path, content=cut).status_code in (200, 400, 413), cut
+    good = {"name": "item", "datatype": "INT64", "shape": [1], "data": [1]}
+    for document in (
+        {"inputs": [good], "parameters": [1]},
+        {"inputs": [good], "outputs": [{}]},
+        {"inputs": [good], "outputs": "ab"},
+        {"inputs": [good], "outputs": [{"name": "score", "parameters": [1]}]},
+        {"inputs": [good | {"parameters": "x"}]},
+        {"inputs": [good | {"data": [1 << 63]}]},
+        {"inputs": [good | {"datatype": "UINT8", "data": [-1]}]},
+        {"inputs": [good | {"shape": [1.5]}]},
+        {"inputs": [good | {"shape": {"a": 1}}]},
+        {"inputs": [good | {"datatype": "X"}]},
+        {"inputs": [good | {"name": ["item"]}]},
+    ):
+        assert client.post(infer, json=document).status_code == 400, document
+    for text in ("\u00b2", "9" * 5000):
+        assert client.post("/score", params={"min_version": text}, content=whole).status_code == 400
+    missing = client.post("/v2/models/other/infer", json={})
+    assert (missing.status_code, "Expected POST /score" in missing.json()["error"]) == (404, True)
+    assert client.get("/score").status_code == 405
     for header in ("-1", "x", "99999999", "0"):
         assert (
             client.post(infer, content=tensors, headers={"inference-header-content-length": header}).status_code == 400
@@ -223,7 +243,7 @@ def test_recorded_requests_are_scored_again(
     share: float, run: str, job: JobConfig, replica: Replica, columns: dict[str, list[Any]], tmp_path: Path
 ) -> None:
     assert replica.current is not None
-    recorder = RequestLog(str(tmp_path / "log"), share=share, manifest=replica.current.model.manifest)
+    recorder = RequestLog(str(tmp_path / "log"), share=share)
     app = App(replica, name="clicks", recorder=recorder)
     read = {name: columns[name] for name in replica.current.model.columns}
     with TestClient(app.asgi()) as client:
@@ -232,7 +252,14 @@ def test_recorded_requests_are_scored_again(
         context = {name: values[0] if name == "visits" else values[7:20] for name, values in read.items()}
         client.post("/score", json=context)
         client.post("/score", json={"item": 7})
+        if share == 1:
+            # A value that no column of a file holds: this request alone is not recorded.
+            odd = {**part(read, 0, 1), "wild": [(1 << 64) - 1]}
+            assert client.post("/score", json=odd).status_code == 200
+            late = {**part(read, 0, 2), "seen": ["2024-01", None]}
+            assert client.post("/score", json=late).status_code in (200, 400)
     app.close()
+    assert recorder.num_dropped == int(share == 1)
     found = replay(str(tmp_path / "log"), run)
     assert found.num_other == 0
     assert found.num_skipped == {}

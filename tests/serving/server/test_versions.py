@@ -13,8 +13,16 @@ import pytest
 from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
 from podembed.orchestrator.commit.lease_files import read_commit_names, read_lineage
-from podembed.orchestrator.commit.published import newest_pointer, pointer_numbers, published_commits
-from podembed.serving.publish.listing import render_versions, roll_back
+from podembed.orchestrator.commit.published import (
+    add_pin,
+    hold,
+    newest_pointer,
+    pointer_numbers,
+    published_commits,
+    read_pins,
+)
+from podembed.serving.publish.following import Following
+from podembed.serving.publish.listing import published_now, render_versions, roll_back
 from podembed.serving.publish.publisher import publish
 from podembed.serving.publish.versions import FILES, read_version, version_file
 from podembed.serving.server.replica import Replica
@@ -136,6 +144,8 @@ def test_what_answers_is_left_alone_while_the_next_is_made(
 def test_a_gate_keeps_a_worse_commit_back(job: JobConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = fit_job(job, tmp_path, name="run", max_steps=4).path
     refused = publish(run, job=job, require="auc>=0.999")
+    with pytest.raises(ConfigurationError, match=r"was refused: found auc=.*podembed publish"):
+        published_now(store_of(run), run, folder="")
     assert refused.number is None
     assert newest_pointer(store_of(run)) is None
     assert refused.refused is not None
@@ -144,6 +154,7 @@ def test_a_gate_keeps_a_worse_commit_back(job: JobConfig, tmp_path: Path, capsys
     assert offered.number == 1
     assert offered.version == replace(refused.version, parent=None, **_times(offered))
     assert not publish(run, job=job).is_new
+    assert publish(run, job=job, require="auc>=0.999").refused is not None, "also of the version that counts"
     text = render_versions(store_of(run))
     assert offered.version.name in text
     assert "counts" in text
@@ -178,6 +189,34 @@ def said(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> st
 
 def _times(published: Any) -> dict[str, float]:
     return {"created_unix_s": published.version.created_unix_s}
+
+
+def test_a_publisher_that_starts_again_leaves_a_rollback_alone(job: JobConfig, tmp_path: Path) -> None:
+    checkpoints = CheckpointConfig(every_steps=2, num_to_keep=9)
+    run = fit_job(job, tmp_path, name="run", max_steps=6, checkpoint_config=checkpoints).path
+    store = store_of(run)
+    options = {"job": job}
+    every = Following(run, every_commit=True, options=options)
+    offers = list(every.new())
+    assert [offer.version.commit for offer in offers] == list(reversed(read_lineage(store)))
+    assert list(every.new()) == []
+    roll_back(store, offers[0].version.name)
+    assert list(Following(run, every_commit=False, options=options).new()) == []
+    fit_job(job, tmp_path, name="run", max_steps=10, checkpoint_config=checkpoints)
+    (newest,) = Following(run, every_commit=False, options=options).new()
+    assert newest.version.commit == read_lineage(store)[0]
+
+
+def test_pins_of_users_and_of_publishers_are_apart(job: JobConfig, tmp_path: Path) -> None:
+    run = fit_job(job, tmp_path, name="run", max_steps=4).path
+    store, commit = store_of(run), newest_commit(run)
+    left = hold(store, commit, reason="of a publisher that was killed", unix_s=100.0, seconds=10.0)
+    assert published_commits(store, now_unix_s=109.0) == {commit}
+    assert published_commits(store, now_unix_s=111.0) == set()
+    add_pin(store, commit, reason="legal hold", unix_s=100.0)
+    publish(run, job=job)
+    assert not store.exists(left), "ended ones are tidied"
+    assert [pin.reason for pin in read_pins(store)] == ["legal hold"]
 
 
 def test_damage_leaves_the_old_version_where_it_is(
