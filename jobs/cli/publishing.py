@@ -251,7 +251,8 @@ def _serve(command: Serve) -> int:
             f"commit: podembed publish {command.run}."
         )
     store = open_run_store(url)
-    published_now(store, url, folder=current_folder())
+    if offer := published_now(store, url, folder=current_folder()):
+        print(f"{offer.version.name} is offered as number {offer.number}", flush=True)
     config = ServerConfig(
         host=command.host,
         port=command.port,

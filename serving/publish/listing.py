@@ -19,7 +19,7 @@ from podembed.orchestrator.commit.published import (
     remove_pin,
 )
 from podembed.orchestrator.run.reference import load_named
-from podembed.serving.publish.publisher import publish, require_whole
+from podembed.serving.publish.publisher import Offer, publish, require_whole
 from podembed.serving.publish.versions import find_version, read_refusals, read_version, version_names
 from podembed.workers.storage.store import Store
 
@@ -123,19 +123,19 @@ def pin(store: Store, wanted: str, *, reason: str, remove: bool) -> str:
     return f"{name} is kept"
 
 
-def published_now(store: Store, run: str, *, folder: str) -> None:
-    """Publishes the newest commit where nothing was ever published.
+def published_now(store: Store, run: str, *, folder: str) -> Offer | None:
+    """Publishes the newest commit where nothing was ever published. Returns what it did, or None.
 
     Raises:
       ConfigurationError: a gate refused what there is; or as `publish`.
       StorageError: as `publish`.
     """
     if newest_pointer(store) is not None:
-        return
+        return None
     if refusals := read_refusals(store):
         newest = refusals[max(refusals)]
         raise ConfigurationError(
             f"Found no version that is offered in {store.location}; {newest.version} was refused: {newest.reason}. "
             f"Expected one. Train further, or offer one without --require: podembed publish {run}."
         )
-    publish(run, folder=folder)
+    return publish(run, folder=folder)

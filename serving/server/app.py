@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
@@ -318,9 +319,7 @@ class App:
         if count > limits.samples:
             raise Refused(413, f"Found {count:,} samples. Expected at most {limits.samples:,}. Send several requests.")
         for name, values in columns.items():
-            longest = max(
-                (len(one) for one in values if hasattr(one, "__len__") and not isinstance(one, str)), default=0
-            )
+            longest = _longest(values)
             if longest > limits.list_length:
                 raise Refused(
                     413,
@@ -360,6 +359,15 @@ class App:
             if await request.is_disconnected():
                 raise ClientDisconnect
             await asyncio.sleep(_LOOK_S)
+
+
+def _longest(values: Any) -> int:
+    """The length of the longest list in a column; 0 without any."""
+    if isinstance(values, np.ndarray):
+        return values.shape[1] if values.ndim == 2 else 0
+    # Few types, many values.
+    lists = {one for one in set(map(type, values)) if issubclass(one, (list, np.ndarray))}
+    return max((len(one) for one in values if type(one) in lists), default=0) if lists else 0
 
 
 def _json(document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -79,6 +79,8 @@ class RequestLog:
         """Writes what waits."""
         self._ends.set()
         self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            _logger.warning("%s did not take all requests within %g s; the last ones are lost", self._folder, _CLOSE_S)
 
     def _write_all(self) -> None:
         # Requests of one kind of columns go into one file.

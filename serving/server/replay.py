@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.run.reference import open_run_store
 from podembed.serving.publish.versions import read_version
 from podembed.serving.server.recorder import POSITION, REQUEST, UNIX_S, VERSION
 from podembed.serving.server.replica import Replica
-from podembed.serving.server.served_model import parts_of
 
 _OWN = (REQUEST, POSITION, VERSION, UNIX_S)
 _TIMEOUT_S = 30.0
@@ -82,9 +82,9 @@ def replay(log: str, target: str) -> Replayed:
 
 def render(found: Replayed) -> str:
     """A line for each result."""
-    lines = [f"{found.num_equal:,} samples have the same bits"]
+    lines = [f"the same bits: {plural(found.num_equal, 'sample')}"]
     if found.num_other:
-        lines.append(f"{found.num_other:,} samples have others; the first: {found.first}")
+        lines.append(f"other bits: {plural(found.num_other, 'sample')}; the first: {found.first}")
     lines += [
         f"{count:,} samples of {version} were not scored: {why}" for version, (count, why) in found.num_skipped.items()
     ]
@@ -141,9 +141,7 @@ def _scored(
         replicas[version] = replica
     replica = replicas[version]
     with replica.use() as loaded:
-        samples = loaded.model.read(columns)
-        parts = [loaded.model.score([part])[0] for part in parts_of(samples, loaded.most_samples)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return loaded.model.score_whole(loaded.model.read(columns), loaded.most_samples)
 
 
 def _asked(url: str, columns: dict[str, list[Any]], version: str) -> dict[str, np.ndarray]:

@@ -172,6 +172,7 @@ class RowsByKey:
         self._per_bucket = lines_per_bucket(files.rows_per_bucket)
         self._lines = new_lines(files.num_buckets, self._per_bucket) if lines is None else lines
         self._small = self._lines.view(np.uint16)
+        self._num_asked = self._num_unknown = 0
 
     @property
     def arena(self) -> np.ndarray:
@@ -184,14 +185,18 @@ class RowsByKey:
 
     def places_of(self, ids: np.ndarray) -> np.ndarray | None:
         numbers = self._numbers(ids)
+        self._num_asked += len(ids)
+        self._num_unknown += int(np.count_nonzero(numbers < 0))
         if self.described["default"] == "shared":
             # The first row of a bucket is that of all its keys without one.
             numbers = np.where(numbers < 0, -1 - numbers, numbers)
         return None if (numbers < 0).any() else self.rows.places_of(numbers)
 
-    def is_known(self, ids: np.ndarray) -> np.ndarray:
-        """Which ids have a row of their own."""
-        return self._numbers(ids) >= 0
+    def take_counts(self) -> tuple[int, int]:
+        """How many ids `places_of` was asked for since the last call, and how many of them have a row of their own."""
+        asked, unknown = self._num_asked, self._num_unknown
+        self._num_asked = self._num_unknown = 0
+        return asked, asked - unknown
 
     def values(self, ids: np.ndarray) -> np.ndarray:
         numbers = self._numbers(ids)

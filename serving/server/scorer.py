@@ -21,7 +21,6 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.artifact.exported_model import Samples
 from podembed.serving.server.replica import Replica, ServedVersion
-from podembed.serving.server.served_model import parts_of
 
 _logger = logging.getLogger(__name__)
 
@@ -201,8 +200,7 @@ class Scorer:
     def _scored(self, version: ServedVersion, requests: Sequence[Samples]) -> list[dict[str, np.ndarray]]:
         if len(requests) > 1:
             return version.model.score(requests)
-        parts = [version.model.score([part])[0] for part in parts_of(requests[0], version.most_samples)]
-        return [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}]
+        return [version.model.score_whole(requests[0], version.most_samples)]
 
 
 def _runs(groups: Sequence[_Group], most: int) -> list[list[_Group]]:

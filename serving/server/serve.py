@@ -202,15 +202,11 @@ def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = p
     server = _Server(settings, app, config.drain_s, lambda address: told(f"answers at {address} (Ctrl-C ends it)"))
     try:
         server.run()
-        if not server.started:
-            raise ConfigurationError(
-                f"Found no way to listen at {config.host}:{config.port}. Expected a free port. Choose another --port, "
-                "or 0 for any."
-            )
     except SystemExit as error:
+        # uvicorn has said why in a line of its own.
         raise ConfigurationError(
-            f"Found no way to listen at {config.host}:{config.port}. Expected a free port. Choose another --port, or 0 "
-            "for any."
+            f"Found no way to listen at {config.host}:{config.port}. Expected an address of this machine and a free "
+            "port. Choose another --host or --port, or port 0 for any."
         ) from error
     finally:
         follower.close()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from podembed.embedding.kernels.pool import pool, pool_of
-from podembed.serving.artifact.exported_model import Bags, LoadedModel, Samples, _fitted, _rounded
+from podembed.serving.artifact.exported_model import Bags, LoadedModel, Samples, _fitted, _part, _rounded
 from podembed.serving.predict.exported_program import padded_size
 from podembed.serving.server.rows import RowsByKey, TableRows
 
@@ -83,29 +83,30 @@ class ServedModel(LoadedModel):
           out: where the vectors are written.
         """
         table = self._tables[feature["table"]]
-        places = table.places_of(ids) if feature["quantization"] is None else None
+        places = table.places_of(ids)
         if out is None:
             out = np.empty((len(splits) - 1, table.arena.shape[1]), np.float32)
-        if places is not None:
+        if places is not None and feature["quantization"] is None:
             self._pool[feature["table"], feature["combiner"]](places, splits, weights, out)
         else:
             values = _rounded(table.values(ids), feature["quantization"])
             pool(values, np.arange(len(ids), dtype=np.int32), splits, weights, feature["combiner"], out)
         return out
 
-    def share_known(self, samples: Samples) -> dict[str, tuple[int, int]]:
-        """By table whose keys come and go, how many ids of a request have a row, and how many there are."""
-        found: dict[str, tuple[int, int]] = {}
-        for feature, (ids, _, _) in zip(self.manifest["features"], samples.bags, strict=True):
-            table = self._tables[feature["table"]]
-            if isinstance(table, RowsByKey):
-                name = self.manifest["tables"][feature["table"]]["name"]
-                known, asked = found.get(name, (0, 0))
-                found[name] = (known + int(table.is_known(ids).sum()), asked + len(ids))
-        return found
+    def score_whole(self, samples: Samples, most: int) -> dict[str, np.ndarray]:
+        """All outputs of a request, in runs of at most `most` samples."""
+        parts = [self.score([part])[0] for part in _parts_of(samples, most)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def take_known(self) -> dict[str, tuple[int, int]]:
+        """By table whose keys come and go, how many ids were looked up since the last call, and how many of them have a
+        row.
+        """
+        tables = zip(self.manifest["tables"], self._tables, strict=True)
+        return {one["name"]: table.take_counts() for one, table in tables if isinstance(table, RowsByKey)}
 
 
-def parts_of(samples: Samples, most: int) -> Iterator[Samples]:
+def _parts_of(samples: Samples, most: int) -> Iterator[Samples]:
     """A request as several with at most `most` samples."""
     if samples.num_samples <= most:
         yield samples
@@ -116,17 +117,8 @@ def parts_of(samples: Samples, most: int) -> Iterator[Samples]:
             name: values if len(values) == 1 else values[start : start + count]
             for name, values in samples.inputs.items()
         }
-        bags = [one if len(one[1]) == 2 else _bags(*one, start, count) for one in samples.bags]
+        bags = [one if len(one[1]) == 2 else _part(*one, start, count, count) for one in samples.bags]
         yield Samples(count, inputs, bags)
-
-
-def _bags(ids: np.ndarray, splits: np.ndarray, weights: np.ndarray | None, start: int, count: int) -> Any:
-    first, last = int(splits[start]), int(splits[start + count])
-    return (
-        ids[first:last],
-        splits[start : start + count + 1] - first,
-        None if weights is None else weights[first:last],
-    )
 
 
 def _joined(bags: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -60,10 +60,9 @@ class ServerMetrics(RunWatcher):
         self._samples.inc(count)
         self._run_samples.observe(count)
         self._run_seconds.observe(seconds)
-        for samples in requests:
-            for table, (known, asked) in version.model.share_known(samples).items():
-                self._ids.labels(table).inc(asked)
-                self._unknown.labels(table).inc(asked - known)
+        for table, (asked, known) in version.model.take_known().items():
+            self._ids.labels(table).inc(asked)
+            self._unknown.labels(table).inc(asked - known)
 
     def text(self) -> bytes:
         """All series."""

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from podembed.serving.artifact.exported_columns import ModelError
+from podembed.serving.artifact.exported_model import scores_among
 from podembed.serving.publish.publisher import publish
 from podembed.serving.server.replica import Replica
-from podembed.serving.server.served_model import parts_of
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from tests.serving.predict import served_data
@@ -57,8 +57,7 @@ def test_a_served_score_is_that_of_predict(name: str, data: Path, tmp_path: Path
     context = {name: values[:40] if name in own else values[5:6] for name, values in read.items()}
     repeated = {name: values if name in own else values * 40 for name, values in context.items()}
     assert scored(replica, context).tobytes() == scored(replica, repeated).tobytes()
-    cut = [model.score([one])[0] for one in parts_of(model.read(context, with_context=True), 16)]
-    name_of = "scores" if "scores" in cut[0] else "score"
-    assert np.concatenate([one[name_of] for one in cut]).tobytes() == scored(replica, context).tobytes()
+    cut = scores_among(model.score_whole(model.read(context, with_context=True), 16))
+    assert cut.tobytes() == scored(replica, context).tobytes()
     with pytest.raises(ModelError, match=r"Expected one length of at least 1. Pass a value a sample, or one value"):
         model.read({**columns, model.columns[0]: columns[model.columns[0]][:2]}, with_context=True)

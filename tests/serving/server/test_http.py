@@ -244,6 +244,7 @@ def test_recorded_requests_are_scored_again(
 ) -> None:
     assert replica.current is not None
     recorder = RequestLog(str(tmp_path / "log"), share=share)
+    recorder._random.seed(0)
     app = App(replica, name="clicks", recorder=recorder)
     read = {name: columns[name] for name in replica.current.model.columns}
     with TestClient(app.asgi()) as client:
@@ -312,7 +313,7 @@ def test_a_process_answers_a_client_of_others_and_ends_when_told(
         "--name",
         "clicks",
         "--drain-seconds",
-        "1",
+        "60",
     ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
@@ -348,11 +349,15 @@ def _ask_process(server: subprocess.Popen[str], columns: dict[str, list[Any]], e
         client.infer("clicks", tensors[:1])
     # Answered while it drains.
     server.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    until_s = time.monotonic() + 30
+    while client.is_server_ready() and time.monotonic() < until_s:
+        time.sleep(0.01)
     assert client.is_server_live()
     assert not client.is_server_ready()
     assert client.infer("clicks", tensors, outputs=wanted).as_numpy("score").tobytes() == expected.tobytes()
     client.close()
+    # A second signal does not wait for the rest of that minute.
+    server.send_signal(signal.SIGTERM)
     assert server.wait(30) == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,11 @@ def test_versions_follow_each_other_and_come_back(
     assert replica is not None
     assert replica.current is not None
     assert len({one.tobytes() for one in scores.values()}) == 4
+    replica.current.model.take_known()
+    scored(replica, columns)
+    known = replica.current.model.take_known()
+    assert set(known) == {spec.name for spec in job.tables if spec.dynamic_keys is not None}
+    assert all(0 < with_row <= asked for asked, with_row in known.values())
     arenas = [table.arena.shape for table in replica.current.tables]
     before = replica.current
     # Back to the one before, which is still in memory; then further back, which is not.
@@ -131,9 +137,13 @@ def test_what_answers_is_left_alone_while_the_next_is_made(
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()
+    until_s = time.monotonic() + 60
     for turn in range(12):
-        roll_back(store, versions[turn % len(versions)])
+        name = versions[turn % len(versions)]
+        roll_back(store, name)
         replica.follow()
+        while name not in seen and time.monotonic() < until_s:
+            time.sleep(0.001)
     ends.set()
     for thread in threads:
         thread.join()
