@@ -126,7 +126,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         try:
             assert server.stdout is not None
-            loaded, address = server.stdout.readline(), server.stdout.readline().split()[2]
+            # What was published, what was loaded, where it answers.
+            _, loaded, address = (server.stdout.readline() for _ in range(3))
+            address = address.split()[2]
             bodies = [body_of(columns, at, options.samples) for at in range(NUM_BODIES)]
             return {"bench": options.bench, "samples": options.samples, "loaded": loaded.strip()} | ask(
                 server, address, bodies, run, train, rates, options

@@ -85,9 +85,8 @@ def render(found: Replayed) -> str:
     lines = [f"the same bits: {plural(found.num_equal, 'sample')}"]
     if found.num_other:
         lines.append(f"other bits: {plural(found.num_other, 'sample')}; the first: {found.first}")
-    lines += [
-        f"{count:,} samples of {version} were not scored: {why}" for version, (count, why) in found.num_skipped.items()
-    ]
+    for version, (count, why) in found.num_skipped.items():
+        lines.append(f"not scored: {plural(count, 'sample')} of {version}: {why}")
     return "\n".join(lines)
 
 
