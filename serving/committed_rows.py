@@ -31,12 +31,18 @@ _MAX_IDS_SHOWN = 5
 
 
 def row_batches(
-    store: Store, table: TableFiles, array: ArrayFiles, *, batch_bytes: int = BATCH_BYTES
+    store: Store,
+    table: TableFiles,
+    array: ArrayFiles,
+    *,
+    batch_bytes: int = BATCH_BYTES,
+    buckets: Sequence[int] | np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
     """All rows of one array in order, `[rows, width]` at a time; the buffer is used again for the next batch.
 
     Args:
       batch_bytes: memory to use. One row of each bucket is the least.
+      buckets: rising; the rows of these alone. None for all.
 
     Raises:
       ChunkDamaged: a file is missing or differs from the manifest; at the latest instead of the last batch.
@@ -44,14 +50,15 @@ def row_batches(
     require_metadata(store, table)
     dtype = DTYPES[array.dtype]
     position_bytes = array.width * dtype.itemsize
-    at_once = min(table.rows_per_bucket, max(1, batch_bytes // (position_bytes * table.num_buckets)))
-    buffer = np.empty((at_once, table.num_buckets, array.width), dtype)
-    checksums = [0] * table.num_buckets
+    wanted = np.arange(table.num_buckets) if buckets is None else np.asarray(buckets, np.int64)
+    at_once = min(table.rows_per_bucket, max(1, batch_bytes // (position_bytes * max(1, len(wanted)))))
+    buffer = np.empty((at_once, len(wanted), array.width), dtype)
+    checksums = [0] * len(wanted)
     changed = _ChangedRows(store, table, array)
     for start in range(0, table.rows_per_bucket, at_once):
         num_positions = min(at_once, table.rows_per_bucket - start)
         is_last = start + num_positions == table.rows_per_bucket
-        for bucket in range(table.num_buckets):
+        for at, bucket in enumerate(wanted.tolist()):
             data = _read_piece(
                 store,
                 table,
@@ -61,13 +68,15 @@ def row_batches(
                 length=num_positions * position_bytes + (CRC_BYTES if is_last else 0),
             )
             payload = data[: num_positions * position_bytes]
-            checksums[bucket] = google_crc32c.extend(checksums[bucket], payload)
+            checksums[at] = google_crc32c.extend(checksums[at], payload)
             if is_last:
-                _check(table.chunk(array, bucket).name, checksums[bucket], data[-CRC_BYTES:], table, array, bucket)
+                _check(table.chunk(array, bucket).name, checksums[at], data[-CRC_BYTES:], table, array, bucket)
             values = np.frombuffer(payload, dtype.newbyteorder("<"))
-            buffer[:num_positions, bucket] = values.reshape(num_positions, array.width)
-            changed.apply(bucket, buffer[:num_positions, bucket], start=start)
-        num_rows = min(num_positions * table.num_buckets, table.num_rows - start * table.num_buckets)
+            buffer[:num_positions, at] = values.reshape(num_positions, array.width)
+            changed.apply(bucket, buffer[:num_positions, at], start=start)
+        # Rows that only pad the longest buckets come last.
+        left = table.num_rows - (start + num_positions - 1) * table.num_buckets
+        num_rows = (num_positions - 1) * len(wanted) + int(np.count_nonzero(wanted < left))
         yield buffer[:num_positions].reshape(-1, array.width)[:num_rows]
 
 

@@ -241,7 +241,7 @@ def _serve(command: Serve) -> int:
             f"Found no package {error.name}. Expected it, since the server stands on it. Install podembed[serve]."
         ) from error
     from podembed.serving.publish.listing import published_now
-    from podembed.serving.server.app import Limits
+    from podembed.serving.server.endpoints import Limits
     from podembed.serving.server.serve import ServerConfig, serve
 
     url, commit = split_reference(command.run)

@@ -6,30 +6,25 @@ Nothing is decided here: bodies become columns, answers become bodies, and error
 from __future__ import annotations
 
 import asyncio
-import hmac
-import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.commit.published import commit_of_version
 from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.artifact.exported_model import scores_among
+from podembed.serving.server.endpoints import JSON, Answering, Endpoints, Limits, Refused, json_response
 from podembed.serving.server.open_inference import (
     HEADER_LENGTH,
     inputs_of,
     metadata_of,
     parse_json,
     read_request,
-    to_json,
     write_response,
 )
 from podembed.serving.server.pages import front_page, openapi
@@ -39,54 +34,20 @@ from podembed.serving.server.scorer import Answer, Busy, Scorer, TooLate
 from podembed.serving.server.server_metrics import ServerMetrics
 
 VERSION_HEADER = "Model-Version"
-_JSON = "application/json"
 _MOST_DIGITS = 19
 _LOOK_S = 0.05
-_logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one request may ask for.
-
-    Attributes:
-      body_bytes: size of its body.
-      samples: number of samples.
-      list_length: ids of one sample and column.
-      timeout_s: seconds until it is given up, where it names none.
-      waiting_samples: samples in the queue.
-    """
-
-    body_bytes: int = 8 << 20
-    samples: int = 10_000
-    list_length: int = 1_000
-    timeout_s: float = 5.0
-    waiting_samples: int = 20_000
-
-
-class Refused(Exception):
-    """An answer that is an error.
-
-    Args:
-      status: its status.
-      text: its words.
-      headers: further headers.
-    """
-
-    def __init__(self, status: int, text: str, **headers: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
-
-
-class App:
-    """The endpoints. Mutated: whether it drains.
+class App(Endpoints):
+    """The endpoints of a server that scores.
 
     Args:
       name: of the model.
       token: that clients must send, or None.
       recorder: keeps some requests, or None.
     """
+
+    _metrics: ServerMetrics
 
     def __init__(
         self,
@@ -97,12 +58,10 @@ class App:
         token: str | None = None,
         recorder: RequestLog | None = None,
     ) -> None:
-        self._replica, self._name = replica, name
-        self._limits = limits or Limits()
-        self._token, self._recorder = token, recorder
-        self._metrics = ServerMetrics(replica)
+        hint = f"POST /score, POST /v2/models/{name}/infer, or another path of /openapi.json"
+        super().__init__(limits=limits or Limits(), token=token, metrics=ServerMetrics(replica), hint=hint)
+        self._replica, self._name, self._recorder = replica, name, recorder
         self._scorer = Scorer(replica, most_waiting=self._limits.waiting_samples, watcher=self._metrics)
-        self.is_draining = False
 
     def close(self) -> None:
         """Answers what waits, then ends."""
@@ -110,13 +69,11 @@ class App:
         if self._recorder is not None:
             self._recorder.close()
 
-    def asgi(self) -> Starlette:
-        """The program."""
+    def _paths(self) -> Sequence[tuple[str, str, Answering, bool]]:
         model = f"/v2/models/{self._name}"
         versioned = f"{model}/versions/{{version}}"
-        found = [
-            ("/v2", "GET", self._server, False),
-            ("/v2/health/live", "GET", self._live, False),
+        return [
+            *super()._paths(),
             ("/v2/health/ready", "GET", self._ready, False),
             ("/metrics", "GET", self._series, True),
             ("/openapi.json", "GET", self._openapi, True),
@@ -130,56 +87,6 @@ class App:
             (f"{versioned}/ready", "GET", self._ready, False),
             (f"{versioned}/infer", "POST", self._infer, True),
         ]
-        routes = [
-            Route(path, self._guarded(path, answer, needs_token=guarded), methods=[method])
-            for path, method, answer, guarded in found
-        ]
-        return Starlette(routes=routes, exception_handlers={404: self._missing, 405: self._missing})
-
-    def _guarded(
-        self, path: str, answer: Callable[[Request], Awaitable[Response]], *, needs_token: bool
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def guarded(request: Request) -> Response:
-            began_s = SYSTEM_CLOCK.monotonic_s()
-            try:
-                if needs_token:
-                    self._require_token(request)
-                response = await answer(request)
-            except Refused as error:
-                response = _json({"error": str(error)}, status=error.status, headers=error.headers)
-            except ModelError as error:
-                response = _json({"error": str(error)}, status=400)
-            except ClientDisconnect:
-                response = Response(status_code=499)
-            except Exception:
-                _logger.exception("found an error that the request does not explain")
-                response = _json({"error": "Found an error in the server. Its log has it. Ask again."}, status=500)
-            self._metrics.requests.labels(path, str(response.status_code)).inc()
-            self._metrics.seconds.labels(path).observe(SYSTEM_CLOCK.monotonic_s() - began_s)
-            return response
-
-        return guarded
-
-    async def _missing(self, request: Request, error: Exception) -> Response:
-        status = getattr(error, "status_code", 404)
-        return _json(
-            {
-                "error": f"Found {request.method} {request.url.path:.200}. Expected POST /score, POST /v2/models/"
-                f"{self._name}/infer, or another path of /openapi.json."
-            },
-            status=status,
-        )
-
-    def _require_token(self, request: Request) -> None:
-        if self._token is None:
-            return
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            raise Refused(
-                401,
-                "Found no valid token. Expected the header 'Authorization: Bearer TOKEN'.",
-                WWW_Authenticate="Bearer",
-            )
 
     def _version(self) -> ServedVersion:
         version = self._replica.current
@@ -187,17 +94,9 @@ class App:
             raise Refused(503, "Found no version loaded yet. Expected one. Ask again.", Retry_After="1")
         return version
 
-    async def _server(self, request: Request) -> Response:
-        from podembed.version import version
-
-        return _json({"name": "podembed", "version": version(), "extensions": ["binary_tensor_data"]})
-
-    async def _live(self, request: Request) -> Response:
-        return _json({"live": True})
-
     async def _ready(self, request: Request) -> Response:
         is_ready = self._replica.current is not None and not self.is_draining
-        return _json({"ready": is_ready}, status=200 if is_ready else 503)
+        return json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
     async def _series(self, request: Request) -> Response:
         self._metrics.waiting.set(self._scorer.num_waiting)
@@ -212,15 +111,15 @@ class App:
         self._require_version(request, version.name)
         bits = "same" if version.has_same_bits else "close"
         found = metadata_of(version.model.manifest, name=self._name, versions=[version.name], bits=bits)
-        return _json(found, headers={VERSION_HEADER: version.name})
+        return json_response(found, headers={VERSION_HEADER: version.name})
 
     async def _openapi(self, request: Request) -> Response:
         version = self._version()
         inputs = inputs_of(version.model.manifest)
-        return _json(openapi(version.model.manifest, name=self._name, inputs=inputs, example=version.example))
+        return json_response(openapi(version.model.manifest, name=self._name, inputs=inputs, example=version.example))
 
     async def _example(self, request: Request) -> Response:
-        return _json(self._version().example)
+        return json_response(self._version().example)
 
     async def _page(self, request: Request) -> Response:
         version = self._version()
@@ -249,7 +148,7 @@ class App:
         answer = await self._answer(request, columns)
         scores = scores_among(dict(answer.outputs))
         found = scores if isinstance(scores, Mapping) else {"score": scores}
-        return _json({**found, "model_version": answer.version}, headers={VERSION_HEADER: answer.version})
+        return json_response({**found, "model_version": answer.version}, headers={VERSION_HEADER: answer.version})
 
     async def _infer(self, request: Request) -> Response:
         inference = read_request(await self._body(request), request.headers.get(HEADER_LENGTH))
@@ -259,33 +158,12 @@ class App:
         headers = {VERSION_HEADER: answer.version}
         if length is not None:
             headers[HEADER_LENGTH] = str(length)
-        return Response(body, media_type=_JSON if length is None else "application/octet-stream", headers=headers)
+        return Response(body, media_type=JSON if length is None else "application/octet-stream", headers=headers)
 
     def _require_version(self, request: Request, name: str) -> None:
         wanted = request.path_params.get("version")
         if wanted is not None and wanted != name:
             raise Refused(404, f"Found version {name}. Expected {wanted:.80}. Leave the version out for the newest.")
-
-    async def _body(self, request: Request) -> bytes:
-        most, parts, size = self._limits.body_bytes, [], 0
-        too_large = Refused(
-            413, f"Found a body of more than {most:,} bytes. Expected at most so many. Send fewer samples."
-        )
-        if int(request.headers.get("content-length") or 0) > most:
-            raise too_large
-        try:
-            # A client that sends slowly holds no more than its connection, and that not for ever.
-            async with asyncio.timeout(self._limits.timeout_s):
-                async for part in request.stream():
-                    size += len(part)
-                    if size > most:
-                        raise too_large
-                    parts.append(part)
-        except TimeoutError as error:
-            raise Refused(
-                408, f"Found no whole body after {self._limits.timeout_s:g} s. Expected it. Send faster."
-            ) from error
-        return b"".join(parts)
 
     async def _answer(self, request: Request, columns: Mapping[str, Any]) -> Answer:
         timeout_s = self._timeout_s(request)
@@ -368,7 +246,3 @@ def _longest(values: Any) -> int:
     # Few types, many values.
     lists = {one for one in set(map(type, values)) if issubclass(one, (list, np.ndarray))}
     return max((len(one) for one in values if type(one) in lists), default=0) if lists else 0
-
-
-def _json(document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(to_json(document), status_code=status, headers=headers, media_type=_JSON)

@@ -18,6 +18,7 @@ from podembed.embedding.kernels.key_map import find_rows, lines_per_bucket, new_
 from podembed.embedding.kernels.pool import gather
 from podembed.orchestrator.commit.verification import require_metadata
 from podembed.serving.committed_rows import row_batches
+from podembed.serving.server.shares import TableShare
 from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.storage.store import Store
@@ -77,41 +78,44 @@ class Arena:
 
 
 class RowsByNumber:
-    """Rows by their numbers. As `TableRows`.
+    """Rows by their numbers, of a whole table or of a share of it. As `TableRows`.
+
+    Args:
+      places: int32, by local number.
 
     Attributes:
       replaced: places of the version before that this one does not use.
     """
 
-    def __init__(self, arena: Arena, places: np.ndarray, replaced: np.ndarray) -> None:
-        self._arena, self._places, self.replaced = arena, places, replaced
+    def __init__(self, arena: Arena, places: np.ndarray, replaced: np.ndarray, share: TableShare) -> None:
+        self._arena, self._places, self.replaced, self._share = arena, places, replaced, share
 
     @property
     def arena(self) -> np.ndarray:
         return self._arena.values
 
     def places_of(self, ids: np.ndarray) -> np.ndarray | None:
-        return self._places[ids]
+        return self._places[self._share.local(ids)]
 
     def values(self, ids: np.ndarray) -> np.ndarray:
         found = aligned_empty((len(ids), self.arena.shape[1]))
-        gather(self.arena, self._places[ids].astype(np.int64), found)
+        gather(self.arena, self._places[self._share.local(ids)].astype(np.int64), found)
         return found
 
     @staticmethod
-    def of(store: Store, files: TableFiles) -> RowsByNumber:
-        """Reads a table whole.
+    def of(store: Store, files: TableFiles, share: TableShare) -> RowsByNumber:
+        """Reads what a share holds of a table.
 
         Raises:
           ChunkDamaged: a file is missing or is not what was committed.
         """
-        arena = Arena(files.num_rows, files.dim)
-        places = arena.take(files.num_rows)
+        arena = Arena(share.num_rows, files.dim)
+        places = arena.take(share.num_rows)
         start = 0
-        for batch in row_batches(store, files, files.arrays[0]):
+        for batch in row_batches(store, files, files.arrays[0], buckets=share.buckets):
             arena.values[start : start + len(batch)] = batch
             start += len(batch)
-        return RowsByNumber(arena, places, np.zeros(0, np.int32))
+        return RowsByNumber(arena, places, np.zeros(0, np.int32), share)
 
     def next(self, store: Store, files: TableFiles, since: TableFiles) -> RowsByNumber:
         """The next version.
@@ -123,7 +127,7 @@ class RowsByNumber:
         Raises:
           ChunkDamaged: a file is missing or is not what was committed.
         """
-        changes = changed_rows(store, files, since, "rows")
+        changes = changed_rows(store, files, since, "rows", self._share)
         places, replaced = self._places.copy(), [np.zeros(0, np.int32)]
         try:
             for ids, rows in changes:
@@ -131,13 +135,14 @@ class RowsByNumber:
                 differs = (self.values(ids).view(np.uint32) != rows.view(np.uint32)).any(axis=1)
                 fresh = self._arena.take(int(differs.sum()))
                 self._arena.values[fresh] = rows[differs]
-                replaced.append(self._places[ids[differs]])
-                places[ids[differs]] = fresh
+                numbers = self._share.local(ids[differs])
+                replaced.append(self._places[numbers])
+                places[numbers] = fresh
         except BaseException:
             # The version will not be, so nobody uses what was written for it.
             self._arena.give_back(places[places != self._places])
             raise
-        return RowsByNumber(self._arena, places, np.concatenate(replaced))
+        return RowsByNumber(self._arena, places, np.concatenate(replaced), self._share)
 
     def undo(self, before: RowsByNumber) -> None:
         """Gives back what only this version uses; it was never used, and `before` is the version before."""
@@ -152,7 +157,8 @@ class RowsByKey:
     """Rows by keys that come and go. As `TableRows`.
 
     Args:
-      keys: int64, by bucket and position.
+      keys: int64, by bucket and position. Of buckets that a share does not hold nothing is written, so these take no
+        memory.
       held: uint32 of the same, 0 where the row has no key.
       described: how keys without a row are answered, as a version's schema has it.
     """
@@ -162,12 +168,13 @@ class RowsByKey:
         rows: RowsByNumber,
         files: TableFiles,
         described: Mapping[str, Any],
+        share: TableShare,
         *,
         keys: np.ndarray,
         held: np.ndarray,
         lines: np.ndarray | None = None,
     ) -> None:
-        self.rows, self._files, self.described = rows, files, described
+        self.rows, self._files, self.described, self._share = rows, files, described, share
         self._keys, self._held = keys, held
         self._per_bucket = lines_per_bucket(files.rows_per_bucket)
         self._lines = new_lines(files.num_buckets, self._per_bucket) if lines is None else lines
@@ -229,16 +236,16 @@ class RowsByKey:
         return found
 
     @staticmethod
-    def of(store: Store, files: TableFiles, described: Mapping[str, Any]) -> RowsByKey:
-        """Reads a table whole.
+    def of(store: Store, files: TableFiles, described: Mapping[str, Any], share: TableShare) -> RowsByKey:
+        """Reads what a share holds of a table.
 
         Raises:
           ChunkDamaged: a file is missing or is not what was committed.
         """
-        rows = RowsByNumber.of(store, files)
+        rows = RowsByNumber.of(store, files, share)
         size = files.num_buckets * files.rows_per_bucket
-        found = RowsByKey(rows, files, described, keys=np.zeros(size, np.int64), held=np.zeros(size, np.uint32))
-        for bucket in found._take(_columns(store, files)):
+        found = RowsByKey(rows, files, described, share, keys=np.zeros(size, np.int64), held=np.zeros(size, np.uint32))
+        for bucket in found._take(_columns(store, files, share)):
             found._rebuild(bucket)
         return found
 
@@ -252,12 +259,13 @@ class RowsByKey:
             self.rows.next(store, files, since),
             files,
             self.described,
-            keys=self._keys.copy(),
-            held=self._held.copy(),
-            lines=_copied(self._lines),
+            self._share,
+            keys=self._copied(self._keys, np.zeros_like(self._keys)),
+            held=self._copied(self._held, np.zeros_like(self._held)),
+            lines=self._copied(self._lines, new_lines(files.num_buckets, self._per_bucket)),
         )
         try:
-            for bucket in made._take(_columns(store, files, since)):
+            for bucket in made._take(_columns(store, files, self._share, since)):
                 made._rebuild(bucket)
         except BaseException:
             made.rows.undo(self.rows)
@@ -271,6 +279,13 @@ class RowsByKey:
     def undo(self, before: RowsByKey) -> None:
         """As `RowsByNumber.undo`."""
         self.rows.undo(before.rows)
+
+    def _copied(self, values: np.ndarray, made: np.ndarray) -> np.ndarray:
+        """What belongs to the buckets held, in a new array."""
+        by_bucket = (self._files.num_buckets, -1)
+        held = slice(None) if self._share.is_whole else self._share.buckets
+        made.reshape(by_bucket)[held] = values.reshape(by_bucket)[held]
+        return made
 
     def _take(self, columns: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> np.ndarray:
         """Writes keys of rows, and when they were named last. Returns the buckets that have others now."""
@@ -289,39 +304,34 @@ class RowsByKey:
         rebuild_map(self._lines, self._small, self._per_bucket, self._keys, self._held, rows, bucket)
 
 
-def _copied(lines: np.ndarray) -> np.ndarray:
-    """A copy of a map, each line in one cache line."""
-    made = new_lines(1, len(lines))
-    made[:] = lines
-    return made
-
-
 def _columns(
-    store: Store, files: TableFiles, since: TableFiles | None = None
+    store: Store, files: TableFiles, share: TableShare, since: TableFiles | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Numbers of rows, their keys, and when these were named last; of all rows, or of those that may have changed."""
+    """Numbers of rows, their keys, and when these were named last; of all rows held, or of those that may have
+    changed.
+    """
     found = (
-        changed_rows(store, files, since, name) if since is not None else _all_rows(store, files, name)
+        changed_rows(store, files, since, name, share) if since is not None else _all_rows(store, files, name, share)
         for name in ("key", "last")
     )
     for (ids, keys), (_, last) in zip(*found, strict=True):
         yield ids, keys[:, 0].copy(), last[:, 0].copy()
 
 
-def _all_rows(store: Store, files: TableFiles, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _all_rows(store: Store, files: TableFiles, name: str, share: TableShare) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     array = next(array for array in files.arrays if array.name == name)
     # The same rows at once, whatever the type.
     start, at_once = 0, 1 << 20
     item = {"int64": 8, "int32": 4, "float32": 4, "uint32": 4}[array.dtype] * array.width
-    for batch in row_batches(store, files, array, batch_bytes=at_once * item):
-        yield np.arange(start, start + len(batch), dtype=np.int64), batch
+    for batch in row_batches(store, files, array, batch_bytes=at_once * item, buckets=share.buckets):
+        yield share.ids(start, start + len(batch)), batch
         start += len(batch)
 
 
 def changed_rows(
-    store: Store, files: TableFiles, since: TableFiles, name: str
+    store: Store, files: TableFiles, since: TableFiles, name: str, share: TableShare
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Numbers and values of all rows that may have changed from one commit to another; each number once.
+    """Numbers and values of all rows held that may have changed from one commit to another; each number once.
 
     Where the later commit is the earlier one with more deltas, these alone are read.
 
@@ -334,18 +344,22 @@ def changed_rows(
     array = next(array for array in files.arrays if array.name == name)
     is_longer = files.deltas[: len(since.deltas)] == since.deltas
     if files.arrays != since.arrays or files.chunks != since.chunks or not is_longer:
-        yield from _all_rows(store, files, name)
+        yield from _all_rows(store, files, name, share)
         return
     require_metadata(store, files)
     at = 1 + files.arrays.index(array)
     parts = [part for delta in files.deltas[len(since.deltas) :] for part in delta.parts]
     if not parts:
         return
+    # A part has rows of many buckets, so hardly one has none of those held.
     ids = np.concatenate([read_dense(store, part.files[0]) for part in parts])
     values = np.concatenate([read_dense(store, part.files[at]) for part in parts])
-    # The last of a row counts.
-    distinct, first = np.unique(ids[::-1], return_index=True)
-    outside = distinct[(distinct < 0) | (distinct >= files.num_rows)]
+    outside = ids[(ids < 0) | (ids >= files.num_rows)]
     if len(outside):
         raise ValueError(f"Found changed row {outside[0]} of table '{files.name}'. Expected 0 to {files.num_rows - 1}.")
+    if not share.is_whole:
+        held = share.holds(ids)
+        ids, values = ids[held], values[held]
+    # The last of a row counts.
+    distinct, first = np.unique(ids[::-1], return_index=True)
     yield distinct.astype(np.int64), np.ascontiguousarray(values[::-1][first])

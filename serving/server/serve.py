@@ -18,7 +18,8 @@ from starlette.applications import Starlette
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.run.reference import open_run_store
-from podembed.serving.server.app import App, Limits
+from podembed.serving.server.app import App
+from podembed.serving.server.endpoints import Limits
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import MOST_SAMPLES, Replica
 from podembed.workers.storage.store import Store

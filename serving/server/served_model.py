@@ -13,7 +13,7 @@ import numpy as np
 from podembed.embedding.kernels.pool import pool, pool_of
 from podembed.serving.artifact.exported_model import Bags, LoadedModel, Samples, _fitted, _part, _rounded
 from podembed.serving.predict.exported_program import padded_size
-from podembed.serving.server.rows import RowsByKey, TableRows
+from podembed.serving.server.rows import TableRows
 
 
 class ServedModel(LoadedModel):
@@ -97,13 +97,6 @@ class ServedModel(LoadedModel):
         """All outputs of a request, in runs of at most `most` samples."""
         parts = [self.score([part])[0] for part in _parts_of(samples, most)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def take_known(self) -> dict[str, tuple[int, int]]:
-        """By table whose keys come and go, how many ids were looked up since the last call, and how many of them have a
-        row.
-        """
-        tables = zip(self.manifest["tables"], self._tables, strict=True)
-        return {one["name"]: table.take_counts() for one, table in tables if isinstance(table, RowsByKey)}
 
 
 def _parts_of(samples: Samples, most: int) -> Iterator[Samples]:

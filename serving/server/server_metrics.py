@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.serving.artifact.exported_model import Samples
+from podembed.serving.server.held_versions import HeldVersion, HeldVersions
 from podembed.serving.server.replica import Replica, ServedVersion
+from podembed.serving.server.rows import RowsByKey
 from podembed.serving.server.scorer import RunWatcher
 
+PREFIX = "podembed_serve"
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _SAMPLES = (1, 8, 32, 64, 128, 256, 512, 1024, 4096)
 
 
-class ServerMetrics(RunWatcher):
-    """Counters of one process. docs/serving.md has each of them."""
+class RequestMetrics:
+    """Requests, and the version that answers. docs/serving.md has each series."""
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, versions: HeldVersions[Any]) -> None:
+        self._versions = versions
         registry = self._registry = CollectorRegistry()
-        prefix = "podembed_serve"
         self.requests = Counter(
-            f"{prefix}_requests", "Requests by path and status", ["path", "status"], registry=registry
+            f"{PREFIX}_requests", "Requests by path and status", ["path", "status"], registry=registry
         )
         self.seconds = Histogram(
-            f"{prefix}_request_seconds", "From the request to its answer", ["path"], buckets=_SECONDS, registry=registry
-        )
-        self._samples = Counter(f"{prefix}_samples", "Samples that were scored", registry=registry)
-        self._run_samples = Histogram(
-            f"{prefix}_run_samples", "Samples that were scored together", buckets=_SAMPLES, registry=registry
-        )
-        self._run_seconds = Histogram(
-            f"{prefix}_run_seconds", "Reading columns and running the model", buckets=_SECONDS, registry=registry
+            f"{PREFIX}_request_seconds", "From the request to its answer", ["path"], buckets=_SECONDS, registry=registry
         )
         self._ids = Counter(
-            f"{prefix}_ids", "Ids that were looked up in tables with a capacity", ["table"], registry=registry
+            f"{PREFIX}_ids", "Ids that were looked up in tables with a capacity", ["table"], registry=registry
         )
-        self._unknown = Counter(f"{prefix}_unknown_ids", "Of these, those without a row", ["table"], registry=registry)
-        self.waiting = Gauge(f"{prefix}_waiting_samples", "Samples in the queue", registry=registry)
-        self.oldest = Gauge(f"{prefix}_waiting_seconds", "How long the first request has waited", registry=registry)
-        self.recorded = Gauge(f"{prefix}_recorded_total", "Requests that were recorded", registry=registry)
-        self.record_dropped = Gauge(
-            f"{prefix}_record_dropped_total", "Requests that could not be recorded", registry=registry
-        )
+        self._unknown = Counter(f"{PREFIX}_unknown_ids", "Of these, those without a row", ["table"], registry=registry)
         gauges = {
             "step": "Step of the commit that answers",
             "pointer": "Number of the pointer that offered it",
@@ -53,29 +43,56 @@ class ServerMetrics(RunWatcher):
             "swaps_total": "Versions that took over since the start",
             "follows": "1 where the newest pointer answers, 0 where it cannot be loaded",
         }
-        self._gauges = {name: Gauge(f"{prefix}_{name}", text, registry=registry) for name, text in gauges.items()}
+        self._gauges = {name: Gauge(f"{PREFIX}_{name}", text, registry=registry) for name, text in gauges.items()}
 
-    def run(self, version: ServedVersion, requests: Sequence[Samples], seconds: float) -> None:
-        count = sum(one.num_samples for one in requests)
-        self._samples.inc(count)
-        self._run_samples.observe(count)
-        self._run_seconds.observe(seconds)
-        for table, (asked, known) in version.model.take_known().items():
-            self._ids.labels(table).inc(asked)
-            self._unknown.labels(table).inc(asked - known)
+    def count_ids(self, version: HeldVersion) -> None:
+        """Takes what tables with a capacity counted since the last call."""
+        for name, table in version.tables.items():
+            if isinstance(table, RowsByKey):
+                asked, known = table.take_counts()
+                self._ids.labels(name).inc(asked)
+                self._unknown.labels(name).inc(asked - known)
 
     def text(self) -> bytes:
         """All series."""
-        version, now_s = self._replica.current, SYSTEM_CLOCK.wall_s()
+        version, now_s = self._versions.current, SYSTEM_CLOCK.wall_s()
         if version is not None:
             values = {
                 "step": version.manifest.step,
                 "pointer": version.number,
                 "commit_age_seconds": now_s - version.manifest.created_unix_s,
                 "version_age_seconds": now_s - version.loaded_unix_s,
-                "swaps_total": self._replica.num_swaps,
-                "follows": float(self._replica.error is None),
+                "swaps_total": self._versions.num_swaps,
+                "follows": float(self._versions.error is None),
             }
             for name, value in values.items():
                 self._gauges[name].set(value)
         return generate_latest(self._registry)
+
+
+class ServerMetrics(RequestMetrics, RunWatcher):
+    """Of a process that scores."""
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__(replica)
+        registry = self._registry
+        self._samples = Counter(f"{PREFIX}_samples", "Samples that were scored", registry=registry)
+        self._run_samples = Histogram(
+            f"{PREFIX}_run_samples", "Samples that were scored together", buckets=_SAMPLES, registry=registry
+        )
+        self._run_seconds = Histogram(
+            f"{PREFIX}_run_seconds", "Reading columns and running the model", buckets=_SECONDS, registry=registry
+        )
+        self.waiting = Gauge(f"{PREFIX}_waiting_samples", "Samples in the queue", registry=registry)
+        self.oldest = Gauge(f"{PREFIX}_waiting_seconds", "How long the first request has waited", registry=registry)
+        self.recorded = Gauge(f"{PREFIX}_recorded_total", "Requests that were recorded", registry=registry)
+        self.record_dropped = Gauge(
+            f"{PREFIX}_record_dropped_total", "Requests that could not be recorded", registry=registry
+        )
+
+    def run(self, version: ServedVersion, requests: Sequence[Samples], seconds: float) -> None:
+        count = sum(one.num_samples for one in requests)
+        self._samples.inc(count)
+        self._run_samples.observe(count)
+        self._run_seconds.observe(seconds)
+        self.count_ids(version)

@@ -25,7 +25,8 @@ from starlette.testclient import TestClient
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.publish.publisher import publish
-from podembed.serving.server.app import App, Limits
+from podembed.serving.server.app import App
+from podembed.serving.server.endpoints import Limits
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replay import replay
 from podembed.serving.server.replica import Replica
