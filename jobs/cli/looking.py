@@ -35,7 +35,7 @@ def fsck(command: Fsck) -> int:
     print(report.render(check))
     if not check.is_intact:
         return EXIT_DIFFERENT
-    if command.values:
+    if command.values and not check.is_copy:
         _tell_values(command.run, command.commit)
     return 0
 

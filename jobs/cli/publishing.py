@@ -20,6 +20,9 @@ class Publish:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run, for its newest commit, or RUN@COMMIT."""
+    to: str | None = None
+    """Folder or URL of a copy for servers, such as in another region. It offers the version in place of the run, and
+    gets what servers need of the commit."""
     commit: str | None = None
     """Commit to publish, by its name or its step; by default the newest that counts."""
     require: tuple[str, ...] = ()
@@ -27,7 +30,7 @@ class Publish:
     max_drop: float | None = None
     """How much worse than in the version before the metrics of --require may be; without --require, auc."""
     keep: int = 2
-    """Newest versions whose commits the run keeps, for servers that roll back."""
+    """Newest versions whose commits the run, or the copy, keeps, for servers that roll back."""
     outputs: tuple[str, ...] = ()
     """Outputs of the model to answer with, by default all. Features that none depends on are not asked for."""
     follow: bool = False
@@ -41,7 +44,7 @@ class Versions:
     """List the versions of a run: the one that counts, those offered before, and those that a gate refused."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder or URL of the run."""
+    """Folder or URL of the run, or of a copy for servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class Rollback:
     """Let an older version count again. Servers follow within a second or two."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder or URL of the run."""
+    """Folder or URL of the run, or of a copy for servers."""
     version: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="VERSION")] = None
     """Its name, the beginning of it, or its step; by default the one that was offered before."""
 
@@ -59,7 +62,7 @@ class PinCommit:
     """Keep a commit, whatever the keep policies say. Without --commit: list what is pinned."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder or URL of the run."""
+    """Folder or URL of the run, or of a copy for servers."""
     commit: str | None = None
     """Name or step of the commit."""
     reason: str = "by hand"
@@ -76,7 +79,7 @@ class Serve:
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder or URL of the run."""
+    """Folder or URL of the run, or of a copy for servers."""
     host: str = "127.0.0.1"
     """Address to listen at. The default can be reached from this machine alone; 0.0.0.0 from others, too."""
     port: int = 8000
@@ -150,11 +153,13 @@ def run(command: Publishing) -> int:
 def _publish(command: Publish) -> int:
     from podembed.orchestrator.api.clock import SYSTEM_CLOCK
     from podembed.orchestrator.api.config import ConfigurationError
+    from podembed.orchestrator.api.text import format_bytes, plural
     from podembed.serving.publish.following import Following
     from podembed.serving.publish.publisher import Offer, publish
     from podembed.workers.storage.storage_errors import StorageError
 
     options = {
+        "to": command.to,
         "require": command.require,
         "max_drop": command.max_drop,
         "keep": command.keep,
@@ -170,6 +175,9 @@ def _publish(command: Publish) -> int:
             print(f"{version} is offered as number {found.number}", flush=True)
         else:
             print(f"{version} is the version that counts already", flush=True)
+        if found.copied is not None:
+            size = format_bytes(found.copied.num_bytes)
+            print(f"copied {plural(found.copied.num_files, 'file')}, {size}, to {command.to}", flush=True)
 
     if not (command.follow or command.every_commit):
         found = publish(command.run, commit=command.commit, **options)
@@ -196,28 +204,28 @@ def _publish(command: Publish) -> int:
 
 def _versions(command: Versions) -> int:
     from podembed.orchestrator.api.text import printable
-    from podembed.orchestrator.run.reference import open_run_store
+    from podembed.orchestrator.run.reference import open_published
     from podembed.serving.publish.listing import render_versions
 
-    print(printable(render_versions(open_run_store(command.run))))
+    print(printable(render_versions(open_published(command.run))))
     return 0
 
 
 def _rollback(command: Rollback) -> int:
-    from podembed.orchestrator.run.reference import open_run_store
+    from podembed.orchestrator.run.reference import open_published
     from podembed.serving.publish.listing import roll_back
 
-    pointer = roll_back(open_run_store(command.run), command.version)
+    pointer = roll_back(open_published(command.run), command.version)
     print(f"{pointer.version} counts again, as number {pointer.number}")
     return 0
 
 
 def _pin(command: PinCommit) -> int:
     from podembed.orchestrator.api.config import ConfigurationError
-    from podembed.orchestrator.run.reference import open_run_store
+    from podembed.orchestrator.run.reference import open_published
     from podembed.serving.publish.listing import pin, pinned
 
-    store = open_run_store(command.run)
+    store = open_published(command.run)
     if command.commit is None and command.remove:
         raise ConfigurationError("Found --remove without --commit. Expected both. Name the commit, or list the pins.")
     if command.commit is None:
@@ -229,7 +237,7 @@ def _pin(command: PinCommit) -> int:
 
 def _serve(command: Serve) -> int:
     from podembed.orchestrator.api.config import ConfigurationError
-    from podembed.orchestrator.run.reference import open_run_store, split_reference
+    from podembed.orchestrator.run.reference import open_published, split_reference
 
     try:
         import httptools  # noqa: F401
@@ -250,7 +258,7 @@ def _serve(command: Serve) -> int:
             f"Found commit {commit} in {command.run}. Expected a run, since a server follows its versions. Publish the "
             f"commit: podembed publish {command.run}."
         )
-    store = open_run_store(url)
+    store = open_published(url)
     if offer := published_now(store, url, folder=current_folder()):
         print(f"{offer.version.name} is offered as number {offer.number}", flush=True)
     config = ServerConfig(

@@ -2,6 +2,8 @@
 
 `publish/pointers/<number>.json` is a log that only grows: the highest number counts, and names the version that servers
 answer with. `publish/pins/<commit>.json` keeps one commit. Versions themselves are `serving.publish`'s.
+
+A copy for servers has the same, and `COPY.json` in place of the record of a run.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.manifest import commit_name
 from podembed.workers.storage.records import decode, encode, read_document
-from podembed.workers.storage.storage_errors import NameNotFound
+from podembed.workers.storage.storage_errors import NameNotFound, NotAFolder
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 
 POINTERS, PINS = "publish/pointers", "publish/pins"
+COPY_FILE = "COPY.json"
+COPY_VERSION = 1
 _POINTER = re.compile(r"(\d{8,12})\.json")
 _VERSION = re.compile(r"v(\d{9,})-g(\d{8,})-([0-9a-f]{12})")
 _MAX_BYTES = 1 << 16
@@ -54,6 +59,59 @@ class Pin:
     reason: str
     unix_s: float
     until_unix_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRecord:
+    """Content of `COPY.json`: what a copy for servers is made of.
+
+    Attributes:
+      format_version: of the copy.
+      run_id: id of the run whose versions are copied.
+      source: location of the run, for people.
+      rows: form of all rows, `float32`, `bfloat16` or `int8`.
+      min_count: keys that were seen less often are left out; 0 for none.
+      created_unix_s: wall clock of the publisher, for people.
+    """
+
+    format_version: int
+    run_id: str
+    source: str
+    rows: str
+    min_count: int
+    created_unix_s: float
+
+
+def read_copy(store: Store) -> CopyRecord:
+    """The record of a copy.
+
+    Raises:
+      NameNotFound: this is none; DocumentRefused: it is damaged, or of another format.
+    """
+    record = decode(CopyRecord, COPY_FILE, read_document(store, COPY_FILE, max_bytes=_MAX_BYTES))
+    if record.format_version != COPY_VERSION:
+        raise DocumentRefused(COPY_FILE, f"format version {record.format_version}", str(COPY_VERSION))
+    return record
+
+
+def is_copy(store: Store) -> bool:
+    """Whether a copy for servers lies here."""
+    try:
+        return store.exists(COPY_FILE)
+    except NotAFolder:
+        return False
+
+
+def refuse_copy(store: Store) -> None:
+    """Raises:
+    ConfigurationError: a copy for servers lies here, which is no run.
+    """
+    if is_copy(store):
+        raise ConfigurationError(
+            f"Found a copy for servers in {store.location}. Expected a run: a copy has no optimizer slots and no "
+            f"positions in the data, so nothing is trained or read from it. Name the run that it is made of, which "
+            f"{COPY_FILE} says."
+        )
 
 
 def version_name(*, step: int, generation: int, digest: str) -> str:

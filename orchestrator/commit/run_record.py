@@ -16,6 +16,7 @@ from typing import Any
 
 from podembed.orchestrator.api.run_errors import EXIT_CONFIGURATION
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION, require_version
+from podembed.orchestrator.commit.published import refuse_copy
 from podembed.workers.input.lanes import LanePlan
 from podembed.workers.storage.records import encode, from_document, read_document
 from podembed.workers.storage.storage_errors import NameNotFound
@@ -225,10 +226,15 @@ def read_run(store: Store) -> RunRecord:
 
 
 def find_run(store: Store) -> RunRecord | None:
-    """The record, or None if no run was created here."""
+    """The record, or None if no run was created here.
+
+    Raises:
+      ConfigurationError: a copy for servers lies here.
+    """
     try:
         return read_run(store)
     except NameNotFound:
+        refuse_copy(store)
         return None
 
 

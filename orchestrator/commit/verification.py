@@ -101,12 +101,18 @@ def content_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
 
 
 def file_damages(
-    store: Store, tables: Iterable[TableFiles], dense: Iterable[DenseFile], *, step: int | None = None
+    store: Store,
+    tables: Iterable[TableFiles],
+    dense: Iterable[DenseFile],
+    *,
+    step: int | None = None,
+    has_digests: bool = True,
 ) -> Iterator[Damage]:
     """Damages in the files of tables and dense arrays. Memory as `verify`.
 
     Args:
       step: steps after which they were written, if that is known.
+      has_digests: whether the digests of buckets are of these arrays. Else each file is compared on its own.
     """
     for table in tables:
         for array in table.arrays:
@@ -117,7 +123,8 @@ def file_damages(
         yield from of_files.values()
         unreadable = {name for name, damage in of_files.items() if not damage.spares_rows}
         for bucket in range(table.num_buckets):
-            yield from _bucket_damages(store, table, bucket, has_deltas=not damaged, known=unreadable, step=step)
+            is_joined = has_digests and not damaged
+            yield from _bucket_damages(store, table, bucket, is_joined=is_joined, known=unreadable, step=step)
     for leaf in dense:
         yield from _array_damages(store, leaf)
 
@@ -167,13 +174,14 @@ def _bucket_damages(
     table: TableFiles,
     bucket: int,
     *,
-    has_deltas: bool,
+    is_joined: bool,
     known: Container[str],
     step: int | None,
 ) -> Iterator[Damage]:
     """Every chunk on its own; the digest joins them only where all are good, and the changed rows as well.
 
     Args:
+      is_joined: whether the changed rows are good and the digest can be compared.
       known: files without readable rows, which have been reported.
     """
     values = []
@@ -189,7 +197,7 @@ def _bucket_damages(
                 rows = describe_rows(Cut(table.num_buckets, bucket), num_rows=table.num_rows)
                 damage = replace(damage, found=f"bucket {bucket} ({rows}) with {damage.found}")
             yield damage
-    if len(values) < len(table.arrays) or not has_deltas:
+    if len(values) < len(table.arrays) or not is_joined:
         return
     try:
         check_with_changes(store, table, bucket, values)

@@ -14,6 +14,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease_files import read_commit_names, read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, parse_commit_name
+from podembed.orchestrator.commit.published import is_copy, refuse_copy
 from podembed.orchestrator.commit.run_record import RUN_FILE, read_run
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.storage.storage_errors import NameNotFound, NotAFolder
@@ -70,9 +71,11 @@ def open_run_store(url: str) -> Store:
     """The store of an existing run.
 
     Raises:
-      ConfigurationError: there is no run.
+      ConfigurationError: there is no run, or a copy of its versions.
     """
     store = Store(url)
+    if not _has_record(store):
+        refuse_copy(store)
     if not is_run(store):
         raise ConfigurationError(
             f"Found no run in {store.location}. Expected a folder with RUN.json, alone or with one commit's full name "
@@ -82,12 +85,29 @@ def open_run_store(url: str) -> Store:
     return store
 
 
+def open_published(url: str) -> Store:
+    """The store of what servers read: a run, or a copy of its versions.
+
+    Raises:
+      ConfigurationError: there is neither.
+    """
+    store = Store(url)
+    return store if is_copy(store) else open_run_store(url)
+
+
 def is_run(store: Store) -> bool:
     """Whether a run, or what is left of one, lies here. A damaged or lost RUN.json must not keep anybody from rescuing
     tables.
     """
     try:
-        return store.exists(RUN_FILE) or bool(read_commit_names(store))
+        return _has_record(store) or bool(read_commit_names(store))
+    except NotAFolder:
+        return False
+
+
+def _has_record(store: Store) -> bool:
+    try:
+        return store.exists(RUN_FILE)
     except NotAFolder:
         return False
 

@@ -12,6 +12,7 @@ from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import PartitionSpec as P
 
 from podembed.serving.predict.pooled_rows import LookedUp
+from podembed.serving.served_files import SCORED_PARTS
 from podembed.workers.device.dense_half import initial
 from podembed.workers.device.dense_leaves import replaced
 from podembed.workers.device.options import AXIS
@@ -19,9 +20,6 @@ from podembed.workers.device.programs import Inputs, scores_of_batch
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.padding import PaddingLevels, SequencePadding
 from podembed.workers.model.context import Shares
-
-# Of the state of a commit, what a forward pass reads.
-SCORED_PARTS = ("params", "state")
 
 
 class TrainedForward:

@@ -11,6 +11,7 @@ from podembed.orchestrator.commit.published import commit_of_version
 from podembed.orchestrator.run.reference import open_run_store
 from podembed.serving.publish.publisher import Offer, publish
 from podembed.serving.publish.versions import version_names
+from podembed.workers.storage.store import Store
 
 
 class Following:
@@ -27,7 +28,8 @@ class Following:
         self._run, self._every_commit, self._options = run, every_commit, options
         self._store = open_run_store(run)
         # Not from the version that counts: after a rollback a newer one was offered already, and must not come back.
-        commits = [commit_of_version(name) or "" for name in version_names(self._store)]
+        offers = Store(to) if (to := options.get("to")) is not None else self._store
+        commits = [commit_of_version(name) or "" for name in version_names(offers)]
         self._last = max(commits, key=_order, default=None)
 
     def new(self) -> Iterator[Offer]:

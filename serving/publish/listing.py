@@ -18,7 +18,6 @@ from podembed.orchestrator.commit.published import (
     recent_pointers,
     remove_pin,
 )
-from podembed.orchestrator.run.reference import load_named
 from podembed.serving.publish.publisher import Offer, publish, require_whole
 from podembed.serving.publish.versions import find_version, read_refusals, read_version, version_names
 from podembed.workers.storage.store import Store
@@ -82,8 +81,7 @@ def roll_back(store: Store, wanted: str | None) -> Pointer:
         name = find_version(store, wanted)
     if name == current.version:
         raise ConfigurationError(f"Found {name} as the version that counts. Expected another one. Name it.")
-    version = read_version(store, name)
-    require_whole(store, version, load_named(store, version.commit))
+    require_whole(store, read_version(store, name))
     return add_pointer(store, version=name, action="rollback", keep=current.keep, unix_s=SYSTEM_CLOCK.wall_s())
 
 

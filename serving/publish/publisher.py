@@ -1,17 +1,19 @@
 """`publish`: makes a version of a commit, and the version that counts of it.
 
 The order is what makes it safe: the commit is pinned, the version is written and judged, then the pointer names it.
-Killed anywhere, the newest pointer names a whole version.
+Killed anywhere, the newest pointer names a whole version. `copies.py` has what is other where the version is offered in
+another store.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -20,8 +22,11 @@ from podembed.embedding.initializers import Constant, RandomNormal, TruncatedNor
 from podembed.embedding.vocabulary.key_space import DynamicKeys
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.commit.checkpoint import load
 from podembed.orchestrator.commit.manifest import Manifest, commit_file
 from podembed.orchestrator.commit.published import (
+    COPY_VERSION,
+    CopyRecord,
     add_pointer,
     hold,
     newest_pointer,
@@ -35,7 +40,7 @@ from podembed.serving.artifact.export_model import PROGRAM, describe_model
 from podembed.serving.artifact.exported_columns import ExportedVocabulary
 from podembed.serving.artifact.exported_model import LoadedModel, program_of
 from podembed.serving.predict.committed_model import CommittedModel, CommittedRows, with_commit
-from podembed.serving.predict.trained_forward import SCORED_PARTS
+from podembed.serving.publish.copies import Copied, clean_copy, copy_files, open_copy, put
 from podembed.serving.publish.gate import Gate
 from podembed.serving.publish.probe import encode_probe, probe_columns
 from podembed.serving.publish.versions import (
@@ -48,19 +53,23 @@ from podembed.serving.publish.versions import (
     content_digest,
     manifest_digest,
     read_file,
+    read_manifest,
     read_version,
     write_file,
     write_refusal,
     write_version,
 )
+from podembed.serving.served_files import SCORED_PARTS, served_files
 from podembed.workers.declared_types import several
 from podembed.workers.job.job import JobConfig
-from podembed.workers.storage.store import Store
+from podembed.workers.storage.storage_errors import NameNotFound, StorageError
+from podembed.workers.storage.store import Store, place
 from podembed.workers.storage.strict_json import canonical_bytes
 
 KEEP = 2
 _HELD_S = 3600.0
 _PROBE_KEYS = 64
+_logger = logging.getLogger(__name__)
 _DESCRIBED = (Constant, RandomNormal, TruncatedNormal, Uniform)
 
 
@@ -73,17 +82,20 @@ class Offer:
       number: of the pointer that offers it; None where a gate refused it.
       refused: why it is not offered, or None.
       is_new: whether another version counted before.
+      copied: what was copied to another store; None where the run itself offers it.
     """
 
     version: Version
     number: int | None
     refused: str | None
     is_new: bool
+    copied: Copied | None = None
 
 
 def publish(
     run: str | os.PathLike[str],
     *,
+    to: str | os.PathLike[str] | None = None,
     commit: str | None = None,
     require: str | Sequence[str] = (),
     max_drop: float | None = None,
@@ -97,10 +109,12 @@ def publish(
 
     Args:
       run: folder or URL of a run, for its newest commit, or `RUN@COMMIT`.
+      to: folder or URL of a copy for servers, which offers the version in place of the run. What it needs of the commit
+        is copied.
       commit: name of the commit, or its step.
       require: bounds of metrics of the commit's evaluation, such as `auc>=0.7`.
       max_drop: how much worse than in the version before these metrics may be.
-      keep: number of the newest versions whose commits the run keeps.
+      keep: number of the newest versions whose commits the run, or the copy, keeps.
       outputs: names of those that servers answer with; by default all. Features that none depends on are not asked
         for.
       job: job of a run that was started with a job as a value.
@@ -116,14 +130,17 @@ def publish(
     gate = Gate.of(several(require), max_drop)
 
     def make(model: CommittedModel) -> Offer:
-        with _pinned(model.state.store, model.state.manifest.name, clock):
-            return _offered(model, _version_of(model, several(outputs), clock), gate, keep, clock)
+        store, name = model.state.store, model.state.manifest.name
+        with _held(store, name, clock):
+            if to is None:
+                return _offered(store, _version_of(model, store, several(outputs), clock), gate, keep, clock)
+            return _offered_there(model, place(to), several(outputs), gate, keep, clock)
 
     return with_commit(run, make, commit=commit, job=job, folder=folder)
 
 
 @contextmanager
-def _pinned(store: Store, commit: str, clock: Clock) -> Iterator[None]:
+def _held(store: Store, commit: str, clock: Clock) -> Iterator[None]:
     """Keeps a commit while its version is made."""
     remove_ended(store, now_unix_s=clock.wall_s())
     held = hold(store, commit, reason="is being published", unix_s=clock.wall_s(), seconds=_HELD_S)
@@ -133,47 +150,87 @@ def _pinned(store: Store, commit: str, clock: Clock) -> Iterator[None]:
         store.delete(held)
 
 
-def _offered(model: CommittedModel, version: Version, gate: Gate, keep: int, clock: Clock) -> Offer:
-    store = model.state.store
+def _offered(store: Store, version: Version, gate: Gate, keep: int, clock: Clock) -> Offer:
     pointer = newest_pointer(store)
     counts = pointer is not None and pointer.version == version.name
-    # A version that counts is no drop from itself, but it must keep the rules.
-    before = read_version(store, pointer.version).metrics if pointer is not None else {}
-    refused = gate.refusal(version.metrics, before)
+    refused = _refusal(store, version.metrics, gate)
     if counts and refused is None and pointer is not None and pointer.keep == keep:
         return Offer(version=version, number=pointer.number, refused=None, is_new=False)
     if refused is not None:
         write_refusal(store, RefusedVersion(version=version.name, reason=refused, unix_s=clock.wall_s()))
         return Offer(version=version, number=None, refused=refused, is_new=False)
-    require_whole(store, version, model.state.manifest)
+    require_whole(store, version)
     made = add_pointer(store, version=version.name, action="publish", keep=keep, unix_s=clock.wall_s())
     is_new = pointer is None or pointer.version != version.name
     return Offer(version=version, number=made.number, refused=None, is_new=is_new)
 
 
-def require_whole(store: Store, version: Version, manifest: Manifest) -> None:
-    """Reads the files of a version, and looks whether those of its commit are there.
+def _refusal(store: Store, metrics: Mapping[str, float], gate: Gate) -> str | None:
+    """Why a version with these metrics is not offered, or None."""
+    pointer = newest_pointer(store)
+    # A version that counts is no drop from itself, but it must keep the rules.
+    return gate.refusal(metrics, read_version(store, pointer.version).metrics if pointer is not None else {})
+
+
+def _offered_there(
+    model: CommittedModel, url: str, outputs: Sequence[str], gate: Gate, keep: int, clock: Clock
+) -> Offer:
+    """As `_offered`, in a copy."""
+    source, manifest = model.state.store, model.state.manifest
+    record = CopyRecord(
+        format_version=COPY_VERSION,
+        run_id=manifest.run_id,
+        source=source.location,
+        rows="float32",
+        min_count=0,
+        created_unix_s=clock.wall_s(),
+    )
+    target = open_copy(url, record)
+    with _held(target, manifest.name, clock):
+        copied = Copied(num_files=0, num_bytes=0)
+        # Nothing is copied of what is not offered.
+        if _refusal(target, _metrics_of(source, manifest), gate) is None:
+            copied = copy_files(source, target, manifest)
+            put(target, commit_file(manifest.name), read_manifest(source, manifest.name))
+        offer = _offered(target, _version_of(model, target, outputs, clock), gate, keep, clock)
+    try:
+        clean_copy(target, now_unix_s=clock.wall_s())
+    except StorageError as error:
+        # The version is offered all the same.
+        _logger.warning("nothing is deleted in %s: %s", target.location, error)
+    return replace(offer, copied=copied)
+
+
+def require_whole(store: Store, version: Version) -> None:
+    """Reads the files of a version, and looks whether those of its commit that servers read are there.
 
     Raises:
       ConfigurationError: the commit, or a file of it, is not there any more.
-      DocumentRefused: a file of the version is damaged.
+      DocumentRefused: a file of the version, or the manifest of its commit, is damaged.
     """
     for name in version.files:
         read_file(store, version, name)
-    damage = next(iter(size_damages(store, manifest)), None)
-    found = f"{damage.found} in {damage.name}" if damage is not None else None
-    if not store.exists(commit_file(manifest.name)):
+    try:
+        damage = next(iter(size_damages(store, served_files(load(store, version.commit)))), None)
+        found = f"{damage.found} in {damage.name}" if damage is not None else None
+        if not store.exists(commit_file(version.commit)):
+            found = "no manifest"
+    except NameNotFound:
         found = "no manifest"
     if found is not None:
         raise ConfigurationError(
-            f"Found {found} of commit {manifest.name} in {store.location}. Expected a whole commit, since servers read "
-            "its rows. Publish another one; `podembed fsck` names all damage."
+            f"Found {found} of commit {version.commit} in {store.location}. Expected a whole commit, since servers "
+            "read its rows. Publish another one; `podembed fsck` names all damage."
         )
 
 
-def _version_of(model: CommittedModel, wanted: Sequence[str], clock: Clock) -> Version:
-    """Writes the files and the record of a version."""
-    store, manifest = model.state.store, model.state.manifest
+def _version_of(model: CommittedModel, store: Store, wanted: Sequence[str], clock: Clock) -> Version:
+    """Writes the files and the record of a version.
+
+    Args:
+      store: where it is offered.
+    """
+    manifest = model.state.manifest
     kept: dict[str, bytes] = {}
 
     @contextmanager
@@ -189,7 +246,7 @@ def _version_of(model: CommittedModel, wanted: Sequence[str], clock: Clock) -> V
     kept[PROBE] = _probe(model, document, kept, dense)
     kept[SCHEMA] = canonical_bytes(document)
     files: dict[str, NamedFile] = {name: write_file(store, data) for name, data in kept.items()}
-    digest = manifest_digest(store, manifest.name)
+    digest = manifest_digest(model.state.store, manifest.name)
     named = version_name(
         step=manifest.step, generation=manifest.generation, digest=content_digest(manifest.name, digest, files)
     )
@@ -201,7 +258,7 @@ def _version_of(model: CommittedModel, wanted: Sequence[str], clock: Clock) -> V
         commit=manifest.name,
         manifest_sha256=digest,
         files=files,
-        metrics=dict(manifest.metrics) or _evaluated(store, manifest),
+        metrics=_metrics_of(model.state.store, manifest),
         parent=parent.version if parent is not None else None,
         created_unix_s=clock.wall_s(),
     )
@@ -209,8 +266,10 @@ def _version_of(model: CommittedModel, wanted: Sequence[str], clock: Clock) -> V
     return version
 
 
-def _evaluated(store: Store, manifest: Manifest) -> dict[str, float]:
-    """Metrics of an evaluation of this state that was made after the commit."""
+def _metrics_of(store: Store, manifest: Manifest) -> dict[str, float]:
+    """Metrics of the commit's evaluation, or of one of this state that was made after it."""
+    if manifest.metrics:
+        return dict(manifest.metrics)
     made = reversed(read_history(store).evaluations)
     own = (one.metrics for one in made if (one.step, one.generation) == (manifest.step, manifest.generation))
     return dict(next(own, {}))

@@ -188,10 +188,19 @@ def read_file(store: Store, version: Version, name: str) -> bytes:
     return data
 
 
+def read_manifest(store: Store, commit: str) -> bytes:
+    """The bytes of a commit's manifest.
+
+    Raises:
+      NameNotFound: there is no such commit.
+    """
+    return read_document(store, commit_file(commit), max_bytes=MAX_MANIFEST_BYTES)
+
+
 def manifest_digest(store: Store, commit: str) -> str:
     """SHA-256 of a commit's manifest.
 
     Raises:
       NameNotFound: there is no such commit.
     """
-    return hashlib.sha256(read_document(store, commit_file(commit), max_bytes=MAX_MANIFEST_BYTES)).hexdigest()
+    return hashlib.sha256(read_manifest(store, commit)).hexdigest()

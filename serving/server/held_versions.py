@@ -20,6 +20,7 @@ from podembed.orchestrator.commit.checkpoint import load
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.commit.published import newest_pointer
 from podembed.serving.publish.versions import SCHEMA, Version, manifest_digest, read_file, read_version
+from podembed.serving.served_files import served_files
 from podembed.serving.server.rows import RowsByKey, RowsByNumber, TableRows
 from podembed.serving.server.shares import ShardPlace
 from podembed.workers.storage.storage_errors import NameNotFound
@@ -228,7 +229,7 @@ class HeldVersions(Generic[V]):
             ) from error
         if digest != version.manifest_sha256 or manifest.run_id != version.run_id:
             raise DocumentRefused(f"commit/{version.commit}.json", "another manifest", f"that of {version.name}")
-        return manifest
+        return served_files(manifest)
 
     def _before(self) -> V | None:
         """The version from which the next is made. Of two, the one that does not answer goes, so that there is room."""

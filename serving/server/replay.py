@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import plural
-from podembed.orchestrator.run.reference import open_run_store
+from podembed.orchestrator.run.reference import open_published
 from podembed.serving.publish.versions import read_version
 from podembed.serving.server.recorder import POSITION, REQUEST, UNIX_S, VERSION
 from podembed.serving.server.replica import Replica
@@ -129,7 +129,7 @@ def _scored(
     run: str, columns: dict[str, list[Any]], version: str, replicas: dict[str, Replica]
 ) -> dict[str, np.ndarray]:
     if version not in replicas:
-        store = open_run_store(run)
+        store = open_published(run)
         replica = Replica(store)
         try:
             replica.answer_with(read_version(store, version))

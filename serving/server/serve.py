@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.run.reference import open_run_store
+from podembed.orchestrator.run.reference import open_published
 from podembed.serving.server.app import App
 from podembed.serving.server.endpoints import Limits
 from podembed.serving.server.recorder import RequestLog
@@ -159,7 +159,7 @@ def asgi_app(run: str | os.PathLike[str], config: ServerConfig | None = None) ->
       ConfigurationError, StorageError, ModelError: nothing is published, or it cannot be loaded.
     """
     config = config or ServerConfig()
-    app, replica = open_app(open_run_store(os.fspath(run)), config)
+    app, replica = open_app(open_published(os.fspath(run)), config)
     sys.setswitchinterval(SWITCH_S)
     Follower(replica, poll_s=config.poll_s)
     return app.asgi()

@@ -14,10 +14,12 @@ from collections.abc import Callable
 
 from podembed.orchestrator.commit.deletions import read_deletions
 from podembed.orchestrator.commit.lease_files import read_commit_names
-from podembed.orchestrator.run.reference import load_named, open_run_store
+from podembed.orchestrator.commit.published import is_copy
+from podembed.orchestrator.run.reference import load_named, open_published
 from podembed.tools.fsck.advice import with_remedies
 from podembed.tools.fsck.chain import chain_findings
 from podembed.tools.fsck.commits import check_commit
+from podembed.tools.fsck.copies import check_copy
 from podembed.tools.fsck.findings import CheckedCommit, RunCheck, damage_of, finding_of_run
 from podembed.tools.fsck.leases import lease_findings
 from podembed.tools.fsck.leftovers import Leftover, find_leftovers
@@ -33,7 +35,8 @@ def check_run(
     include_uncounted: bool = False,
     on_commit: Callable[[CheckedCommit], None] = lambda checked: None,
 ) -> RunCheck:
-    """Reads every byte of a run's commits and compares it with what was committed.
+    """Reads every byte of a run's commits and compares it with what was committed. Of a copy for servers it reads what
+    servers read.
 
     Args:
       commit: check this one alone, and neither chain, leases nor leftovers.
@@ -44,7 +47,9 @@ def check_run(
       ConfigurationError: there is no run, or no commit of this name.
       StoreUnavailable: the storage does not answer.
     """
-    store = url if isinstance(url, Store) else open_run_store(url)
+    store = url if isinstance(url, Store) else open_published(url)
+    if is_copy(store):
+        return check_copy(store, commit=commit, on_commit=on_commit)
     record, findings = check_record(store)
     # Before the lineage is read, so that one that goes meanwhile is known to have been there.
     published = set(read_commit_names(store))

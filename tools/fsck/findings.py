@@ -63,6 +63,7 @@ class RunCheck:
     commits: tuple[CheckedCommit, ...]
     findings: tuple[Finding, ...]
     leftovers: tuple[Leftover, ...]
+    is_copy: bool = False
 
     @property
     def all_findings(self) -> tuple[Finding, ...]:

@@ -10,7 +10,8 @@ def render(check: RunCheck) -> str:
     """Text of a check, ready to print."""
     rows = [("commit", "files", "size", "state")]
     rows += [_commit_line(commit) for commit in check.commits]
-    parts = [f"Run in {check.location}", columns(rows) if check.commits else "No commits"]
+    what = "Copy for servers" if check.is_copy else "Run"
+    parts = [f"{what} in {check.location}", columns(rows) if check.commits else "No commits"]
     if check.all_findings:
         parts.append("Damage\n" + "\n".join(map(_finding_lines, check.all_findings)))
     if check.leftovers:

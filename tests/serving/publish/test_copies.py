@@ -1,0 +1,218 @@
+"""Copies for servers: what is in them, what answers come of them, and what a publisher that ends anywhere leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podembed.jobs.cli.main import main
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
+from podembed.orchestrator.commit.checkpoint import load
+from podembed.orchestrator.commit.lease_files import read_commit_names
+from podembed.orchestrator.commit.published import add_pin, hold, newest_pointer
+from podembed.serving.publish import copies
+from podembed.serving.publish.listing import render_versions, roll_back
+from podembed.serving.publish.publisher import publish
+from podembed.serving.served_files import served_files
+from podembed.serving.server.replica import Replica
+from podembed.tools.fsck.check import check_run
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.store import Store
+from tests.orchestrator.committed_tables import flip_byte
+from tests.serving.server.served_runs import data_table, listed, part, scored
+from tests.small_job import small_job
+from tests.training import fit_job
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+CHECKPOINTS = CheckpointConfig(every_steps=3, num_to_keep=9, full_every=3)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["numbers", "keys"])
+def job(request: pytest.FixtureRequest, small_data: str) -> JobConfig:
+    return small_job(folder=small_data, audit=False, dynamic=request.param)
+
+
+@pytest.fixture
+def columns(small_data: str) -> dict[str, list[Any]]:
+    return part(listed(data_table(Path(small_data))), 0, 150)
+
+
+def answers(store: Store, columns: dict[str, list[Any]]) -> bytes:
+    replica = Replica(store)
+    replica.follow()
+    assert replica.current is not None
+    assert replica.current.has_same_bits
+    return scored(replica, columns).tobytes()
+
+
+def code_of(*command: str) -> object:
+    with pytest.raises(SystemExit) as found:
+        main([*command])
+    return found.value.code
+
+
+def test_a_copy_answers_as_the_run_does(job: JobConfig, columns: dict[str, list[Any]], tmp_path: Path) -> None:
+    """Deltas, a full commit between them, a rollback; the copy keeps two versions and what is pinned."""
+    url = str(tmp_path / "copy")
+    target = Store(url)
+    follower = Replica(target)
+    offers, scores = [], []
+    for steps in (4, 7, 10, 13):
+        run = fit_job(job, tmp_path, max_steps=steps, checkpoint_config=CHECKPOINTS).path
+        offers.append(publish(run, to=url, job=job))
+        # A version is what it answers, so it has one name wherever it is.
+        assert publish(run, job=job).version.name == offers[-1].version.name
+        scores.append(answers(Store(run), columns))
+        assert follower.follow()
+        assert scored(follower, columns).tobytes() == scores[-1]
+        if steps == 4:
+            add_pin(target, offers[0].version.commit, reason="test", unix_s=0.0)
+    assert len(set(scores)) == 4
+    copied = [offer.copied for offer in offers]
+    assert all(one is not None for one in copied)
+    sizes = [one.num_bytes for one in copied if one is not None]
+    assert min(sizes) < max(sizes) / 20, "deltas alone"
+    again = publish(run, to=url, job=job)
+    assert again.copied == copies.Copied(num_files=0, num_bytes=0)
+    assert again.number == newest_pointer(target).number  # pyright: ignore[reportOptionalMemberAccess]
+    kept = {offers[at].version.commit for at in (0, 2, 3)}
+    assert set(read_commit_names(target)) == kept
+    assert not [name for name in target.list() if "accumulator" in name or "optimizer" in name or "count" in name]
+    checked = check_run(url)
+    assert checked.is_intact
+    assert not checked.leftovers
+    assert checked.is_copy
+    assert "its commit is gone" in render_versions(target)
+    roll_back(target, None)
+    assert follower.follow()
+    assert scored(follower, columns).tobytes() == scores[2]
+    with pytest.raises(ConfigurationError, match="Found no manifest of commit"):
+        roll_back(target, offers[1].version.name)
+    # What is no run is not trained, and what is a run is no copy.
+    for command in (["resume", url], ["inspect", url], ["publish", url], ["prune", url, "--keep", "2"]):
+        assert code_of(*command) == 87, command
+    with pytest.raises(ConfigurationError, match="Found a copy for servers"):
+        fit_job(job, tmp_path, name="copy", max_steps=20)
+    with pytest.raises(ConfigurationError, match="Found a run in"):
+        publish(run, to=run, job=job)
+    other = fit_job(job, tmp_path, name="other", max_steps=2).path
+    with pytest.raises(ConfigurationError, match="Found a copy of run"):
+        publish(other, to=url, job=job)
+
+
+def test_damage_is_found_and_copied_again(small_data: str, tmp_path: Path) -> None:
+    job = small_job(folder=small_data, audit=False)
+    run = fit_job(job, tmp_path, max_steps=4, checkpoint_config=CHECKPOINTS).path
+    run = fit_job(job, tmp_path, max_steps=6, checkpoint_config=CHECKPOINTS).path
+    url = str(tmp_path / "copy")
+    offer = publish(run, to=url, job=job)
+    names = served_files(load(Store(url), offer.version.commit)).file_sizes()
+    kinds = ("dense/", "/rows/zarr.json", "/rows/c", "/ids/c", "/arrays/rows/c")
+    for name in (next(one for one in names if kind in one) for kind in kinds):
+        path = Path(url, name)
+        whole = path.read_bytes()
+        flip_byte(path, len(whole) // 2)
+        assert {finding.file for finding in check_run(url).all_findings} == {name}
+        path.unlink()
+        found = check_run(url).all_findings
+        assert {finding.file for finding in found} == {name}
+        assert f"podembed publish {run}@{offer.version.commit} --to {url} copies it again" in found[0].remedy
+        again = publish(f"{run}@{offer.version.commit}", to=url, job=job)
+        assert again.copied == copies.Copied(num_files=1, num_bytes=len(whole))
+        assert path.read_bytes() == whole
+    # Damage in the run does not get into a copy.
+    flip_byte(Path(run, next(one for one in names if "/rows/c" in one)), 40)
+    with pytest.raises(ChunkDamaged):
+        publish(run, to=str(tmp_path / "other"), job=job)
+    assert newest_pointer(Store(tmp_path / "other")) is None
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_publisher_that_ends_anywhere(
+    small_data: str, columns: dict[str, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends after each of its writes; half of a file lies there then. Each time the copy has a whole version or none."""
+    job = small_job(folder=small_data, audit=False)
+    run = fit_job(job, tmp_path, max_steps=4, checkpoint_config=CHECKPOINTS).path
+    url = str(tmp_path / "copy")
+    first = publish(run, to=url, job=job).version.name
+    run = fit_job(job, tmp_path, max_steps=6, checkpoint_config=CHECKPOINTS).path
+    monkeypatch.setattr(copies, "FileThreads", InTurn)
+    left = 0
+    write_new, create = Store.write_new, Store.create_exclusive
+
+    def count(store: Store, name: str, data: bytes) -> None:
+        nonlocal left
+        if store.location == url:
+            left -= 1
+            if left < 0:
+                if name.startswith("data/"):
+                    # A killed writer may have made its name last whole but for the bytes.
+                    write_new(store, name, [bytes(len(data))])
+                raise Killed
+
+    monkeypatch.setattr(
+        Store, "write_new", lambda store, name, data: count(store, name, b"".join(data)) or write_new(store, name, data)
+    )
+    monkeypatch.setattr(
+        Store, "create_exclusive", lambda store, name, data: count(store, name, data) or create(store, name, data)
+    )
+    for writes in (1, 2, 9, *range(2, 15), 1000):
+        left = writes
+        try:
+            offer = publish(run, to=url, job=job)
+        except Killed:
+            left = 1000
+        pointer = newest_pointer(Store(url))
+        assert pointer is not None
+        assert check_run(url).is_intact
+        if pointer.version != first:
+            break
+    assert offer.version.name == pointer.version
+    assert publish(run, job=job).version.name == pointer.version
+    assert answers(Store(url), columns) == answers(Store(run), columns)
+
+
+class InTurn:
+    """`FileThreads` without threads."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __enter__(self) -> InTurn:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, job: Any) -> None:
+        job()
+
+    def writes(self) -> InTurn:
+        return self
+
+    def finish(self) -> None:
+        pass
+
+
+def test_nothing_is_deleted_beside_another_publisher(small_data: str, tmp_path: Path) -> None:
+    job = small_job(folder=small_data, audit=False)
+    run = fit_job(job, tmp_path, max_steps=6, checkpoint_config=CHECKPOINTS).path
+    url = str(tmp_path / "copy")
+    target = Store(url)
+    for at, name in enumerate(sorted(read_commit_names(Store(run)))):
+        if at == 1:
+            held = hold(target, name, reason="of another publisher", unix_s=1e10, seconds=1e3)
+        publish(run, to=url, commit=name, job=job, keep=1)
+    assert len(read_commit_names(target)) == 2
+    target.delete(held)
+    publish(run, to=url, job=job, keep=1)
+    assert len(read_commit_names(target)) == 1
+    assert check_run(url).is_intact
