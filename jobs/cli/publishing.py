@@ -102,6 +102,10 @@ class Serve:
     """Folder for a share of the requests with their scores, as Parquet files; `podembed replay` scores them again."""
     record_share: float = 0.01
     """Share of the requests that --record keeps."""
+    shard: str | None = None
+    """Hold a share of the tables instead, such as 0/3, for processes with --shards."""
+    shards: tuple[str, ...] = ()
+    """Score with rows of these processes, as URLs: all shards of the run, in any order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +255,7 @@ def _serve(command: Serve) -> int:
     from podembed.serving.publish.listing import published_now
     from podembed.serving.server.endpoints import Limits
     from podembed.serving.server.serve import ServerConfig, serve
+    from podembed.serving.server.shares import ShardPlace
 
     url, commit = split_reference(command.run)
     if commit is not None:
@@ -273,6 +278,8 @@ def _serve(command: Serve) -> int:
         limits=Limits(timeout_s=command.timeout_seconds),
         record=command.record,
         record_share=command.record_share,
+        shard=ShardPlace.of(command.shard) if command.shard is not None else None,
+        shards=command.shards,
     )
     serve(store, config, told=lambda line: print(line, flush=True))
     return 0

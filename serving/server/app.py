@@ -32,6 +32,7 @@ from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.serving.server.scorer import Answer, Busy, Scorer, TooLate
 from podembed.serving.server.server_metrics import ServerMetrics
+from podembed.serving.server.shards import ShardAway
 
 VERSION_HEADER = "Model-Version"
 _MOST_DIGITS = 19
@@ -183,6 +184,8 @@ class App(Endpoints):
             raise Refused(
                 503, f"Found {waiting:,} samples waiting. Expected fewer. Ask again, or add servers.", Retry_After="1"
             ) from error
+        except ShardAway as error:
+            raise Refused(503, str(error), Retry_After="1") from error
         except TooLate as error:
             raise Refused(504, f"Found no turn within {timeout_s:g} s, so nothing was scored. Ask again.") from error
 

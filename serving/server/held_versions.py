@@ -51,6 +51,10 @@ class HeldVersion:
         return self.version.name
 
 
+class NotYet(Exception):
+    """A version cannot be loaded yet, but will be."""
+
+
 V = TypeVar("V", bound=HeldVersion)
 
 
@@ -113,7 +117,7 @@ class HeldVersions(Generic[V]):
         An error leaves the version that answers where it is; `error` says it.
 
         Raises:
-          ConfigurationError, StorageError, ModelError: the first version cannot be loaded.
+          ConfigurationError, StorageError, ModelError, NotYet: the first version cannot be loaded.
         """
         try:
             pointer = newest_pointer(self._store)
@@ -129,6 +133,12 @@ class HeldVersions(Generic[V]):
             known = next((one for one in self._chain if one.name == pointer.version), None)
             found = known or self._load(read_version(self._store, pointer.version), pointer.number)
             found.number = pointer.number
+        except NotYet as error:
+            # Of a few seconds at each new version.
+            self.error = str(error)
+            if self._current is None:
+                raise
+            return False
         except Exception as error:
             # Whatever is wrong with the next version, the one that answers goes on.
             if self._current is None:

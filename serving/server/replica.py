@@ -5,7 +5,7 @@ A version takes over when its program is compiled and its probe is equal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from podembed.serving.publish.versions import PROBE, PROGRAM, Version, read_file
 from podembed.serving.server.held_versions import HeldVersion, HeldVersions
 from podembed.serving.server.rows import TableRows
 from podembed.serving.server.served_model import ServedModel
+from podembed.serving.server.shards import RemoteRows, Shards
 from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.storage.store import Store
 
@@ -52,12 +53,30 @@ class Replica(HeldVersions[ServedVersion]):
 
     Args:
       most_samples: of one run of the program; fewer where more have other bits.
+      shards: processes that hold the tables; None to hold them here.
     """
 
-    def __init__(self, store: Store, *, most_samples: int = MOST_SAMPLES, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        most_samples: int = MOST_SAMPLES,
+        shards: Shards | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         super().__init__(store, clock=clock)
-        self._most_samples = most_samples
+        self._most_samples, self._shards = most_samples, shards
         self._programs: dict[str, Any] = {}
+
+    def _tables(
+        self, version: Version, manifest: Manifest, document: Mapping[str, Any]
+    ) -> tuple[dict[str, TableRows], list[Any]]:
+        if self._shards is None:
+            return super()._tables(version, manifest, document)
+        self._shards.require(version.name, manifest.run_id)
+        self._before()
+        files = {one.name: one for one in manifest.tables}
+        return {one["name"]: RemoteRows(files[one["name"]]) for one in document["tables"]}, []
 
     def _held(
         self,
@@ -78,6 +97,7 @@ class Replica(HeldVersions[ServedVersion]):
             program=self._programs[sha256],
             dense={file.key: read_dense(store, file) for file in dense},
             tables=list(tables.values()),
+            fetch=self._fetch(version.name, tables),
             vocabularies={
                 name: ExportedVocabulary(read_file(store, version, name).decode())
                 for name in version.files
@@ -98,6 +118,12 @@ class Replica(HeldVersions[ServedVersion]):
             most_samples=most_samples,
             loaded_unix_s=self._clock.wall_s(),
         )
+
+    def _fetch(
+        self, version: str, tables: Mapping[str, TableRows]
+    ) -> Callable[[Mapping[str, np.ndarray]], None] | None:
+        shards, remote = self._shards, {name: one for name, one in tables.items() if isinstance(one, RemoteRows)}
+        return None if shards is None else lambda wanted: shards.fetch(version, remote, wanted)
 
     def _proven(
         self,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from podembed.embedding import initializers
+from podembed.embedding.hashing import mix64
 from podembed.embedding.kernels.arrays import aligned_empty, mapped_zeros
 from podembed.embedding.kernels.key_map import find_rows, lines_per_bucket, new_lines, rebuild_map
 from podembed.embedding.kernels.pool import gather
@@ -93,6 +94,10 @@ class RowsByNumber:
     @property
     def arena(self) -> np.ndarray:
         return self._arena.values
+
+    def held(self, ids: np.ndarray) -> np.ndarray:
+        """bool `[n]`, whether each id is a row that is here."""
+        return self._share.holds(ids)
 
     def places_of(self, ids: np.ndarray) -> np.ndarray | None:
         return self._places[self._share.local(ids)]
@@ -184,6 +189,10 @@ class RowsByKey:
     @property
     def arena(self) -> np.ndarray:
         return self.rows.arena
+
+    def held(self, ids: np.ndarray) -> np.ndarray:
+        """bool `[n]`, whether each key would have its row here."""
+        return self._share.holds(mix64(ids).view(np.int64) % self._files.num_buckets)
 
     @property
     def num_held(self) -> int:

@@ -21,6 +21,7 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.artifact.exported_model import Samples
 from podembed.serving.server.replica import Replica, ServedVersion
+from podembed.serving.server.shards import ShardAway
 
 _logger = logging.getLogger(__name__)
 
@@ -149,12 +150,13 @@ class Scorer:
                 taken = self._take(version.most_samples if version is not None else 1)
             try:
                 self._answer(taken)
+            except ShardAway as error:
+                _logger.warning("%s", error)
+                _refuse(taken, error)
             except BaseException as error:
                 # Nobody would answer any more if this thread ended.
                 _logger.exception("found an error that no request explains")
-                for request in taken:
-                    if not request.answer.done():
-                        request.answer.set_exception(error)
+                _refuse(taken, error)
 
     def _take(self, most: int) -> list[_Request]:
         """The requests of one run of `most` samples, at least one."""
@@ -201,6 +203,12 @@ class Scorer:
         if len(requests) > 1:
             return version.model.score(requests)
         return [version.model.score_whole(requests[0], version.most_samples)]
+
+
+def _refuse(requests: Sequence[_Request], error: BaseException) -> None:
+    for request in requests:
+        if not request.answer.done():
+            request.answer.set_exception(error)
 
 
 def _runs(groups: Sequence[_Group], most: int) -> list[list[_Group]]:

@@ -19,12 +19,18 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.run.reference import open_published
 from podembed.serving.server.app import App
-from podembed.serving.server.endpoints import Limits
+from podembed.serving.server.endpoints import Endpoints, Limits
+from podembed.serving.server.held_versions import HeldVersions, NotYet
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import MOST_SAMPLES, Replica
+from podembed.serving.server.shard_server import ShardServer, ShardVersions
+from podembed.serving.server.shards import Shards
+from podembed.serving.server.shares import ShardPlace
 from podembed.workers.storage.store import Store
 
 POLL_S = 1.0
+START_S = 600.0
+"""How long a process that scores waits for its shards before it gives up."""
 SWITCH_S = 0.0005
 _OWN_FILES = 128
 _logger = logging.getLogger(__name__)
@@ -46,6 +52,8 @@ class ServerConfig:
       limits: of one request.
       record: folder for recorded requests, or None.
       record_share: share of requests that are recorded.
+      shard: which share of the tables to hold, for processes that score; None to score.
+      shards: URLs of all shards, where they hold the tables.
     """
 
     host: str = "127.0.0.1"
@@ -60,8 +68,20 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
     record: str | None = None
     record_share: float = 0.01
+    shard: ShardPlace | None = None
+    shards: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.shard is not None and self.shards:
+            raise ConfigurationError(
+                "Found --shard beside --shards. Expected one of them: a process holds a share of the tables, or scores "
+                "with the rows of others. Leave out one."
+            )
+        if self.shard is not None and self.record is not None:
+            raise ConfigurationError(
+                "Found --record beside --shard. Expected it where requests are scored. Pass it to the process with "
+                "--shards."
+            )
         if not 0 <= self.port < 1 << 16:
             raise ConfigurationError(f"Found port {self.port}. Expected 0 to 65535. Take 0 for any free one.")
         for name, value in (("poll_s", self.poll_s), ("timeout_s", self.limits.timeout_s)):
@@ -84,8 +104,8 @@ class ServerConfig:
 class Follower:
     """A thread that looks for newer pointers."""
 
-    def __init__(self, replica: Replica, *, poll_s: float) -> None:
-        self._replica, self._poll_s = replica, poll_s
+    def __init__(self, versions: HeldVersions[Any], *, poll_s: float) -> None:
+        self._versions, self._poll_s = versions, poll_s
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
         self._thread.start()
@@ -97,7 +117,7 @@ class Follower:
     def _follow(self) -> None:
         while not self._ends.wait(self._poll_s):
             try:
-                self._replica.follow()
+                self._versions.follow()
             except Exception:
                 # The version that answers goes on to answer, whatever is wrong with the next.
                 _logger.exception("found an error in the next version")
@@ -106,7 +126,7 @@ class Follower:
 class _Server(uvicorn.Server):
     """uvicorn, which drains first."""
 
-    def __init__(self, config: uvicorn.Config, app: App, drain_s: float, told: Callable[[str], None]) -> None:
+    def __init__(self, config: uvicorn.Config, app: Endpoints, drain_s: float, told: Callable[[str], None]) -> None:
         super().__init__(config)
         self._app, self._drain_s, self._told, self._is_told = app, drain_s, told, False
 
@@ -136,19 +156,36 @@ class _Server(uvicorn.Server):
 
 
 def open_app(store: Store, config: ServerConfig) -> tuple[App, Replica]:
-    """The program of a server with its first version loaded.
+    """The program of a server that scores, with its first version loaded. Waits for shards.
 
     Raises:
       ConfigurationError, StorageError, ModelError: nothing is published, or it cannot be loaded.
     """
-    replica = Replica(store, most_samples=config.most_samples)
-    replica.follow()
+    shards = Shards(config.shards, token=config.token) if config.shards else None
+    replica = Replica(store, most_samples=config.most_samples, shards=shards)
+    _follow_first(replica, config.poll_s)
     assert replica.current is not None
     name = config.name or str(replica.current.model.manifest["job"])
     recorder = None
     if config.record is not None:
         recorder = RequestLog(config.record, share=config.record_share)
     return App(replica, name=name, limits=config.limits, token=config.token, recorder=recorder), replica
+
+
+def _follow_first(replica: Replica, poll_s: float) -> None:
+    until_s = SYSTEM_CLOCK.monotonic_s() + START_S
+    told = ""
+    while True:
+        try:
+            replica.follow()
+            return
+        except NotYet as error:
+            if SYSTEM_CLOCK.monotonic_s() >= until_s:
+                raise ConfigurationError(str(error)) from error
+            if str(error) != told:
+                _logger.warning("waits: %s", error)
+            told = str(error)
+        SYSTEM_CLOCK.sleep(poll_s)
 
 
 def asgi_app(run: str | os.PathLike[str], config: ServerConfig | None = None) -> Starlette:
@@ -159,10 +196,23 @@ def asgi_app(run: str | os.PathLike[str], config: ServerConfig | None = None) ->
       ConfigurationError, StorageError, ModelError: nothing is published, or it cannot be loaded.
     """
     config = config or ServerConfig()
-    app, replica = open_app(open_published(os.fspath(run)), config)
+    app, versions, _ = _opened(open_published(os.fspath(run)), config)
     sys.setswitchinterval(SWITCH_S)
-    Follower(replica, poll_s=config.poll_s)
+    Follower(versions, poll_s=config.poll_s)
     return app.asgi()
+
+
+def _opened(store: Store, config: ServerConfig) -> tuple[Endpoints, HeldVersions[Any], str]:
+    """The program, its versions, and what a person is told of the first."""
+    if config.shard is not None:
+        held = ShardVersions(store, config.shard)
+        held.follow()
+        place = config.shard
+        return ShardServer(held, limits=config.limits, token=config.token), held, f"shard {place.index}/{place.count}"
+    app, replica = open_app(store, config)
+    assert replica.current is not None
+    is_same = replica.current.has_same_bits
+    return app, replica, "same bits as published" if is_same else "close to what was published, not the same bits"
 
 
 def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = print) -> None:
@@ -175,16 +225,15 @@ def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = p
       ConfigurationError, StorageError, ModelError: as `open_app`, or the port is taken.
     """
     began_s = SYSTEM_CLOCK.monotonic_s()
-    app, replica = open_app(store, config)
-    version = replica.current
+    app, versions, what = _opened(store, config)
+    version = versions.current
     assert version is not None
-    bits = "same bits as published" if version.has_same_bits else "close to what was published, not the same bits"
     seconds = SYSTEM_CLOCK.monotonic_s() - began_s
-    told(f"{version.name}: step {version.manifest.step:,}, loaded in {seconds:.1f} s, {bits}")
+    told(f"{version.name}: step {version.manifest.step:,}, loaded in {seconds:.1f} s, {what}")
     # The thread that scores holds the interpreter for as long as it may. With the usual 5 ms, each request would wait
     # so long to be read, and again to be answered.
     sys.setswitchinterval(SWITCH_S)
-    follower = Follower(replica, poll_s=config.poll_s)
+    follower = Follower(versions, poll_s=config.poll_s)
     settings = uvicorn.Config(
         app.asgi(),
         host=config.host,

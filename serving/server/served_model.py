@@ -5,7 +5,7 @@ Rows are combined by the kernels of training, so activations have the bits of `p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,24 @@ from podembed.serving.server.rows import TableRows
 
 
 class ServedModel(LoadedModel):
-    """An export whose tables are `TableRows`. As `LoadedModel`; a call of `score` is one run of the program."""
+    """An export whose tables are `TableRows`. As `LoadedModel`; a call of `score` is one run of the program.
+
+    Args:
+      fetch: brings the rows of ids, by table, that a run needs; None where all rows are here.
+    """
 
     _tables: Sequence[TableRows]
 
-    def __init__(self, manifest: Mapping[str, Any], **parts: Any) -> None:
-        """Arguments are as for `LoadedModel`."""
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        *,
+        fetch: Callable[[Mapping[str, np.ndarray]], None] | None = None,
+        **parts: Any,
+    ) -> None:
+        """Further arguments are as for `LoadedModel`."""
         super().__init__(manifest, **parts)
+        self._fetch = fetch
         self._pool = {
             (one["table"], one["combiner"]): pool_of(self._tables[one["table"]].arena, one["combiner"])
             for one in manifest["features"]
@@ -35,6 +46,8 @@ class ServedModel(LoadedModel):
         Args:
           requests: with at most as many samples as a run has.
         """
+        if self._fetch is not None:
+            self._fetch(self._ids_of(requests))
         stops = np.cumsum([one.num_samples for one in requests])
         count = int(stops[-1])
         size = padded_size(count)
@@ -92,6 +105,14 @@ class ServedModel(LoadedModel):
             values = _rounded(table.values(ids), feature["quantization"])
             pool(values, np.arange(len(ids), dtype=np.int32), splits, weights, feature["combiner"], out)
         return out
+
+    def _ids_of(self, requests: Sequence[Samples]) -> dict[str, np.ndarray]:
+        """The ids that requests need, by table."""
+        found: dict[str, list[np.ndarray]] = {}
+        for at, feature in enumerate(self.manifest["features"]):
+            name = self.manifest["tables"][feature["table"]]["name"]
+            found.setdefault(name, []).extend(_fitted(*one.bags[at], feature)[0] for one in requests)
+        return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def score_whole(self, samples: Samples, most: int) -> dict[str, np.ndarray]:
         """All outputs of a request, in runs of at most `most` samples."""

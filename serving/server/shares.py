@@ -15,6 +15,9 @@ from podembed.embedding.hashing import mix64
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
 
+ROWS = "rows"
+"""Name of the model that a shard answers as."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlace:
@@ -53,7 +56,7 @@ class TableShare:
     """
 
     def __init__(self, share: ShardPlace, *, num_buckets: int, num_rows: int) -> None:
-        self.share, self._num_buckets = share, num_buckets
+        self.share, self._num_buckets, self._rows_of_all = share, num_buckets, num_rows
         self.buckets = np.arange(share.index, num_buckets, share.count, dtype=np.int64)
         self.num_rows = int(np.maximum(0, -((self.buckets - num_rows) // num_buckets)).sum())
 
@@ -63,8 +66,9 @@ class TableShare:
         return self.share.count == 1
 
     def holds(self, ids: np.ndarray) -> np.ndarray:
-        """bool `[n]`, whether each row is held."""
-        return ids % self._num_buckets % self.share.count == self.share.index
+        """bool `[n]`, whether each number is that of a row that is held."""
+        is_row = (ids >= 0) & (ids < self._rows_of_all)
+        return is_row & (ids % self._num_buckets % self.share.count == self.share.index)
 
     def local(self, ids: np.ndarray) -> np.ndarray:
         """int64 `[n]`, the local numbers of rows that are held."""
