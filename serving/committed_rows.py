@@ -160,13 +160,19 @@ class HeldKeys:
     places: np.ndarray
 
     @staticmethod
-    def of(store: Store, table: TableFiles, bucket: int) -> HeldKeys:
-        """Raises:
-        ChunkDamaged: a file is not what was committed.
+    def of(store: Store, table: TableFiles, bucket: int, *, min_count: int = 0) -> HeldKeys:
+        """Args:
+          min_count: keys that were seen less often are left out.
+
+        Raises:
+          ChunkDamaged: a file is not what was committed.
         """
         arrays = {array.name: array for array in table.arrays}
         keys, last = (read_bucket_array(store, table, arrays[name], bucket)[:, 0] for name in ("key", "last"))
         held = np.flatnonzero(last)
+        if min_count:
+            counts = read_bucket_array(store, table, arrays["count"], bucket)[:, 0]
+            held = held[counts[held] >= min_count]
         order = held[np.argsort(keys[held])]
         return HeldKeys(keys[order], order)
 

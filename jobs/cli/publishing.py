@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -33,6 +33,10 @@ class Publish:
     """Newest versions whose commits the run, or the copy, keeps, for servers that roll back."""
     outputs: tuple[str, ...] = ()
     """Outputs of the model to answer with, by default all. Features that none depends on are not asked for."""
+    rows: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Form of the rows in the copy of --to. Says how far they are from those of the run, and how the AUC changes."""
+    min_count: int = 0
+    """Leave keys that were seen less often out of the copy of --to, for tables with a capacity."""
     follow: bool = False
     """Go on: publish each newest commit, until Ctrl-C."""
     every_commit: bool = False
@@ -157,7 +161,7 @@ def run(command: Publishing) -> int:
 def _publish(command: Publish) -> int:
     from podembed.orchestrator.api.clock import SYSTEM_CLOCK
     from podembed.orchestrator.api.config import ConfigurationError
-    from podembed.orchestrator.api.text import format_bytes, plural
+    from podembed.serving.publish.copies import described
     from podembed.serving.publish.following import Following
     from podembed.serving.publish.publisher import Offer, publish
     from podembed.workers.storage.storage_errors import StorageError
@@ -168,6 +172,8 @@ def _publish(command: Publish) -> int:
         "max_drop": command.max_drop,
         "keep": command.keep,
         "outputs": command.outputs,
+        "rows": command.rows,
+        "min_count": command.min_count,
         "folder": current_folder(),
     }
 
@@ -180,8 +186,7 @@ def _publish(command: Publish) -> int:
         else:
             print(f"{version} is the version that counts already", flush=True)
         if found.copied is not None:
-            size = format_bytes(found.copied.num_bytes)
-            print(f"copied {plural(found.copied.num_files, 'file')}, {size}, to {command.to}", flush=True)
+            print("\n".join(described(found.copied, str(command.to))), flush=True)
 
     if not (command.follow or command.every_commit):
         found = publish(command.run, commit=command.commit, **options)
@@ -192,6 +197,8 @@ def _publish(command: Publish) -> int:
             "Found --commit beside --follow. Expected one of them, since --follow takes each newest commit. Leave out "
             "--commit."
         )
+    # An evaluation may take longer than the time between two commits.
+    options["measures"] = False
     following = Following(command.run, every_commit=command.every_commit, options=options)
     told = ""
     while True:

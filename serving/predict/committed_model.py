@@ -27,6 +27,7 @@ from podembed.orchestrator.run.job_settings import arguments_of
 from podembed.orchestrator.run.meaning import changes_of_scoring, meaning_of
 from podembed.orchestrator.run.reference import CommittedState, open_commit, open_run_store, split_reference
 from podembed.serving.committed_rows import HeldKeys
+from podembed.serving.row_form import RowForm
 from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.checkpoint.checkpoint_files import TableFiles
 from podembed.workers.checkpoint.chunks import ChunkDamaged
@@ -220,10 +221,12 @@ class CommittedRows:
 
     Args:
       kept_bytes: bytes of buckets in memory.
+      form: form in which a copy has the rows. They are what servers of the copy make of them.
     """
 
-    def __init__(self, model: CommittedModel, *, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, model: CommittedModel, *, kept_bytes: int = KEPT_BYTES, form: RowForm | None = None) -> None:
         self._store, self._tables, self._kept_bytes = model.state.store, model.tables, kept_bytes
+        self._form = form or RowForm()
         self._specs = model.specs
         self._kept: OrderedDict[tuple[int, int], _Bucket] = OrderedDict()
         self._size_bytes = 0
@@ -264,7 +267,8 @@ class CommittedRows:
 
     def keys(self, table: int) -> np.ndarray:
         """All keys that have a row, int64, rising; of a table whose keys come and go."""
-        found = [HeldKeys.of(self._store, self._tables[table], at) for at in range(self._tables[table].num_buckets)]
+        files, least = self._tables[table], self._form.min_count
+        found = [HeldKeys.of(self._store, files, at, min_count=least) for at in range(files.num_buckets)]
         return np.sort(np.concatenate([one.keys for one in found]))
 
     def _bucket(self, table: int, bucket: int) -> _Bucket:
@@ -273,8 +277,9 @@ class CommittedRows:
             self._kept.move_to_end(key)
             return self._kept[key]
         files = self._tables[table]
-        rows = read_bucket_array(self._store, files, files.arrays[0], bucket)
-        found = _Bucket(rows, HeldKeys.of(self._store, files, bucket) if files.is_dynamic else None)
+        rows = self._form.served(read_bucket_array(self._store, files, files.arrays[0], bucket))
+        keys = HeldKeys.of(self._store, files, bucket, min_count=self._form.min_count) if files.is_dynamic else None
+        found = _Bucket(rows, keys)
         self.num_reads += 1
         self._kept[key] = found
         self._size_bytes += found.nbytes

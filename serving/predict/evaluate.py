@@ -14,6 +14,7 @@ from podembed.serving.predict.committed_model import KEPT_BYTES, CommittedModel,
 from podembed.serving.predict.pooled_rows import PooledRows
 from podembed.serving.predict.trained_forward import SCORED_PARTS, TrainedForward
 from podembed.serving.predict.trained_kinds import index_as_trained
+from podembed.serving.row_form import RowForm
 from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import several
@@ -74,8 +75,14 @@ def evaluate(
     return with_commit(run, judge, commit=commit, job=job, folder=folder)
 
 
-def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: int = KEPT_BYTES) -> CommitEvaluation:
-    """As `evaluate`, of a commit that is open."""
+def figures_of(
+    model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: int = KEPT_BYTES, form: RowForm | None = None
+) -> CommitEvaluation:
+    """As `evaluate`, of a commit that is open.
+
+    Args:
+      form: form in which a copy has the rows; None for that of the run.
+    """
     job, declared = model.job, data_of(model.job, data)
     index = index_as_trained(model, declared)
     log = log_of(declared)
@@ -86,7 +93,7 @@ def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: i
         raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
     except DenseStateError as error:
         raise ConfigurationError(f"{error} The job's function has changed since {model.state.location}.") from error
-    rows = PooledRows(job, CommittedRows(model, kept_bytes=kept_bytes))
+    rows = PooledRows(job, CommittedRows(model, kept_bytes=kept_bytes, form=form))
     parts = ScoredParts(job)
     opened = open_evaluation(job, None, index, range(job.num_lanes), data=declared, bad_rows=log)
     for number, found in enumerate(looked_up(all_of(*opened), rows)):

@@ -11,11 +11,12 @@ lies there without a manifest was left by such an end, and is compared byte by b
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease_files import read_commit_names
 from podembed.orchestrator.commit.manifest import Manifest, commit_file, delta_files, parse_commit_name
@@ -28,6 +29,7 @@ from podembed.orchestrator.commit.published import (
     read_pins,
 )
 from podembed.orchestrator.run.reference import is_run
+from podembed.serving.publish.rewriting import RowError
 from podembed.serving.served_files import served_files
 from podembed.workers.checkpoint.arrays import DenseFile
 from podembed.workers.checkpoint.checkpoint_files import ChunkFile, TableFiles
@@ -40,10 +42,39 @@ from podembed.workers.storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What was copied of a commit; what was there already does not count."""
+    """What was copied of a commit; what was there already does not count.
 
-    num_files: int
-    num_bytes: int
+    Attributes:
+      error: how far the rows that were written in another form are from those of the run; None for float32.
+      figures: name of a figure of the evaluation → its value of the run's rows, and of those in the copy.
+      unmeasured: why there are none, where rows have another form.
+    """
+
+    num_files: int = 0
+    num_bytes: int = 0
+    error: RowError | None = None
+    figures: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    unmeasured: str = ""
+
+
+def described(copied: Copied, to: str) -> list[str]:
+    """Lines for people."""
+    lines = [f"copied {plural(copied.num_files, 'file')}, {format_bytes(copied.num_bytes)}, to {to}"]
+    error = copied.error
+    if error is None:
+        return lines
+    if error.num_rows:
+        lines.append(
+            f"largest error of a row: {error.largest:.3%} of its length, in table '{error.table}', of "
+            f"{error.num_rows:,} rows written"
+        )
+    if error.num_left_out:
+        lines.append(f"{error.num_left_out:,} of these rows are of keys that were not seen often enough")
+    lines += [
+        f"{name} {after:.6f} of the copy, {before:.6f} of the run ({after - before:+.6f})"
+        for name, (before, after) in copied.figures.items()
+    ]
+    return lines if copied.figures else [*lines, f"the change of AUC was not measured: {copied.unmeasured}"]
 
 
 def open_copy(url: str, record: CopyRecord) -> Store:

@@ -7,6 +7,7 @@ another store.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -23,7 +24,7 @@ from podembed.embedding.vocabulary.key_space import DynamicKeys
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.checkpoint import load
-from podembed.orchestrator.commit.manifest import Manifest, commit_file
+from podembed.orchestrator.commit.manifest import Manifest, commit_file, to_json
 from podembed.orchestrator.commit.published import (
     COPY_VERSION,
     CopyRecord,
@@ -40,9 +41,11 @@ from podembed.serving.artifact.export_model import PROGRAM, describe_model
 from podembed.serving.artifact.exported_columns import ExportedVocabulary
 from podembed.serving.artifact.exported_model import LoadedModel, program_of
 from podembed.serving.predict.committed_model import CommittedModel, CommittedRows, with_commit
+from podembed.serving.predict.evaluate import figures_of
 from podembed.serving.publish.copies import Copied, clean_copy, copy_files, open_copy, put
 from podembed.serving.publish.gate import Gate
 from podembed.serving.publish.probe import encode_probe, probe_columns
+from podembed.serving.publish.rewriting import rewrite_tables
 from podembed.serving.publish.versions import (
     PROBE,
     SCHEMA,
@@ -59,9 +62,12 @@ from podembed.serving.publish.versions import (
     write_refusal,
     write_version,
 )
+from podembed.serving.row_form import RowForm
 from podembed.serving.served_files import SCORED_PARTS, served_files
+from podembed.workers.data.input_errors import InputError
 from podembed.workers.declared_types import several
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.quality import QualityError
 from podembed.workers.storage.storage_errors import NameNotFound, StorageError
 from podembed.workers.storage.store import Store, place
 from podembed.workers.storage.strict_json import canonical_bytes
@@ -101,6 +107,9 @@ def publish(
     max_drop: float | None = None,
     keep: int = KEEP,
     outputs: str | Sequence[str] = (),
+    rows: str = "float32",
+    min_count: int = 0,
+    measures: bool = True,
     job: JobConfig | None = None,
     folder: str = "",
     clock: Clock = SYSTEM_CLOCK,
@@ -117,6 +126,9 @@ def publish(
       keep: number of the newest versions whose commits the run, or the copy, keeps.
       outputs: names of those that servers answer with; by default all. Features that none depends on are not asked
         for.
+      rows: form of all rows of a copy: `float32`, `bfloat16`, or `int8` with a scale for each row.
+      min_count: keys that were seen less often are left out of a copy. They are answered as keys without a row.
+      measures: whether rows of another form are evaluated, if the job has evaluation data.
       job: job of a run that was started with a job as a value.
       folder: where the job's module may lie if it is not installed.
       clock: of the machine.
@@ -127,14 +139,21 @@ def publish(
     """
     if keep < 1:
         raise ConfigurationError(f"Found keep={keep}. Expected at least 1, the version that counts. Keep 1 or more.")
-    gate = Gate.of(several(require), max_drop)
+    gate, form = Gate.of(several(require), max_drop), RowForm(rows=rows, min_count=min_count)
+    if to is None and not form.is_plain:
+        raise ConfigurationError(
+            "Found --rows or --min-count without --to. Expected a copy, since a run has its rows as they were trained. "
+            "Pass --to URL."
+        )
 
     def make(model: CommittedModel) -> Offer:
         store, name = model.state.store, model.state.manifest.name
         with _held(store, name, clock):
             if to is None:
-                return _offered(store, _version_of(model, store, several(outputs), clock), gate, keep, clock)
-            return _offered_there(model, place(to), several(outputs), gate, keep, clock)
+                digest = manifest_digest(store, name)
+                return _offered(store, _version_of(model, store, digest, several(outputs), clock), gate, keep, clock)
+            copy = _Copy(model, form, measures, clock)
+            return copy.offered(place(to), several(outputs), gate, keep)
 
     return with_commit(run, make, commit=commit, job=job, folder=folder)
 
@@ -172,33 +191,76 @@ def _refusal(store: Store, metrics: Mapping[str, float], gate: Gate) -> str | No
     return gate.refusal(metrics, read_version(store, pointer.version).metrics if pointer is not None else {})
 
 
-def _offered_there(
-    model: CommittedModel, url: str, outputs: Sequence[str], gate: Gate, keep: int, clock: Clock
-) -> Offer:
-    """As `_offered`, in a copy."""
-    source, manifest = model.state.store, model.state.manifest
-    record = CopyRecord(
-        format_version=COPY_VERSION,
-        run_id=manifest.run_id,
-        source=source.location,
-        rows="float32",
-        min_count=0,
-        created_unix_s=clock.wall_s(),
-    )
-    target = open_copy(url, record)
-    with _held(target, manifest.name, clock):
-        copied = Copied(num_files=0, num_bytes=0)
-        # Nothing is copied of what is not offered.
-        if _refusal(target, _metrics_of(source, manifest), gate) is None:
+class _Copy:
+    """Offers a commit in a copy."""
+
+    def __init__(self, model: CommittedModel, form: RowForm, measures: bool, clock: Clock) -> None:
+        self._model, self._form, self._measures, self._clock = model, form, measures, clock
+        self._source, self._manifest = model.state.store, model.state.manifest
+
+    def offered(self, url: str, outputs: Sequence[str], gate: Gate, keep: int) -> Offer:
+        """As `_offered`, in the copy at a URL."""
+        manifest, clock = self._manifest, self._clock
+        if self._form.min_count and not any(table.is_dynamic for table in manifest.tables):
+            raise ConfigurationError(
+                f"Found --min-count {self._form.min_count} and no table with a capacity in {self._source.location}. "
+                "Expected one, since others do not count their ids. Leave --min-count out."
+            )
+        record = CopyRecord(
+            format_version=COPY_VERSION,
+            run_id=manifest.run_id,
+            source=self._source.location,
+            rows=self._form.rows,
+            min_count=self._form.min_count,
+            created_unix_s=clock.wall_s(),
+        )
+        target = open_copy(url, record)
+        with _held(target, manifest.name, clock):
+            digest, copied = manifest_digest(self._source, manifest.name), Copied()
+            # Nothing is copied of what is not offered.
+            if _refusal(target, _metrics_of(self._source, manifest), gate) is None:
+                digest, copied = self._copied(target)
+            version = _version_of(self._model, target, digest, outputs, clock, self._form)
+            offer = _offered(target, version, gate, keep, clock)
+        try:
+            clean_copy(target, now_unix_s=clock.wall_s())
+        except StorageError as error:
+            # The version is offered all the same.
+            _logger.warning("nothing is deleted in %s: %s", target.location, error)
+        return replace(offer, copied=copied)
+
+    def _copied(self, target: Store) -> tuple[str, Copied]:
+        """Copies the commit. Returns the digest of its manifest there, and what was copied."""
+        source, manifest = self._source, self._manifest
+        if self._form.is_plain:
             copied = copy_files(source, target, manifest)
-            put(target, commit_file(manifest.name), read_manifest(source, manifest.name))
-        offer = _offered(target, _version_of(model, target, outputs, clock), gate, keep, clock)
-    try:
-        clean_copy(target, now_unix_s=clock.wall_s())
-    except StorageError as error:
-        # The version is offered all the same.
-        _logger.warning("nothing is deleted in %s: %s", target.location, error)
-    return replace(offer, copied=copied)
+            data = read_manifest(source, manifest.name)
+        else:
+            made, error, num_files, num_bytes = rewrite_tables(source, target, manifest, self._form)
+            dense = copy_files(source, target, replace(manifest, tables=()))
+            figures, unmeasured = self._figures()
+            copied = Copied(
+                num_files=num_files + dense.num_files,
+                num_bytes=num_bytes + dense.num_bytes,
+                error=error,
+                figures=figures,
+                unmeasured=unmeasured,
+            )
+            data = to_json(made)
+        put(target, commit_file(manifest.name), data)
+        return hashlib.sha256(data).hexdigest(), copied
+
+    def _figures(self) -> tuple[dict[str, tuple[float, float]], str]:
+        """Figures of the run's rows and of those in the copy, or why there are none."""
+        if not self._measures:
+            return {}, "it was not asked for"
+        if not self._model.job.data.eval_paths:
+            return {}, "the job has no evaluation data"
+        try:
+            before, after = (figures_of(self._model, form=form).evaluation.figures for form in (None, self._form))
+        except (ConfigurationError, InputError, QualityError) as error:
+            return {}, str(error)
+        return {name: (before[name], after[name]) for name in before if name in after}, ""
 
 
 def require_whole(store: Store, version: Version) -> None:
@@ -224,11 +286,20 @@ def require_whole(store: Store, version: Version) -> None:
         )
 
 
-def _version_of(model: CommittedModel, store: Store, wanted: Sequence[str], clock: Clock) -> Version:
+def _version_of(
+    model: CommittedModel,
+    store: Store,
+    digest: str,
+    wanted: Sequence[str],
+    clock: Clock,
+    form: RowForm | None = None,
+) -> Version:
     """Writes the files and the record of a version.
 
     Args:
       store: where it is offered.
+      digest: SHA-256 of the manifest there.
+      form: form of the rows there; None for that of the run.
     """
     manifest = model.state.manifest
     kept: dict[str, bytes] = {}
@@ -243,10 +314,9 @@ def _version_of(model: CommittedModel, store: Store, wanted: Sequence[str], cloc
     document, _ = describe_model(model, ExportFiles(open_file), dense, wanted)
     for table, spec in zip(document["tables"], model.specs, strict=True):
         table["keys"] = _keys_of(spec)
-    kept[PROBE] = _probe(model, document, kept, dense)
+    kept[PROBE] = _probe(CommittedRows(model, form=form), model, document, kept, dense)
     kept[SCHEMA] = canonical_bytes(document)
     files: dict[str, NamedFile] = {name: write_file(store, data) for name, data in kept.items()}
-    digest = manifest_digest(model.state.store, manifest.name)
     named = version_name(
         step=manifest.step, generation=manifest.generation, digest=content_digest(manifest.name, digest, files)
     )
@@ -312,10 +382,13 @@ class _CommittedTable:
 
 
 def _probe(
-    model: CommittedModel, document: Mapping[str, Any], kept: Mapping[str, bytes], dense: Mapping[str, np.ndarray]
+    rows: CommittedRows,
+    model: CommittedModel,
+    document: Mapping[str, Any],
+    kept: Mapping[str, bytes],
+    dense: Mapping[str, np.ndarray],
 ) -> bytes:
     """The probe, with the outputs that an exported model has for it."""
-    rows = CommittedRows(model)
     keys = {at: rows.keys(at)[:_PROBE_KEYS] for at, table in enumerate(document["tables"]) if table["keys"] is not None}
     vocabularies = {name: data for name, data in kept.items() if name.startswith("vocabularies/")}
     reader = LoadedModel(

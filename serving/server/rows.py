@@ -18,10 +18,13 @@ from podembed.embedding.kernels.arrays import aligned_empty, mapped_zeros
 from podembed.embedding.kernels.key_map import find_rows, lines_per_bucket, new_lines, rebuild_map
 from podembed.embedding.kernels.pool import gather
 from podembed.orchestrator.commit.verification import require_metadata
-from podembed.serving.committed_rows import row_batches
+from podembed.serving.committed_rows import BATCH_BYTES, row_batches
+from podembed.serving.row_form import decoded
+from podembed.serving.served_files import SCALE
 from podembed.serving.server.shares import TableShare
 from podembed.workers.checkpoint.arrays import read_dense
-from podembed.workers.checkpoint.checkpoint_files import TableFiles
+from podembed.workers.checkpoint.checkpoint_files import ROWS, TableFiles
+from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.store import Store
 
 _VERSIONS = 2
@@ -117,7 +120,7 @@ class RowsByNumber:
         arena = Arena(share.num_rows, files.dim)
         places = arena.take(share.num_rows)
         start = 0
-        for batch in row_batches(store, files, files.arrays[0], buckets=share.buckets):
+        for _, batch in _row_values(store, files, share):
             arena.values[start : start + len(batch)] = batch
             start += len(batch)
         return RowsByNumber(arena, places, np.zeros(0, np.int32), share)
@@ -132,7 +135,7 @@ class RowsByNumber:
         Raises:
           ChunkDamaged: a file is missing or is not what was committed.
         """
-        changes = changed_rows(store, files, since, "rows", self._share)
+        changes = _row_values(store, files, self._share, since)
         places, replaced = self._places.copy(), [np.zeros(0, np.int32)]
         try:
             for ids, rows in changes:
@@ -327,11 +330,29 @@ def _columns(
         yield ids, keys[:, 0].copy(), last[:, 0].copy()
 
 
-def _all_rows(store: Store, files: TableFiles, name: str, share: TableShare) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _row_values(
+    store: Store, files: TableFiles, share: TableShare, since: TableFiles | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Numbers and float32 values of all rows held, or of those that may have changed, whatever form files have."""
+    names = (ROWS, SCALE) if files.arrays[0].dtype == "int8" else (ROWS,)
+    at_once = max(1, BATCH_BYTES // (4 * files.dim))
+    found = (
+        changed_rows(store, files, since, name, share)
+        if since is not None
+        else _all_rows(store, files, name, share, at_once)
+        for name in names
+    )
+    for parts in zip(*found, strict=True):
+        yield parts[0][0], decoded({name: values for name, (_, values) in zip(names, parts, strict=True)})
+
+
+def _all_rows(
+    store: Store, files: TableFiles, name: str, share: TableShare, at_once: int = 1 << 20
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     array = next(array for array in files.arrays if array.name == name)
     # The same rows at once, whatever the type.
-    start, at_once = 0, 1 << 20
-    item = {"int64": 8, "int32": 4, "float32": 4, "uint32": 4}[array.dtype] * array.width
+    start = 0
+    item = DTYPES[array.dtype].itemsize * array.width
     for batch in row_batches(store, files, array, batch_bytes=at_once * item, buckets=share.buckets):
         yield share.ids(start, start + len(batch)), batch
         start += len(batch)

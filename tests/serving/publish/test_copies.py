@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from podembed.embedding.vocabulary.key_space import DynamicKeys
 from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
 from podembed.orchestrator.commit.checkpoint import load
 from podembed.orchestrator.commit.lease_files import read_commit_names
 from podembed.orchestrator.commit.published import add_pin, hold, newest_pointer
+from podembed.serving.predict.committed_model import CommittedModel, CommittedRows, with_commit
 from podembed.serving.publish import copies
 from podembed.serving.publish.listing import render_versions, roll_back
 from podembed.serving.publish.publisher import publish
+from podembed.serving.row_form import RowForm
 from podembed.serving.served_files import served_files
-from podembed.serving.server.replica import Replica
+from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.tools.fsck.check import check_run
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.job.job import JobConfig
@@ -216,3 +220,93 @@ def test_nothing_is_deleted_beside_another_publisher(small_data: str, tmp_path: 
     publish(run, to=url, job=job, keep=1)
     assert len(read_commit_names(target)) == 1
     assert check_run(url).is_intact
+
+
+@pytest.mark.parametrize(
+    ("rows", "min_count", "largest"), [("bfloat16", 0, 2**-8), ("int8", 3, 0.02), ("float32", 3, 0)]
+)
+def test_rows_of_another_form(
+    job: JobConfig, columns: dict[str, list[Any]], tmp_path: Path, rows: str, min_count: int, largest: float
+) -> None:
+    """Deltas and all: servers have what the run's rows become, and a version has the scores of its probe."""
+    has_keys = any(spec.dynamic_keys is not None for spec in job.tables)
+    url = str(tmp_path / "copy")
+    target = Store(url)
+    follower = Replica(target)
+    form = RowForm(rows=rows, min_count=min_count)
+    options = {"to": url, "job": job, "rows": rows, "min_count": min_count}
+    run = ""
+    for steps in (4, 6, 7):
+        run = fit_job(job, tmp_path, max_steps=steps, checkpoint_config=CHECKPOINTS).path
+        if min_count and not has_keys:
+            with pytest.raises(ConfigurationError, match="no table with a capacity"):
+                publish(run, **options)
+            return
+        offer = publish(run, **options)
+        assert follower.follow(), follower.error
+        current = follower.current
+        assert current is not None
+        assert current.has_same_bits
+        with_commit(run, lambda model, current=current: _same_rows(model, current, form), job=job)
+        assert offer.copied is not None
+        assert offer.copied.error is not None
+        assert 0 <= offer.copied.error.largest <= largest
+        assert (offer.copied.error.largest > 0) == (largest > 0)
+        if min_count:
+            assert offer.copied.error.num_left_out
+        assert publish(run, job=job).version.name != offer.version.name
+    # What is there is used again.
+    again = publish(run, **options).copied
+    assert again is not None
+    assert again.num_files == 0
+    assert check_run(url).is_intact
+    with pytest.raises(ConfigurationError, match=r"Found a copy with --rows .* Expected --rows float32 --min-count 0"):
+        publish(run, to=url, job=job)
+    with pytest.raises(ConfigurationError, match="without --to"):
+        publish(run, job=job, rows="int8")
+    # Damage is repaired.
+    name = next(name for name in load(target, offer.version.commit).file_sizes() if "/rows/c" in name)
+    whole = Path(url, name).read_bytes()
+    flip_byte(Path(url, name), 7)
+    assert not check_run(url).is_intact
+    Path(url, name).unlink()
+    publish(run, **options)
+    assert Path(url, name).read_bytes() == whole
+
+
+def _same_rows(model: CommittedModel, current: ServedVersion, form: RowForm) -> None:
+    expected = CommittedRows(model, form=form)
+    for at, (files, spec) in enumerate(zip(model.tables, model.specs, strict=True)):
+        ids = np.arange(files.num_rows, dtype=np.int64)
+        if isinstance(spec.keys, DynamicKeys):
+            known = CommittedRows(model).keys(at)
+            ids = np.concatenate([known, np.arange(50)])
+            assert current.tables[spec.name].num_held == len(expected.keys(at))
+        assert current.tables[spec.name].values(ids).tobytes() == expected.rows(at, ids).tobytes()
+
+
+def test_the_change_of_figures(small_data: str, tmp_path: Path) -> None:
+    job = small_job(folder=small_data, audit=False, evaluate=True)
+    run = fit_job(job, tmp_path, max_steps=4).path
+    copied = publish(run, to=tmp_path / "copy", rows="int8", job=job).copied
+    assert copied is not None
+    before, after = copied.figures["AUC"]
+    assert before != after
+    assert abs(before - after) < 0.05
+    text = "\n".join(copies.described(copied, "copy"))
+    assert "of its length, in table" in text
+    assert "AUC 0." in text
+    copied = publish(run, to=tmp_path / "other", rows="bfloat16", job=job, measures=False).copied
+    assert copied is not None
+    assert "the change of AUC was not measured: it was not asked for" in copies.described(copied, "other")
+
+
+def test_rows_as_int8() -> None:
+    form = RowForm(rows="int8")
+    values = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
+    values[:3] = [[0.0] * 16, [1e-44] * 16, [3e38] * 16]
+    made = form.encoded(values)
+    assert [one.dtype for one in made.values()] == [np.int8, np.float32]
+    found = form.served(values)
+    assert (np.abs(found - values) <= np.abs(values).max(axis=1, keepdims=True) / 254 * 1.00001 + 1e-44).all()
+    assert np.isfinite(found).all()
