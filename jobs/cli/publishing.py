@@ -110,6 +110,11 @@ class Serve:
     """Hold a share of the tables instead, such as 0/3, for processes with --shards."""
     shards: tuple[str, ...] = ()
     """Score with rows of these processes, as URLs: all shards of the run, in any order."""
+    recommend: str | None = None
+    """Feature of the items among which POST /recommend finds the best; podembed[retrieval] for models of two towers."""
+    items: str | None = None
+    """Parquet file with a row for each item, its key first: these are recommended, and requests may leave out their
+    other columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +292,8 @@ def _serve(command: Serve) -> int:
         record_share=command.record_share,
         shard=ShardPlace.of(command.shard) if command.shard is not None else None,
         shards=command.shards,
+        recommend=command.recommend,
+        items=command.items,
     )
     serve(store, config, told=lambda line: print(line, flush=True))
     return 0

@@ -194,17 +194,21 @@ def _size(value: Any) -> int:
 
 
 class ExportedVocabulary:
-    """The values of a text file, one a line, made into tables when the first column of their kind asks."""
+    """The values of a text file, one a line, made into tables when the first column of their kind asks.
+
+    Attributes:
+      lines: the values in their order.
+    """
 
     def __init__(self, text: str) -> None:
-        self._lines = text.removesuffix("\n").split("\n")
+        self.lines = text.removesuffix("\n").split("\n")
         self._places: dict[bool, dict[Any, int]] = {}
 
     def rows(self, present: np.ndarray, num_reserved: int) -> np.ndarray:
         is_text = present.dtype == object
         if is_text not in self._places:
             try:
-                values = self._lines if is_text else [int(line) for line in self._lines]
+                values = self.lines if is_text else [int(line) for line in self.lines]
             except ValueError as error:
                 raise ModelError(
                     f"Found integers, such as {present[0]}, for a column whose vocabulary has text ({error}). Expected "

@@ -30,6 +30,7 @@ from podembed.serving.server.open_inference import (
 from podembed.serving.server.pages import front_page, openapi
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import Replica, ServedVersion
+from podembed.serving.server.retrieval import Retrieval
 from podembed.serving.server.scorer import Answer, Busy, Scorer, TooLate
 from podembed.serving.server.server_metrics import ServerMetrics
 from podembed.serving.server.shards import ShardAway
@@ -46,6 +47,10 @@ class App(Endpoints):
       name: of the model.
       token: that clients must send, or None.
       recorder: keeps some requests, or None.
+      retrieval: knows the items, or None.
+
+    Attributes:
+      retrieval: as given.
     """
 
     _metrics: ServerMetrics
@@ -58,15 +63,18 @@ class App(Endpoints):
         limits: Limits | None = None,
         token: str | None = None,
         recorder: RequestLog | None = None,
+        retrieval: Retrieval | None = None,
     ) -> None:
         hint = f"POST /score, POST /v2/models/{name}/infer, or another path of /openapi.json"
         super().__init__(limits=limits or Limits(), token=token, metrics=ServerMetrics(replica), hint=hint)
-        self._replica, self._name, self._recorder = replica, name, recorder
+        self._replica, self._name, self._recorder, self.retrieval = replica, name, recorder, retrieval
         self._scorer = Scorer(replica, most_waiting=self._limits.waiting_samples, watcher=self._metrics)
 
     def close(self) -> None:
         """Answers what waits, then ends."""
         self._scorer.close()
+        if self.retrieval is not None:
+            self.retrieval.close()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -81,6 +89,7 @@ class App(Endpoints):
             ("/", "GET", self._page, True),
             ("/example", "GET", self._example, True),
             ("/score", "POST", self._score, True),
+            ("/recommend", "POST", self._recommend, True),
             (model, "GET", self._metadata, True),
             (f"{model}/ready", "GET", self._ready, False),
             (f"{model}/infer", "POST", self._infer, True),
@@ -105,7 +114,8 @@ class App(Endpoints):
         if self._recorder is not None:
             self._metrics.recorded.set(self._recorder.num_recorded)
             self._metrics.record_dropped.set(self._recorder.num_dropped)
-        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+        found = self._metrics.text() + (self.retrieval.series() if self.retrieval is not None else b"")
+        return Response(found, media_type="text/plain; version=0.0.4")
 
     async def _metadata(self, request: Request) -> Response:
         version = self._version()
@@ -117,7 +127,14 @@ class App(Endpoints):
     async def _openapi(self, request: Request) -> Response:
         version = self._version()
         inputs = inputs_of(version.model.manifest)
-        return json_response(openapi(version.model.manifest, name=self._name, inputs=inputs, example=version.example))
+        found = openapi(
+            version.model.manifest,
+            name=self._name,
+            inputs=inputs,
+            example=version.example,
+            item_columns=self.retrieval.index.names if self.retrieval is not None else None,
+        )
+        return json_response(found)
 
     async def _example(self, request: Request) -> Response:
         return json_response(self._version().example)
@@ -135,6 +152,7 @@ class App(Endpoints):
                 outputs=version.model.manifest["outputs"],
                 address=str(request.base_url).rstrip("/"),
                 error=self._replica.error,
+                items=self.retrieval.words() if self.retrieval is not None else None,
             )
         )
 
@@ -146,14 +164,14 @@ class App(Endpoints):
             )
         # One value stands for a column with one: a context.
         columns = {name: values if isinstance(values, list) else [values] for name, values in document.items()}
-        answer = await self._answer(request, columns)
+        answer = await self._answer(request, self._filled(columns))
         scores = scores_among(dict(answer.outputs))
         found = scores if isinstance(scores, Mapping) else {"score": scores}
         return json_response({**found, "model_version": answer.version}, headers={VERSION_HEADER: answer.version})
 
     async def _infer(self, request: Request) -> Response:
         inference = read_request(await self._body(request), request.headers.get(HEADER_LENGTH))
-        answer = await self._answer(request, inference.columns)
+        answer = await self._answer(request, self._filled(inference.columns))
         self._require_version(request, answer.version)
         body, length = write_response(answer.outputs, inference, model=self._name, version=answer.version)
         headers = {VERSION_HEADER: answer.version}
@@ -161,13 +179,51 @@ class App(Endpoints):
             headers[HEADER_LENGTH] = str(length)
         return Response(body, media_type=JSON if length is None else "application/octet-stream", headers=headers)
 
+    async def _recommend(self, request: Request) -> Response:
+        if self.retrieval is None:
+            raise ModelError(
+                "Found no items in this server. Expected some to recommend. Start it with --recommend FEATURE, the "
+                "feature of the items, or with --items FILE."
+            )
+        wanted = self.retrieval.read(parse_json(await self._body(request)))
+        until_s = SYSTEM_CLOCK.monotonic_s() + self._timeout_s(request)
+
+        async def score(columns: Mapping[str, Any]) -> Answer:
+            return await self._scored(request, columns, timeout_s=until_s - SYSTEM_CLOCK.monotonic_s())
+
+        found = await self.retrieval.answer(wanted, score)
+        if found.answer is not None:
+            self._record(found.columns, found.answer)
+        version = found.answer.version if found.answer is not None else self._version().name
+        document = {
+            "items": found.items,
+            "score": found.scores,
+            "model_version": version,
+            "index_version": found.index_version,
+        }
+        return json_response(document, headers={VERSION_HEADER: version})
+
+    def _filled(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With the columns of items that the server knows."""
+        if self.retrieval is None:
+            return columns
+        return self.retrieval.filled(columns, self._version().model.columns)
+
     def _require_version(self, request: Request, name: str) -> None:
         wanted = request.path_params.get("version")
         if wanted is not None and wanted != name:
             raise Refused(404, f"Found version {name}. Expected {wanted:.80}. Leave the version out for the newest.")
 
     async def _answer(self, request: Request, columns: Mapping[str, Any]) -> Answer:
-        timeout_s = self._timeout_s(request)
+        answer = await self._scored(request, columns, timeout_s=self._timeout_s(request))
+        self._record(columns, answer)
+        return answer
+
+    def _record(self, columns: Mapping[str, Any], answer: Answer) -> None:
+        if self._recorder is not None:
+            self._recorder.take(columns, answer, self._version().model.manifest)
+
+    async def _scored(self, request: Request, columns: Mapping[str, Any], *, timeout_s: float) -> Answer:
         began_s = SYSTEM_CLOCK.monotonic_s()
         await self._require_step(request, timeout_s)
         count = self._count(columns)
@@ -175,10 +231,7 @@ class App(Endpoints):
             future = self._scorer.submit(
                 columns, num_samples=count, timeout_s=max(0.0, timeout_s - (SYSTEM_CLOCK.monotonic_s() - began_s))
             )
-            answer = await asyncio.wrap_future(future)
-            if self._recorder is not None:
-                self._recorder.take(columns, answer, self._version().model.manifest)
-            return answer
+            return await asyncio.wrap_future(future)
         except Busy as error:
             waiting = self._scorer.num_waiting
             raise Refused(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from podembed.serving.publish.versions import Version
+from podembed.serving.server.retrieval import MOST_ITEMS
 from podembed.version import version as own_version
 
 _TYPES = {"INT64": {"type": "integer"}, "BYTES": {"type": "string"}, "FP32": {"type": "number"}}
@@ -30,8 +31,13 @@ def front_page(
     outputs: Mapping[str, Sequence[int]],
     address: str,
     error: str | None,
+    items: str | None,
 ) -> str:
-    """The page at `/`: what is served, and a request to copy."""
+    """The page at `/`: what is served, and a request to copy.
+
+    Args:
+      items: what it says of the items that it recommends among, or None.
+    """
     body = json.dumps(example).replace("'", "'\\''")
     curl = f"curl {address}/score -H 'Content-Type: application/json' -d '{body}'"
     promise = {
@@ -44,10 +50,11 @@ def front_page(
     )
     metrics = ", ".join(f"{one} {value:.4f}" for one, value in version.metrics.items()) or "not evaluated"
     warning = f"<p class=warning>The newest pointer is not followed: {html.escape(error)}</p>" if error else ""
+    among = f"<p>It {html.escape(items)}. <a href=/openapi.json>POST /recommend</a> asks it.</p>" if items else ""
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(name)}</title><style>{_STYLE}</style>"
         f"<h1>{html.escape(name)}</h1>{warning}"
-        f"<p>Version <b>{html.escape(version.name)}</b>: step {step:,}, {html.escape(metrics)}. {promise}</p>"
+        f"<p>Version <b>{html.escape(version.name)}</b>: step {step:,}, {html.escape(metrics)}. {promise}</p>{among}"
         f"<h2>Ask it</h2><pre>{html.escape(curl)}</pre>"
         "<p>Each column has one value a sample, or one value for all samples of the request. A bag is a list.</p>"
         f"<h2>Columns</h2><table><tr><th>name</th><th>type</th><th>shape</th></tr>{rows}</table>"
@@ -60,9 +67,18 @@ def front_page(
 
 
 def openapi(
-    manifest: Mapping[str, Any], *, name: str, inputs: Sequence[Mapping[str, Any]], example: Mapping[str, Any]
+    manifest: Mapping[str, Any],
+    *,
+    name: str,
+    inputs: Sequence[Mapping[str, Any]],
+    example: Mapping[str, Any],
+    item_columns: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """The OpenAPI 3.1 description of all requests."""
+    """The OpenAPI 3.1 description of all requests.
+
+    Args:
+      item_columns: columns that the server knows of items, where it recommends some.
+    """
     columns = {one["name"]: {"type": "array", "items": _item(one)} for one in inputs}
     scores = {key: {"type": "array", "items": {"type": "number"}} for key in manifest["outputs"]}
     score = _post(
@@ -76,11 +92,13 @@ def openapi(
         {"type": "object", "properties": {"inputs": _TENSORS}},
         {"type": "object", "properties": {"model_version": _TEXT, "outputs": _TENSORS}},
     )
+    recommend = {} if item_columns is None else {"/recommend": _recommend(columns, example, item_columns)}
     return {
         "openapi": "3.1.0",
         "info": {"title": name, "version": str(own_version()), "description": "Scores of one version of a model."},
         "paths": {
             "/score": score,
+            **recommend,
             f"/v2/models/{name}/infer": infer,
             f"/v2/models/{name}": _get("Columns, outputs and version of the model"),
             "/v2/health/live": _get("The process answers"),
@@ -134,6 +152,40 @@ def _post(summary: str, body: Mapping[str, Any], answer: Mapping[str, Any], **mo
             },
         }
     }
+
+
+def _recommend(
+    columns: Mapping[str, Any], example: Mapping[str, Any], item_columns: Sequence[str]
+) -> dict[str, Any]:
+    context = {one: schema for one, schema in columns.items() if one not in item_columns}
+    value = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null")]}
+    key = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
+    body = {
+        "type": "object",
+        "properties": {
+            "context": {"type": "object", "properties": context, "required": list(context)},
+            "k": {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": 10},
+            "without": {"type": "array", "items": key},
+            "filter": {
+                "type": "object",
+                "additionalProperties": {"anyOf": [value, {"type": "array", "items": value}]},
+            },
+        },
+        "required": ["context"],
+        "additionalProperties": False,
+    }
+    answer = {
+        "items": {"type": "array", "items": key},
+        "score": {"type": "array", "items": {"type": "number"}},
+        "model_version": _TEXT,
+        "index_version": {"anyOf": [_TEXT, {"type": "null"}]},
+    }
+    return _post(
+        "The best items of all for a context, the best first",
+        body,
+        {"type": "object", "properties": answer},
+        example={"context": {one: values for one, values in example.items() if one in context}, "k": 10},
+    )
 
 
 def _item(tensor: Mapping[str, Any]) -> dict[str, Any]:

@@ -202,6 +202,10 @@ class RowsByKey:
         """How many keys have a row."""
         return int(np.count_nonzero(self._held))
 
+    def held_keys(self) -> np.ndarray:
+        """int64, the keys that have a row, rising."""
+        return np.sort(self._keys[self._held != 0])
+
     def places_of(self, ids: np.ndarray) -> np.ndarray | None:
         numbers = self._numbers(ids)
         self._num_asked += len(ids)

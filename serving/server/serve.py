@@ -26,6 +26,7 @@ from podembed.serving.server.replica import MOST_SAMPLES, Replica
 from podembed.serving.server.shard_server import ShardServer, ShardVersions
 from podembed.serving.server.shards import Shards
 from podembed.serving.server.shares import ShardPlace
+from podembed.serving.server.retrieval import Retrieval
 from podembed.workers.storage.store import Store
 
 POLL_S = 1.0
@@ -54,6 +55,8 @@ class ServerConfig:
       record_share: share of requests that are recorded.
       shard: which share of the tables to hold, for processes that score; None to score.
       shards: URLs of all shards, where they hold the tables.
+      recommend: feature of the items that it recommends, or None.
+      items: Parquet file with a row for each item, or None.
     """
 
     host: str = "127.0.0.1"
@@ -70,6 +73,8 @@ class ServerConfig:
     record_share: float = 0.01
     shard: ShardPlace | None = None
     shards: tuple[str, ...] = ()
+    recommend: str | None = None
+    items: str | None = None
 
     def __post_init__(self) -> None:
         if self.shard is not None and self.shards:
@@ -77,11 +82,12 @@ class ServerConfig:
                 "Found --shard beside --shards. Expected one of them: a process holds a share of the tables, or scores "
                 "with the rows of others. Leave out one."
             )
-        if self.shard is not None and self.record is not None:
-            raise ConfigurationError(
-                "Found --record beside --shard. Expected it where requests are scored. Pass it to the process with "
-                "--shards."
-            )
+        for name in ("record", "recommend", "items"):
+            if self.shard is not None and getattr(self, name) is not None:
+                raise ConfigurationError(
+                    f"Found --{name} beside --shard. Expected it where requests are scored. Pass it to the process with "
+                    "--shards."
+                )
         if not 0 <= self.port < 1 << 16:
             raise ConfigurationError(f"Found port {self.port}. Expected 0 to 65535. Take 0 for any free one.")
         for name, value in (("poll_s", self.poll_s), ("timeout_s", self.limits.timeout_s)):
@@ -169,7 +175,13 @@ def open_app(store: Store, config: ServerConfig) -> tuple[App, Replica]:
     recorder = None
     if config.record is not None:
         recorder = RequestLog(config.record, share=config.record_share)
-    return App(replica, name=name, limits=config.limits, token=config.token, recorder=recorder), replica
+    retrieval = None
+    if config.recommend is not None or config.items is not None:
+        retrieval = Retrieval(store, replica, feature=config.recommend, items=config.items)
+    app = App(
+        replica, name=name, limits=config.limits, token=config.token, recorder=recorder, retrieval=retrieval
+    )
+    return app, replica
 
 
 def _follow_first(replica: Replica, poll_s: float) -> None:
@@ -230,6 +242,8 @@ def serve(store: Store, config: ServerConfig, *, told: Callable[[str], None] = p
     assert version is not None
     seconds = SYSTEM_CLOCK.monotonic_s() - began_s
     told(f"{version.name}: step {version.manifest.step:,}, loaded in {seconds:.1f} s, {what}")
+    if isinstance(app, App) and app.retrieval is not None:
+        told(app.retrieval.words())
     # The thread that scores holds the interpreter for as long as it may. With the usual 5 ms, each request would wait
     # so long to be read, and again to be answered.
     sys.setswitchinterval(SWITCH_S)

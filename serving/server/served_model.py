@@ -119,6 +119,10 @@ class ServedModel(LoadedModel):
         parts = [self.score([part])[0] for part in _parts_of(samples, most)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    def lines_of(self, vocabulary: str) -> list[str]:
+        """The values of a vocabulary, by its name in the manifest."""
+        return self._vocabularies[vocabulary].lines
+
 
 def _parts_of(samples: Samples, most: int) -> Iterator[Samples]:
     """A request as several with at most `most` samples."""

@@ -26,7 +26,7 @@ class ShardAway(Exception):
 
 
 class RemoteRows:
-    """Rows of a table as shards sent them. As `TableRows`. Mutated: which ones are here.
+    """Rows of a table as shards sent them to a thread. As `TableRows`. Mutated: which ones are here.
 
     Args:
       files: of the table in a commit.
@@ -35,7 +35,8 @@ class RemoteRows:
     def __init__(self, files: TableFiles) -> None:
         self.files = files
         self.arena = np.zeros((1, files.dim), np.float32)
-        self._ids, self._rows = np.zeros(0, np.int64), self.arena
+        # One thread answers, another makes vectors of all items.
+        self._local = threading.local()
 
     def put(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """Takes some rows in the place of the last ones.
@@ -43,13 +44,13 @@ class RemoteRows:
         Args:
           ids: rising.
         """
-        self._ids, self._rows = ids, rows
+        self._local.ids, self._local.rows = ids, rows
 
     def places_of(self, ids: np.ndarray) -> np.ndarray | None:
         return None
 
     def values(self, ids: np.ndarray) -> np.ndarray:
-        return self._rows[np.searchsorted(self._ids, ids)]
+        return self._local.rows[np.searchsorted(self._local.ids, ids)]
 
 
 class Shards:
