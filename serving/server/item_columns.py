@@ -105,13 +105,13 @@ class ItemColumns:
         table = version.tables[described["name"]]
         if feature["vocabulary"] is not None and is_plain:
             keys = pa.array(version.model.lines_of(feature["vocabulary"]), pa.large_string())
-        elif feature["mode"] != "as_is" or not is_plain:
+        elif isinstance(table, RowsByKey) and feature["mode"] == "as_is" and is_plain:
+            keys = pa.array(table.held_keys())
+        elif feature["mode"] != "as_is" or not is_plain or described["keys"] is not None:
             raise ConfigurationError(
                 f"Found feature {name!r}, whose rows say nothing of the values that they stand for. Expected items to "
                 "recommend. Pass a file with all of them: --items FILE."
             )
-        elif isinstance(table, RowsByKey):
-            keys = pa.array(table.held_keys())
         else:
             keys = pa.array(np.arange(described["num_rows"]))
         return ItemColumns(pa.table({feature["column"]: keys}), feature["column"], f"feature {name!r}")
@@ -220,8 +220,7 @@ class ItemColumns:
             values, owners = values.flatten(), np.repeat(np.arange(len(self)), lengths)
         kind = values.type
         if not any(
-            test(kind)
-            for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
+            test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
         ) and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise ModelError(
                 f"Found a filter by {name!r:.80}, which has {kind}. Expected texts, numbers or truth values. Filter by "

@@ -154,9 +154,7 @@ def _post(summary: str, body: Mapping[str, Any], answer: Mapping[str, Any], **mo
     }
 
 
-def _recommend(
-    columns: Mapping[str, Any], example: Mapping[str, Any], item_columns: Sequence[str]
-) -> dict[str, Any]:
+def _recommend(columns: Mapping[str, Any], example: Mapping[str, Any], item_columns: Sequence[str]) -> dict[str, Any]:
     context = {one: schema for one, schema in columns.items() if one not in item_columns}
     value = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null")]}
     key = {"anyOf": [{"type": "string"}, {"type": "integer"}]}

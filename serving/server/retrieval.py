@@ -98,13 +98,11 @@ class ItemIndex:
 
     def words(self) -> str:
         """What it is, for people."""
+        among = f"recommends among {len(self.items):,} items"
         if self.vectors is None:
-            few = "all of them are scored" if len(self.items) <= MOST_SCORED else "too many without two towers"
-            return f"recommends among {len(self.items):,} items: {few}"
-        return (
-            f"recommends among {len(self.items):,} items: {'flat' if self.vectors.is_flat else 'IVF'} index, made in {self.seconds:.1f} s, "
-            f"recall {self.vectors.recall:.4f}"
-        )
+            return f"{among}: {'all are scored' if len(self.items) <= MOST_SCORED else 'too many without two towers'}"
+        kind = "flat" if self.vectors.is_flat else "IVF"
+        return f"{among}: {kind} index, made in {self.seconds:.1f} s, recall {self.vectors.recall:.4f}"
 
 
 class Retrieval:
@@ -233,7 +231,7 @@ class Retrieval:
             names = [name for name in items.names if name in version.model.columns]
             if items.key not in names:
                 raise ConfigurationError(
-                    f"Found column {items.key!r} as the key of items. Expected one of the columns that the model reads, "
+                    f"Found column {items.key!r} as the key of items. Expected a column that the model reads, one of "
                     f"{version.model.columns}. Put the key first in the file of --items, or name its feature: "
                     "--recommend FEATURE."
                 )
@@ -297,9 +295,7 @@ def _user_vectors(version: ServedVersion, towers: Towers, contexts: Columns, ite
     return vector_of(outputs, towers.user).astype(np.float32)
 
 
-def _older_recall(
-    users: np.ndarray, vectors: np.ndarray, items: ItemColumns, before: ItemIndex | None
-) -> float | None:
+def _older_recall(users: np.ndarray, vectors: np.ndarray, items: ItemColumns, before: ItemIndex | None) -> float | None:
     """The share of the best items of a version that the index before named for its users."""
     if before is None or before.vectors is None or before.vectors.width != vectors.shape[1]:
         return None

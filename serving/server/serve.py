@@ -178,9 +178,7 @@ def open_app(store: Store, config: ServerConfig) -> tuple[App, Replica]:
     retrieval = None
     if config.recommend is not None or config.items is not None:
         retrieval = Retrieval(store, replica, feature=config.recommend, items=config.items)
-    app = App(
-        replica, name=name, limits=config.limits, token=config.token, recorder=recorder, retrieval=retrieval
-    )
+    app = App(replica, name=name, limits=config.limits, token=config.token, recorder=recorder, retrieval=retrieval)
     return app, replica
 
 
