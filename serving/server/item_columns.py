@@ -74,7 +74,8 @@ class ItemColumns:
           key: column of the keys; None for the first one.
 
         Raises:
-          ConfigurationError: it cannot be read, or has no such keys.
+          ConfigurationError: it is no Parquet, or has no such keys.
+          InputError: there is no such file, or it may not be read.
         """
         try:
             table = pq.read_table(pa.BufferReader(read_whole(path)))
@@ -126,7 +127,7 @@ class ItemColumns:
         return (table if places is None else table.take(pa.array(places))).to_pydict()
 
     def places(self, keys: Sequence[Any]) -> np.ndarray:
-        """int64, where the items of some keys are; -1 for keys of none. An integer and its decimal digits are one key."""
+        """int64, where the items of some keys are; -1 for keys of none. An integer and its digits are one key."""
         if isinstance(self._lookup, dict):
             found = [self._lookup.get(str(key), -1) if type(key) in (str, int) else -1 for key in keys]
             return np.array(found, np.int64)

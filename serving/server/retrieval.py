@@ -84,6 +84,7 @@ class ItemIndex:
 
     Attributes:
       names: columns of the items that the model reads.
+      context: the other columns that it reads.
       older_recall: share of the version's best items that the index before named for it; None without one.
     """
 
@@ -91,6 +92,7 @@ class ItemIndex:
     step: int
     items: ItemColumns
     names: Sequence[str]
+    context: Sequence[str]
     towers: Towers | None
     vectors: VectorIndex | None
     seconds: float
@@ -129,7 +131,7 @@ class Retrieval:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Raises:
-        ConfigurationError, ModelError: the items do not fit the model.
+        ConfigurationError, ModelError, InputError: the items cannot be read, or do not fit the model.
         """
         self._store, self._replica, self._feature, self._clock = store, replica, feature, clock
         self._most_flat = most_flat
@@ -236,7 +238,8 @@ class Retrieval:
                     "--recommend FEATURE."
                 )
             probe, _ = decode_probe(read_file(self._store, version.version, PROBE), PROBE)
-            contexts = {name: values for name, values in probe.items() if name not in names}
+            context = [name for name in version.model.columns if name not in names]
+            contexts = {name: probe[name] for name in context}
             count = len(next(iter(probe.values())))
             some = np.linspace(0, len(items) - 1, count).astype(np.int64)
             towers = find_towers(version, contexts, items.columns(some, names)) if len(contexts) else None
@@ -255,6 +258,7 @@ class Retrieval:
             step=step,
             items=items,
             names=names,
+            context=context,
             towers=towers,
             vectors=vectors,
             seconds=self._clock.monotonic_s() - began_s,
@@ -340,6 +344,8 @@ def _wanted(document: Any, index: ItemIndex) -> Wanted:
             f"Found column {own[0]!r:.80} in the context. Expected columns of the user alone, since those of the items "
             "come from the server. Leave it out."
         )
+    if missing := [name for name in index.context if name not in context]:
+        raise ModelError(f"Found a context without {missing}. Expected {list(index.context)}. Send all of them.")
     k = document.get("k", 10)
     if type(k) is not int or not 1 <= k <= MOST_ITEMS:
         raise ModelError(f"Found k {k!r:.40}. Expected a number of items from 1 to {MOST_ITEMS:,}. Ask for fewer.")
