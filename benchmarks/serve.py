@@ -221,7 +221,7 @@ def ask(
         ).stdout
         used = sum(cpu_s([server.pid]).values()) - before
         found = parsed(out, used, options)
-        found |= latencies(address, bodies[0], options.rate or 0.7 * found["requests_s"], options)
+        found |= latencies(f"{address}/score", bodies[0], options.rate or 0.7 * found["requests_s"], options)
         ends.set()
         if options.swap:
             swapper.join()
@@ -258,12 +258,12 @@ def parsed(out: str, used: float, options: argparse.Namespace) -> dict[str, Any]
     }
 
 
-def latencies(address: str, body: bytes, rate: float, options: argparse.Namespace) -> dict[str, Any]:
+def latencies(url: str, body: bytes, rate: float, options: argparse.Namespace) -> dict[str, Any]:
     """In ms, of requests that do not wait for the answers to others."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(body)
         file.flush()
-        command = [sys.executable, "benchmarks/open_loop.py", f"{address}/score", file.name, "--rate", str(rate)]
+        command = [sys.executable, "benchmarks/open_loop.py", url, file.name, "--rate", str(rate)]
         command += ["--seconds", str(options.seconds)]
         found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     return {f"open_{name}": value for name, value in found.items()}
