@@ -1,7 +1,7 @@
 """`VectorIndex`: vectors of items, searched for those with the largest inner products with a user's.
 
 Up to a million items a search compares all. More are put into lists around centers (IVF), of which a search reads the
-nearest ones: as many as find 99 % of the best items.
+nearest ones: as many as find 99 % of the best items, at most half of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_FLAT = 1_000_000
 TOP, SPREAD = 100, 4
 """Recall is the share of the best `TOP` items among `SPREAD` times as many candidates."""
 _RECALL = 0.99
-_FEWEST_LISTS = 8
+_FEWEST_LISTS, _PART = 8, 2
 # Training vectors for each center. faiss takes 256 by default, for centers that are hardly better.
 _POINTS = 64
 
@@ -48,9 +48,7 @@ class VectorIndex:
             self._index: Any = faiss.IndexFlatIP(self.width)
             self._index.add(vectors)
             return
-        # Of this thread alone. A machine that answers has no idle cores.
-        faiss.omp_set_num_threads(1)
-        num_lists = int(4 * len(vectors) ** 0.5)
+        num_lists = int(2 * len(vectors) ** 0.5)
         # faiss does not keep what holds the centers.
         self._centers = faiss.IndexFlatIP(self.width)
         self._index = faiss.IndexIVFFlat(self._centers, self.width, num_lists, faiss.METRIC_INNER_PRODUCT)
@@ -61,7 +59,7 @@ class VectorIndex:
         self._index.nprobe = _FEWEST_LISTS
         while True:
             self.recall = share_found(best, [set(self.search(user, TOP * SPREAD).tolist()) for user in users])
-            if self.recall >= _RECALL or self._index.nprobe >= num_lists // 4:
+            if self.recall >= _RECALL or 2 * self._index.nprobe > num_lists // _PART:
                 return
             self._index.nprobe *= 2
 
@@ -106,4 +104,6 @@ def _faiss() -> Any:
             "Found no package faiss. Expected it, since the vectors of a model with two towers are searched with it. "
             "Install podembed[retrieval]."
         ) from error
+    # Of the calling thread alone. For one query two threads take twice the time of processors, which others need.
+    faiss.omp_set_num_threads(1)
     return faiss
