@@ -26,7 +26,7 @@ from podembed.serving.publish.versions import PROBE, read_file
 from podembed.serving.server.item_columns import ItemColumns, Value, feature_of
 from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.serving.server.scorer import Answer
-from podembed.serving.server.towers import Towers, find_towers, item_vectors, scores_of, vector_of
+from podembed.serving.server.towers import TowerOutputs, find_towers, item_vectors, scores_of, vector_of
 from podembed.serving.server.vector_index import MOST_FLAT, SPREAD, TOP, VectorIndex, best_of, share_found
 from podembed.workers.storage.store import Store
 
@@ -44,7 +44,7 @@ Score = Callable[[Columns], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ItemRequest:
     """A request.
 
     Attributes:
@@ -93,7 +93,7 @@ class ItemIndex:
     items: ItemColumns
     names: Sequence[str]
     context: Sequence[str]
-    towers: Towers | None
+    towers: TowerOutputs | None
     vectors: VectorIndex | None
     seconds: float
     older_recall: float | None = None
@@ -162,7 +162,7 @@ class Retrieval:
         late = f"; the version that answers has no index of its own: {self.error}" if self.error else ""
         return f"{self.index.words()}, of version {self.index.version}{late}"
 
-    def read(self, document: Any) -> Wanted:
+    def read(self, document: Any) -> ItemRequest:
         """A request of the JSON that a client sent.
 
         Raises:
@@ -174,7 +174,7 @@ class Retrieval:
         """As `ItemColumns.filled`, of the file of items."""
         return columns if self._items is None else self._items.filled(columns, needed)
 
-    async def answer(self, wanted: Wanted, score: Score) -> Recommended:
+    async def answer(self, wanted: ItemRequest, score: Score) -> Recommended:
         """The best items.
 
         Args:
@@ -293,7 +293,7 @@ class IndexSeries:
             self._recall.labels("next").set(index.older_recall)
 
 
-def _user_vectors(version: ServedVersion, towers: Towers, contexts: Columns, items: Columns) -> np.ndarray:
+def _user_vectors(version: ServedVersion, towers: TowerOutputs, contexts: Columns, items: Columns) -> np.ndarray:
     """float32 `[n, width]` of some contexts."""
     (outputs,) = version.model.score([version.model.read({**contexts, **items})])
     return vector_of(outputs, towers.user).astype(np.float32)
@@ -308,7 +308,7 @@ def _older_recall(users: np.ndarray, vectors: np.ndarray, items: ItemColumns, be
     return share_found(best, found)
 
 
-def _candidates(index: ItemIndex, wanted: Wanted, user: np.ndarray | None) -> np.ndarray:
+def _candidates(index: ItemIndex, wanted: ItemRequest, user: np.ndarray | None) -> np.ndarray:
     """int64, places of the items to score.
 
     Raises:
@@ -334,7 +334,7 @@ def _candidates(index: ItemIndex, wanted: Wanted, user: np.ndarray | None) -> np
     return np.sort(places[~np.isin(places, without)])
 
 
-def _wanted(document: Any, index: ItemIndex) -> Wanted:
+def _wanted(document: Any, index: ItemIndex) -> ItemRequest:
     if not isinstance(document, dict) or not isinstance(context := document.get("context"), dict):
         raise ModelError('Found no object "context". Expected {"context": {"user": [7]}, "k": 10}. Send its columns.')
     if unknown := [name for name in document if name not in _FIELDS]:
@@ -362,7 +362,7 @@ def _wanted(document: Any, index: ItemIndex) -> Wanted:
     conditions = document.get("filter", {})
     if not isinstance(conditions, dict):
         raise ModelError('Found no object "filter". Expected values by column, such as {"genre": ["war", "crime"]}.')
-    return Wanted(
+    return ItemRequest(
         context=columns,
         k=k,
         without=without,

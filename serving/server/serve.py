@@ -23,10 +23,10 @@ from podembed.serving.server.endpoints import Endpoints, Limits
 from podembed.serving.server.held_versions import HeldVersions, NotYet
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import MOST_SAMPLES, Replica
+from podembed.serving.server.retrieval import Retrieval
 from podembed.serving.server.shard_server import ShardServer, ShardVersions
 from podembed.serving.server.shards import Shards
 from podembed.serving.server.shares import ShardPlace
-from podembed.serving.server.retrieval import Retrieval
 from podembed.workers.storage.store import Store
 
 POLL_S = 1.0
@@ -85,8 +85,8 @@ class ServerConfig:
         for name in ("record", "recommend", "items"):
             if self.shard is not None and getattr(self, name) is not None:
                 raise ConfigurationError(
-                    f"Found --{name} beside --shard. Expected it where requests are scored. Pass it to the process with "
-                    "--shards."
+                    f"Found --{name} beside --shard. Expected it where requests are scored. Pass it to the process "
+                    "with --shards."
                 )
         if not 0 <= self.port < 1 << 16:
             raise ConfigurationError(f"Found port {self.port}. Expected 0 to 65535. Take 0 for any free one.")

@@ -23,7 +23,7 @@ _CLOSE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Towers:
+class TowerOutputs:
     """Names of outputs.
 
     Attributes:
@@ -36,7 +36,7 @@ class Towers:
 
 def find_towers(
     version: ServedVersion, contexts: Mapping[str, Sequence[Any]], items: Mapping[str, Sequence[Any]]
-) -> Towers | None:
+) -> TowerOutputs | None:
     """The towers of a model, or None.
 
     Args:
@@ -70,7 +70,7 @@ def find_towers(
                 continue
             products = np.stack([(vector_of(one, user) * vector_of(one, item)).sum(axis=1) for one in found])
             if _rise_together(products, scores):
-                return Towers(user=user, item=item)
+                return TowerOutputs(user=user, item=item)
     return None
 
 
@@ -81,7 +81,7 @@ def vector_of(outputs: Mapping[str, np.ndarray], name: str) -> np.ndarray:
 
 
 def item_vectors(
-    version: ServedVersion, towers: Towers, items: ItemColumns, names: Sequence[str], context: Mapping[str, Any]
+    version: ServedVersion, towers: TowerOutputs, items: ItemColumns, names: Sequence[str], context: Mapping[str, Any]
 ) -> np.ndarray:
     """float32 `[items, width]`, the vectors of all items.
 

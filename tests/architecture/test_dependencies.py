@@ -19,6 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # Distributions whose module has another name.
 MODULE_OF = {
     "dm-haiku": "haiku",
+    "faiss-cpu": "faiss",
     "google-crc32c": "google_crc32c",
     "ml-dtypes": "ml_dtypes",
     "mlflow-skinny": "mlflow",
