@@ -138,9 +138,16 @@ def read_pointer(store: Store, number: int) -> Pointer:
       NameNotFound: there is none of this number; DocumentRefused: it is damaged.
     """
     name = _pointer_file(number)
-    pointer = decode(Pointer, name, read_document(store, name, max_bytes=_MAX_BYTES))
-    if pointer.number != number or commit_of_version(pointer.version) is None:
-        raise DocumentRefused(name, f"pointer {pointer.number} to {pointer.version[:60]!r}", f"pointer {number}")
+    try:
+        pointer = decode(Pointer, name, read_document(store, name, max_bytes=_MAX_BYTES))
+        if pointer.number != number or commit_of_version(pointer.version) is None:
+            raise DocumentRefused(name, f"pointer {pointer.number} to {pointer.version[:60]!r}", f"pointer {number}")
+    except DocumentRefused as error:
+        remedy = (
+            f"Servers go on with the version that they have. Move {store.locate(name)} away: without it the pointer "
+            "before it counts. Then name the version that should count: podembed rollback, or podembed publish."
+        )
+        raise DocumentRefused(error.name, error.found, error.expected, remedy) from error
     return pointer
 
 
@@ -161,6 +168,16 @@ def add_pointer(store: Store, *, version: str, action: str, keep: int, unix_s: f
         pointer = Pointer(number=number, version=version, action=action, keep=keep, unix_s=unix_s)
         if store.create_exclusive(_pointer_file(number), encode(pointer)):
             return pointer
+
+
+def forget_pointers(store: Store, *, keep: int) -> None:
+    """Deletes all pointers but the newest ones, the oldest first. The highest number stays, so numbers go on rising.
+
+    Args:
+      keep: number of pointers, at least 1.
+    """
+    for number in pointer_numbers(store)[:-keep]:
+        store.delete(_pointer_file(number))
 
 
 def recent_pointers(store: Store) -> Iterator[Pointer]:
@@ -192,6 +209,11 @@ def hold(store: Store, commit: str, *, reason: str, unix_s: float, seconds: floa
     pin = Pin(commit=commit, reason=reason, unix_s=unix_s, until_unix_s=unix_s + seconds)
     store.create_exclusive(name, encode(pin))
     return name
+
+
+def is_held(store: Store, *, now_unix_s: float) -> bool:
+    """Whether somebody holds a commit: a publisher or a rollback at work, or one that was killed not long ago."""
+    return any(pin.until_unix_s is not None and pin.until_unix_s >= now_unix_s for pin in read_pins(store))
 
 
 def remove_ended(store: Store, *, now_unix_s: float) -> None:

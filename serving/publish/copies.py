@@ -24,9 +24,9 @@ from podembed.orchestrator.commit.published import (
     COPY_FILE,
     CopyRecord,
     is_copy,
+    is_held,
     published_commits,
     read_copy,
-    read_pins,
 )
 from podembed.orchestrator.run.reference import is_run
 from podembed.serving.publish.rewriting import RowError
@@ -242,7 +242,7 @@ def clean_copy(store: Store, *, now_unix_s: float) -> None:
     Raises:
       StorageError: a kept commit cannot be read, so what it needs is unknown; nothing is deleted.
     """
-    if any(pin.until_unix_s is not None and pin.until_unix_s >= now_unix_s for pin in read_pins(store)):
+    if is_held(store, now_unix_s=now_unix_s):
         return
     names = read_commit_names(store)
     kept = published_commits(store, now_unix_s=now_unix_s).intersection(names)

@@ -18,7 +18,7 @@ from podembed.orchestrator.commit.published import (
     recent_pointers,
     remove_pin,
 )
-from podembed.serving.publish.publisher import Offer, publish, require_whole
+from podembed.serving.publish.publisher import Offer, held, publish, require_whole
 from podembed.serving.publish.versions import find_version, read_refusals, read_version, version_names
 from podembed.workers.storage.store import Store
 
@@ -81,8 +81,11 @@ def roll_back(store: Store, wanted: str | None) -> Pointer:
         name = find_version(store, wanted)
     if name == current.version:
         raise ConfigurationError(f"Found {name} as the version that counts. Expected another one. Name it.")
-    require_whole(store, read_version(store, name))
-    return add_pointer(store, version=name, action="rollback", keep=current.keep, unix_s=SYSTEM_CLOCK.wall_s())
+    version = read_version(store, name)
+    # The keep policies must not take the commit between the look at it and the pointer.
+    with held(store, version.commit, clock=SYSTEM_CLOCK):
+        require_whole(store, version)
+        return add_pointer(store, version=name, action="rollback", keep=current.keep, unix_s=SYSTEM_CLOCK.wall_s())
 
 
 def pinned(store: Store) -> str:

@@ -46,6 +46,7 @@ from podembed.serving.publish.copies import Copied, clean_copy, copy_files, open
 from podembed.serving.publish.gate import Gate
 from podembed.serving.publish.probe import encode_probe, probe_columns
 from podembed.serving.publish.rewriting import rewrite_tables
+from podembed.serving.publish.tidying import TIDY_EVERY, tidy
 from podembed.serving.publish.versions import (
     PROBE,
     SCHEMA,
@@ -148,25 +149,36 @@ def publish(
 
     def make(model: CommittedModel) -> Offer:
         store, name = model.state.store, model.state.manifest.name
-        with _held(store, name, clock):
-            if to is None:
-                digest = manifest_digest(store, name)
-                return _offered(store, _version_of(model, store, digest, several(outputs), clock), gate, keep, clock)
-            copy = _Copy(model, form, measures, clock)
-            return copy.offered(place(to), several(outputs), gate, keep)
+        with held(store, name, clock=clock):
+            if to is not None:
+                return _Copy(model, form, measures, clock).offered(place(to), several(outputs), gate, keep)
+            digest = manifest_digest(store, name)
+            offer = _offered(store, _version_of(model, store, digest, several(outputs), clock), gate, keep, clock)
+        _tidied(store, offer, clock)
+        return offer
 
     return with_commit(run, make, commit=commit, job=job, folder=folder)
 
 
 @contextmanager
-def _held(store: Store, commit: str, clock: Clock) -> Iterator[None]:
-    """Keeps a commit while its version is made."""
+def held(store: Store, commit: str, *, clock: Clock) -> Iterator[None]:
+    """Keeps a commit while it is offered."""
     remove_ended(store, now_unix_s=clock.wall_s())
-    held = hold(store, commit, reason="is being published", unix_s=clock.wall_s(), seconds=_HELD_S)
+    file = hold(store, commit, reason="is being published", unix_s=clock.wall_s(), seconds=_HELD_S)
     try:
         yield
     finally:
-        store.delete(held)
+        store.delete(file)
+
+
+def _tidied(store: Store, offer: Offer, clock: Clock) -> None:
+    """Tidies up from time to time. The version is offered, whether that works or not."""
+    if not offer.is_new or offer.number is None or offer.number % TIDY_EVERY:
+        return
+    try:
+        tidy(store, now_unix_s=clock.wall_s())
+    except StorageError as error:
+        _logger.warning("nothing is tidied up in %s: %s", store.location, error)
 
 
 def _offered(store: Store, version: Version, gate: Gate, keep: int, clock: Clock) -> Offer:
@@ -215,7 +227,7 @@ class _Copy:
             created_unix_s=clock.wall_s(),
         )
         target = open_copy(url, record)
-        with _held(target, manifest.name, clock):
+        with held(target, manifest.name, clock=clock):
             digest, copied = manifest_digest(self._source, manifest.name), Copied()
             # Nothing is copied of what is not offered.
             if _refusal(target, _metrics_of(self._source, manifest), gate) is None:
@@ -227,6 +239,7 @@ class _Copy:
         except StorageError as error:
             # The version is offered all the same.
             _logger.warning("nothing is deleted in %s: %s", target.location, error)
+        _tidied(target, offer, clock)
         return replace(offer, copied=copied)
 
     def _copied(self, target: Store) -> tuple[str, Copied]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.checkpoint import load
 from podembed.orchestrator.commit.manifest import Manifest
-from podembed.orchestrator.commit.published import newest_pointer
+from podembed.orchestrator.commit.published import Pointer, newest_pointer
+from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.publish.versions import SCHEMA, Version, manifest_digest, read_file, read_version
 from podembed.serving.served_files import served_files
 from podembed.serving.server.rows import RowsByKey, RowsByNumber, TableRows
@@ -27,6 +29,7 @@ from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 _logger = logging.getLogger(__name__)
 
 
@@ -55,6 +58,15 @@ class NotYet(Exception):
     """A version cannot be loaded yet, but will be."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A pointer whose version could not be loaded, and until when that is not tried again."""
+
+    pointer: Pointer
+    pause_s: float
+    until_s: float
+
+
 V = TypeVar("V", bound=HeldVersion)
 
 
@@ -75,6 +87,7 @@ class HeldVersions(Generic[V]):
         self._chain: list[V] = []
         self._current: V | None = None
         self._changed = threading.Condition()
+        self._failed: _Failed | None = None
         self.error: str | None = None
         self.num_swaps = 0
 
@@ -119,6 +132,7 @@ class HeldVersions(Generic[V]):
         Raises:
           ConfigurationError, StorageError, ModelError, NotYet: the first version cannot be loaded.
         """
+        pointer = None
         try:
             pointer = newest_pointer(self._store)
             if pointer is None:
@@ -127,7 +141,11 @@ class HeldVersions(Generic[V]):
                     f"publish {self._store.location}."
                 )
             current = self._current
-            if current is not None and current.number == pointer.number:
+            # A damaged pointer may have been moved away, and another one have its number.
+            if current is not None and (current.number, current.name) == (pointer.number, pointer.version):
+                self.error = None
+                return False
+            if self._waits(pointer):
                 return False
             began_s = self._clock.monotonic_s()
             known = next((one for one in self._chain if one.name == pointer.version), None)
@@ -146,6 +164,7 @@ class HeldVersions(Generic[V]):
             if str(error) != self.error:
                 _logger.warning("%s goes on to answer: %s", self._current.name, error)
             self.error = str(error)
+            self._wait(pointer, error)
             return False
         with self._changed:
             self._current, self.error = found, None
@@ -153,6 +172,20 @@ class HeldVersions(Generic[V]):
             self._changed.notify_all()
         _logger.info("%s answers after %.2f s", found.name, self._clock.monotonic_s() - began_s)
         return found is not current
+
+    def _waits(self, pointer: Pointer) -> bool:
+        """Whether the version of a pointer could not be loaded, and it is too early to try again."""
+        failed = self._failed
+        return failed is not None and failed.pointer == pointer and self._clock.monotonic_s() < failed.until_s
+
+    def _wait(self, pointer: Pointer | None, error: Exception) -> None:
+        """Notes that a version could not be loaded. What is wrong with a model stays so; a storage may be mended."""
+        if pointer is None:
+            return
+        before = self._failed
+        pause_s = 2 * before.pause_s if before is not None and before.pointer == pointer else _FIRST_PAUSE_S
+        pause_s = math.inf if isinstance(error, ModelError) else min(pause_s, _LONGEST_PAUSE_S)
+        self._failed = _Failed(pointer, pause_s, self._clock.monotonic_s() + pause_s)
 
     def answer_with(self, version: Version) -> None:
         """Loads a version, whatever pointers say.

@@ -17,6 +17,7 @@ from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.run.policy_record import read_policies
 from podembed.orchestrator.run.reference import open_run_store
+from podembed.serving.publish.tidying import tidy
 from podembed.tools.inspect.forget import holders, wanted_keys
 from podembed.workers.storage.store import Store
 
@@ -81,7 +82,9 @@ def prune(
                 "for the keys. Expected a run at rest; nothing was deleted. Try again."
             )
         most = max(MIN_KEPT, len(lineage)) if num_to_keep is None else num_to_keep
-        return keep_latest(store, lease, num_to_keep=most, also=also, without=without, unix_s=unix_s)
+        removal = keep_latest(store, lease, num_to_keep=most, also=also, without=without, unix_s=unix_s)
+        tidy(store, now_unix_s=unix_s())
+        return removal
     finally:
         lease.release()
 

@@ -22,6 +22,7 @@ from podembed.orchestrator.commit.published import (
     published_commits,
     read_pins,
 )
+from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.publish.following import Following
 from podembed.serving.publish.listing import published_now, render_versions, roll_back
 from podembed.serving.publish.publisher import publish
@@ -29,9 +30,11 @@ from podembed.serving.publish.versions import FILES, read_version, version_file
 from podembed.serving.server.replica import Replica
 from podembed.serving.server.rows import RowsByKey
 from podembed.tools.fsck.check import check_run
+from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
+from tests.clock import FakeClock
 from tests.orchestrator.committed_tables import flip_byte
 from tests.serving.server.served_runs import listed, newest_commit, part, predicted, scored, store_of
 from tests.small_job import small_job
@@ -240,7 +243,8 @@ def test_damage_leaves_the_old_version_where_it_is(
     run = fit_job(job, tmp_path, name="run", max_steps=3, checkpoint_config=checkpoints).path
     store = Store(run)
     first = publish(run, job=job).version
-    replica = Replica(store)
+    clock = FakeClock()
+    replica = Replica(store, clock=clock)
     replica.follow()
     before = scored(replica, columns).tobytes()
     run = fit_job(job, tmp_path, name="run", max_steps=6, checkpoint_config=checkpoints).path
@@ -264,6 +268,7 @@ def test_damage_leaves_the_old_version_where_it_is(
             else:
                 path.unlink()
             if not (change == "remove" and "pointers" in str(path)):
+                clock.sleep(100.0)
                 assert not replica.follow(), (path, change)
                 assert replica.error is not None
                 assert "Found" in replica.error or "found" in replica.error or "missing" in replica.error
@@ -281,3 +286,40 @@ def test_damage_leaves_the_old_version_where_it_is(
     flip_byte(damages[3], 40)
     with pytest.raises(DocumentRefused):
         read_version(store, second.name)
+
+
+def test_a_version_that_cannot_be_loaded_is_not_loaded_all_the_time(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a wrong probe not before the pointer changes, after an error of the storage with growing pauses."""
+    job = small_job(folder=small_data, audit=False, evaluate=False)
+    checkpoints = CheckpointConfig(every_steps=3, num_to_keep=9)
+    run = fit_job(job, tmp_path, name="run", max_steps=6, checkpoint_config=checkpoints).path
+    first, second = (publish(run, commit=name, job=job).version for name in reversed(read_lineage(store_of(run))))
+    roll_back(store_of(run), first.name)
+    clock = FakeClock()
+    replica = Replica(store_of(run), clock=clock)
+    replica.follow()
+    loads: list[float] = []
+    errors: list[Exception] = [ChunkDamaged("rows", "nothing", "something"), ModelError("Found other outputs.")]
+
+    def fail(*arguments: Any) -> None:
+        loads.append(clock.now_s)
+        raise errors[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replica, "_load", fail)
+        for tries in ([0, 2, 6, 14, 30, 62, 122, 182], [0]):
+            roll_back(store_of(run), second.name)
+            loads.clear()
+            for _ in range(200):
+                assert not replica.follow()
+                assert replica.error == str(errors[0])
+                clock.sleep(1.0)
+            assert [at - loads[0] for at in loads] == tries
+            errors.reverse()
+            roll_back(store_of(run), first.name)
+            assert not replica.follow(), "it answers already"
+            assert replica.error is None
+    roll_back(store_of(run), second.name)
+    assert replica.follow()
