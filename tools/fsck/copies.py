@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease_files import read_commit_names
 from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
@@ -29,7 +30,11 @@ from podembed.workers.storage.strict_json import DocumentRefused
 
 
 def check_copy(store: Store, *, commit: str | None, on_commit: Callable[[CheckedCommit], None]) -> RunCheck:
-    """Arguments and result are as for `check_run`. A commit counts if a kept version or a pin needs it."""
+    """Arguments and result are as for `check_run`. A commit counts if a kept version or a pin needs it.
+
+    Raises:
+      ConfigurationError: there is no commit of this name.
+    """
     findings: list[Finding] = []
     source = "RUN"
     try:
@@ -37,8 +42,13 @@ def check_copy(store: Store, *, commit: str | None, on_commit: Callable[[Checked
     except (NameNotFound, DocumentRefused) as error:
         findings.append(finding_of_run(damage_of(COPY_FILE, error, "its record"), "which run this is a copy of"))
     names = sorted(read_commit_names(store), reverse=True)
+    if commit is not None and commit not in names:
+        raise ConfigurationError(
+            f"Found no commit '{commit[:60]}' in {store.location}. Expected one of "
+            f"{', '.join(names) or 'none'}. Name it."
+        )
     if commit is not None:
-        names = [name for name in names if name == commit]
+        names = [commit]
     else:
         findings += version_findings(store)
     try:

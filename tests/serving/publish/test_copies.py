@@ -85,6 +85,8 @@ def test_a_copy_answers_as_the_run_does(small_data: str, columns: dict[str, list
     assert checked.is_intact
     assert not checked.leftovers
     assert checked.is_copy
+    with pytest.raises(ConfigurationError, match="Found no commit 's1'"):
+        check_run(url, commit="s1")
     assert "its commit is gone" in render_versions(target)
     roll_back(target, None)
     assert follower.follow()
