@@ -132,7 +132,7 @@ class App(Endpoints):
             name=self._name,
             inputs=inputs,
             example=version.example,
-            item_columns=self.retrieval.index.names if self.retrieval is not None else None,
+            items=self.retrieval.index if self.retrieval is not None else None,
         )
         return json_response(found)
 
@@ -186,12 +186,8 @@ class App(Endpoints):
                 "feature of the items, or with --items FILE."
             )
         wanted = self.retrieval.read(parse_json(await self._body(request)))
-        until_s = SYSTEM_CLOCK.monotonic_s() + self._timeout_s(request)
-
-        async def score(columns: Mapping[str, Any]) -> Answer:
-            return await self._scored(request, columns, timeout_s=until_s - SYSTEM_CLOCK.monotonic_s())
-
-        found = await self.retrieval.answer(wanted, score)
+        began_s = SYSTEM_CLOCK.monotonic_s()
+        found = await self.retrieval.answer(wanted, lambda columns: self._scored(request, columns, began_s))
         if found.answer is not None:
             self._record(found.columns, found.answer)
         version = found.answer.version if found.answer is not None else self._version().name
@@ -215,7 +211,7 @@ class App(Endpoints):
             raise Refused(404, f"Found version {name}. Expected {wanted:.80}. Leave the version out for the newest.")
 
     async def _answer(self, request: Request, columns: Mapping[str, Any]) -> Answer:
-        answer = await self._scored(request, columns, timeout_s=self._timeout_s(request))
+        answer = await self._scored(request, columns, SYSTEM_CLOCK.monotonic_s())
         self._record(columns, answer)
         return answer
 
@@ -223,8 +219,8 @@ class App(Endpoints):
         if self._recorder is not None:
             self._recorder.take(columns, answer, self._version().model.manifest)
 
-    async def _scored(self, request: Request, columns: Mapping[str, Any], *, timeout_s: float) -> Answer:
-        began_s = SYSTEM_CLOCK.monotonic_s()
+    async def _scored(self, request: Request, columns: Mapping[str, Any], began_s: float) -> Answer:
+        timeout_s = self._timeout_s(request)
         await self._require_step(request, timeout_s)
         count = self._count(columns)
         try:

@@ -31,6 +31,9 @@ class ItemColumns:
       key: column of the keys, integers or texts, each once.
       source: what the table was read from, for messages.
 
+    Attributes:
+      key, source: as given.
+
     Raises:
       ConfigurationError: the keys are none.
     """
@@ -55,7 +58,7 @@ class ItemColumns:
                 f"Found {len(keys):,} rows with {len(keys.drop_null().unique()):,} keys in column {key!r} of {source}. "
                 "Expected each key once, and none missing. Keep one row of each item."
             )
-        self.key, self._keys, self._table, self._source = key, keys, table, source
+        self.key, self._keys, self._table, self.source = key, keys, table, source
         self._codes: dict[str, tuple[np.ndarray, np.ndarray | None, dict[tuple[bool, Value], int]]] = {}
 
     def __len__(self) -> int:
@@ -102,13 +105,15 @@ class ItemColumns:
         manifest = version.model.manifest
         feature = feature_of(version, name)
         is_plain = not (feature["crossed_with"] or feature["boundaries"] or feature["weights"] or feature["unit"])
+        # Of texts a key is the hash.
+        has_numbers = feature["mode"] == "as_is" and feature["holds"] in (None, "integers")
         described = manifest["tables"][feature["table"]]
         table = version.tables[described["name"]]
         if feature["vocabulary"] is not None and is_plain:
             keys = pa.array(version.model.lines_of(feature["vocabulary"]), pa.large_string())
-        elif isinstance(table, RowsByKey) and feature["mode"] == "as_is" and is_plain:
+        elif isinstance(table, RowsByKey) and has_numbers and is_plain:
             keys = pa.array(table.held_keys())
-        elif feature["mode"] != "as_is" or not is_plain or described["keys"] is not None:
+        elif not (has_numbers and is_plain) or described["keys"] is not None:
             raise ConfigurationError(
                 f"Found feature {name!r}, whose rows say nothing of the values that they stand for. Expected items to "
                 "recommend. Pass a file with all of them: --items FILE."
@@ -163,10 +168,12 @@ class ItemColumns:
             return columns
         given = columns[self.key]
         keys = given.tolist() if isinstance(given, np.ndarray) else list(given)
+        # An item may be a bag of one key.
+        keys = [key[0] if type(key) is list and len(key) == 1 else key for key in keys]
         places = self.places(keys)
         if (places < 0).any():
             raise ModelError(
-                f"Found {self.key} {keys[int(np.argmin(places))]!r:.80}, which is not in {self._source}, without "
+                f"Found {self.key} {keys[int(np.argmin(places))]!r:.80}, which is not in {self.source}, without "
                 f"{missing}. Expected an item of it. Send its other columns, too, or add it to the file."
             )
         return {**columns, **self.columns(places, missing)}

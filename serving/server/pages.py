@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from podembed.serving.publish.versions import Version
-from podembed.serving.server.retrieval import MOST_ITEMS
+from podembed.serving.server.retrieval import MOST_ITEMS, ItemIndex
 from podembed.version import version as own_version
 
 _TYPES = {"INT64": {"type": "integer"}, "BYTES": {"type": "string"}, "FP32": {"type": "number"}}
@@ -72,18 +72,15 @@ def openapi(
     name: str,
     inputs: Sequence[Mapping[str, Any]],
     example: Mapping[str, Any],
-    item_columns: Sequence[str] | None,
+    items: ItemIndex | None,
 ) -> dict[str, Any]:
-    """The OpenAPI 3.1 description of all requests.
-
-    Args:
-      item_columns: columns that the server knows of items, where it recommends some.
-    """
+    """The OpenAPI 3.1 description of all requests."""
     columns = {one["name"]: {"type": "array", "items": _item(one)} for one in inputs}
+    filled = set() if items is None else {*items.names} - {items.items.key}
     scores = {key: {"type": "array", "items": {"type": "number"}} for key in manifest["outputs"]}
     score = _post(
         "Scores of some samples, given as columns",
-        {"type": "object", "properties": columns, "required": list(columns)},
+        {"type": "object", "properties": columns, "required": [name for name in columns if name not in filled]},
         {"type": "object", "properties": {**scores, "model_version": _TEXT}},
         example=dict(example),
     )
@@ -92,7 +89,7 @@ def openapi(
         {"type": "object", "properties": {"inputs": _TENSORS}},
         {"type": "object", "properties": {"model_version": _TEXT, "outputs": _TENSORS}},
     )
-    recommend = {} if item_columns is None else {"/recommend": _recommend(columns, example, item_columns)}
+    recommend = {} if items is None else {"/recommend": _recommend(columns, example, items.names)}
     return {
         "openapi": "3.1.0",
         "info": {"title": name, "version": str(own_version()), "description": "Scores of one version of a model."},

@@ -26,7 +26,7 @@ from podembed.serving.publish.versions import PROBE, read_file
 from podembed.serving.server.item_columns import ItemColumns, Value, feature_of
 from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.serving.server.scorer import Answer
-from podembed.serving.server.towers import TowerOutputs, find_towers, item_vectors, scores_of, vector_of
+from podembed.serving.server.towers import TowerOutputs, find_towers, item_samples, item_vectors, scores_of, vector_of
 from podembed.serving.server.vector_index import MOST_FLAT, SPREAD, TOP, VectorIndex, best_of, share_found
 from podembed.workers.storage.store import Store
 
@@ -35,7 +35,7 @@ MOST_SCORED = 10_000
 MOST_ITEMS = 1_000
 """Of one answer."""
 _MOST_WITHOUT = 10_000
-_LOOK_S, _RETRY_S = 0.2, 10.0
+_LOOK_S, _RETRY_S, _CLOSE_S = 0.2, 10.0, 1.0
 _FIELDS = ("context", "k", "without", "filter")
 _logger = logging.getLogger(__name__)
 
@@ -102,7 +102,8 @@ class ItemIndex:
         """What it is, for people."""
         among = f"recommends among {len(self.items):,} items"
         if self.vectors is None:
-            return f"{among}: {'all are scored' if len(self.items) <= MOST_SCORED else 'too many without two towers'}"
+            few = len(self.items) <= MOST_SCORED
+            return f"{among}: {'all' if few else f'up to {MOST_SCORED:,} that a filter leaves'} are scored"
         kind = "flat" if self.vectors.is_flat else "IVF"
         return f"{among}: {kind} index, made in {self.seconds:.1f} s, recall {self.vectors.recall:.4f}"
 
@@ -149,9 +150,9 @@ class Retrieval:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, after the index that it makes."""
+        """Ends the thread. An index that it makes is not waited for."""
         self._ends.set()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
 
     def series(self) -> bytes:
         """Series for Prometheus."""
@@ -237,18 +238,15 @@ class Retrieval:
                     f"{version.model.columns}. Put the key first in the file of --items, or name its feature: "
                     "--recommend FEATURE."
                 )
-            probe, _ = decode_probe(read_file(self._store, version.version, PROBE), PROBE)
-            context = [name for name in version.model.columns if name not in names]
-            contexts = {name: probe[name] for name in context}
-            count = len(next(iter(probe.values())))
-            some = np.linspace(0, len(items) - 1, count).astype(np.int64)
-            towers = find_towers(version, contexts, items.columns(some, names)) if len(contexts) else None
-            values = users = None
-            if towers is not None:
-                lone = {name: values[:1] for name, values in contexts.items()}
-                values = item_vectors(version, towers, items, names, lone)
-                users = _user_vectors(version, towers, contexts, items.columns(some, names))
+            try:
+                towers, values, users = self._vectors(version, items, names, is_first=before is None)
+            except ModelError as error:
+                raise ConfigurationError(
+                    f"Found an item in {items.source} that the model cannot read: {error} Expected values as in "
+                    "training. Correct that item, or leave it out."
+                ) from error
             name, step = version.name, version.manifest.step
+            context = [one for one in version.model.columns if one not in names]
         vectors = older = None
         if values is not None and users is not None:
             older = _older_recall(users, values, items, before)
@@ -264,6 +262,26 @@ class Retrieval:
             seconds=self._clock.monotonic_s() - began_s,
             older_recall=older,
         )
+
+    def _vectors(
+        self, version: ServedVersion, items: ItemColumns, names: Sequence[str], *, is_first: bool
+    ) -> tuple[TowerOutputs | None, np.ndarray | None, np.ndarray | None]:
+        """The towers of a version, the vectors of all items, and those of the probe's users; None without towers."""
+        probe, _ = decode_probe(read_file(self._store, version.version, PROBE), PROBE)
+        contexts = {name: values for name, values in probe.items() if name not in names}
+        count = len(next(iter(probe.values())))
+        some = items.columns(np.linspace(0, len(items) - 1, count).astype(np.int64), names)
+        towers = find_towers(version, contexts, some)
+        samples = item_samples(version, items, names, {name: values[:1] for name, values in contexts.items()})
+        if towers is None:
+            if is_first and self._items is not None:
+                # An item that cannot be read is found now, and not by a request.
+                for _ in samples:
+                    pass
+            return None, None, None
+        (outputs,) = version.model.score([version.model.read({**contexts, **some})])
+        users = vector_of(outputs, towers.user).astype(np.float32)
+        return towers, item_vectors(version, towers, samples), users
 
 
 class IndexSeries:
@@ -291,12 +309,6 @@ class IndexSeries:
             self._recall.labels("own").set(index.vectors.recall)
         if index.older_recall is not None:
             self._recall.labels("next").set(index.older_recall)
-
-
-def _user_vectors(version: ServedVersion, towers: TowerOutputs, contexts: Columns, items: Columns) -> np.ndarray:
-    """float32 `[n, width]` of some contexts."""
-    (outputs,) = version.model.score([version.model.read({**contexts, **items})])
-    return vector_of(outputs, towers.user).astype(np.float32)
 
 
 def _older_recall(users: np.ndarray, vectors: np.ndarray, items: ItemColumns, before: ItemIndex | None) -> float | None:

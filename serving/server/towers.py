@@ -7,14 +7,14 @@ which is measured, and never an exact score.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.serving.artifact.exported_model import scores_among
+from podembed.serving.artifact.exported_model import Samples, scores_among
 from podembed.serving.server.item_columns import ItemColumns
 from podembed.serving.server.replica import ServedVersion
 
@@ -80,10 +80,10 @@ def vector_of(outputs: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return values.reshape(len(values), values.shape[-1])
 
 
-def item_vectors(
-    version: ServedVersion, towers: TowerOutputs, items: ItemColumns, names: Sequence[str], context: Mapping[str, Any]
-) -> np.ndarray:
-    """float32 `[items, width]`, the vectors of all items.
+def item_samples(
+    version: ServedVersion, items: ItemColumns, names: Sequence[str], context: Mapping[str, Any]
+) -> Iterator[Samples]:
+    """All items as samples of one context, a run of the program at once.
 
     Args:
       names: columns of items that the model reads.
@@ -92,13 +92,15 @@ def item_vectors(
     Raises:
       ModelError: the columns of an item do not fit the model.
     """
-    parts = []
     for start in range(0, len(items), version.most_samples):
         places = np.arange(start, min(start + version.most_samples, len(items)))
-        columns = {**context, **items.columns(places, names)}
-        (outputs,) = version.model.score([version.model.read(columns, with_context=True)])
-        parts.append(vector_of(outputs, towers.item).astype(np.float32))
-    return np.concatenate(parts)
+        yield version.model.read({**context, **items.columns(places, names)}, with_context=True)
+
+
+def item_vectors(version: ServedVersion, towers: TowerOutputs, samples: Iterator[Samples]) -> np.ndarray:
+    """float32 `[items, width]`, the vectors of items."""
+    found = (version.model.score([one])[0] for one in samples)
+    return np.concatenate([vector_of(outputs, towers.item).astype(np.float32) for outputs in found])
 
 
 def scores_of(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -108,10 +110,12 @@ def scores_of(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
       ConfigurationError: there is not one a sample.
     """
     scores = scores_among(dict(outputs))
+    if isinstance(scores, Mapping) and len(scores) == 1:
+        (scores,) = scores.values()
     if isinstance(scores, Mapping) or scores[:1].size != 1:
         raise ConfigurationError(
-            f"Found outputs {sorted(outputs)}. Expected one score a sample, by which items are ranked. Serve without "
-            "--recommend and --items, or publish a model with one score."
+            f"Found outputs {sorted(outputs)}. Expected one score a sample, by which items are ranked. Publish one "
+            "alone, with --outputs NAME, or serve without --recommend and --items."
         )
     return scores.reshape(len(scores))
 

@@ -215,6 +215,8 @@ def test_without_towers_all_items_of_a_file_are_scored_and_filtered(folder: Path
     assert client.post("/score", json={**context, "item": ITEMS}).json() == whole
     own = client.post("/score", json={**context, "item": ["new", "i3"], "brand": ["b1", "b9"]})
     assert own.status_code == 200
+    described = client.get("/openapi.json").json()["paths"]["/score"]["post"]["requestBody"]
+    assert described["content"]["application/json"]["schema"]["required"] == ["hour", "user", "item"]
     unknown = client.post("/score", json={**context, "item": ["new", "i3"]})
     assert unknown.status_code == 400
     assert "Found item 'new', which is not in" in unknown.json()["error"]
@@ -305,6 +307,7 @@ def test_files_and_features_that_name_no_items_are_refused(folder: Path, clicks:
         ("Expected each key once", {"items": written(item=["a", None])}),
         ("Expected the keys of items, integers or texts", {"items": written(item=[1.5])}),
         ("with its key in column 'item'", {"items": written(name=["a"]), "feature": "item"}),
+        ("Found an item in", {"items": written(item=["a", "b"], brand=["x", ["y"][0]], hour=[1.0, float("inf")])}),
         ("Found 0 rows", {"items": written(item=pa.array([], pa.string()))}),
     ]:
         with pytest.raises((ConfigurationError, InputError)) as caught:
