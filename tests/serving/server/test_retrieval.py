@@ -78,7 +78,7 @@ def clicks_job(folder: Path) -> JobConfig:
     return JobConfig(
         name="clicks",
         features={
-            "user": FeatureConfig(TableConfig(NUM_USERS, 8, name="users")),
+            "user": FeatureConfig(TableConfig(capacity=64, dim=8, name="users")),
             "item": FeatureConfig(TableConfig(64, 8, name="items")),
             "brand": FeatureConfig(TableConfig(16, 8, name="brands")),
         },
@@ -274,6 +274,13 @@ def test_too_many_items_without_towers_are_refused(clicks: str, serve: Any, tmp_
     assert answer.status_code == 400
     assert "Found 10,001 items to score, of a model without two towers" in answer.json()["error"]
     assert len(recommended(client, context={"user": 3, "hour": 1}, k=400, filter={"is_new": True})["items"]) == 300
+
+
+def test_keys_that_have_a_row_are_items(folder: Path, clicks: str, serve: Any) -> None:
+    client, _, _ = serve(clicks, feature="user")
+    users = set(pq.read_table(folder / "data.parquet").column("user").to_pylist())
+    found = recommended(client, context={"item": "i1", "brand": "b1", "hour": 0.5}, k=100)
+    assert {*found["items"]} == users
 
 
 def test_a_server_without_items_says_how_to_start_it(clicks: str) -> None:
