@@ -8,6 +8,8 @@ answers, for rates; `open_loop.py` asks at 70 % of that rate, for latencies. Rat
 server's process, since the asking program takes CPU, too. `in_process` is the same model without a server or JSON: the
 samples a CPU second of `podembed predict` on the same rows, columns already read.
 
+`--workers W` scores in several processes, `--shards S` with the rows of others; CPU seconds are those of all of them.
+
 `--swap S` publishes a version with 1 % of the rows changed every S seconds meanwhile.
 """
 
@@ -24,6 +26,8 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +93,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--rate", type=float, default=0, help="requests a second for latencies; 0: 70 % of the peak")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--shards", type=int, default=0)
     parser.add_argument("--swap", type=float, default=0)
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -122,19 +128,33 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     run = train(4)
     columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "label"}
     rates = {"in_process": in_process(run, options.samples)}
-    command = [sys.executable, "-m", "podembed", "serve", run, "--port", "0"]
+    subprocess.run([sys.executable, "-m", "podembed", "publish", run], check=True, stdout=subprocess.PIPE, cwd=ROOT)
+    with ExitStack() as stack:
+        shards = [
+            stack.enter_context(serving(run, ["--shard", f"{at}/{options.shards}"])) for at in range(options.shards)
+        ]
+        flags = ["--workers", str(options.workers)]
+        flags += ["--shards", *(address for _, _, address in shards)] if shards else []
+        pids, loaded, address = stack.enter_context(serving(run, flags))
+        bodies = [body_of(columns, at, options.samples) for at in range(NUM_BODIES)]
+        pids += [pid for own, _, _ in shards for pid in own]
+        said = {"bench": options.bench, "samples": options.samples, "workers": options.workers, "loaded": loaded}
+        return said | ask(pids, address, bodies, run, train, rates, options)
+
+
+@contextmanager
+def serving(run: str, flags: list[str]) -> Iterator[tuple[list[int], str, str]]:
+    """The processes of a server, what it says of its version, and its address."""
+    command = [sys.executable, "-m", "podembed", "serve", run, "--port", "0", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         try:
             assert server.stdout is not None
-            # What was published, what was loaded, where it answers.
-            _, loaded, address = (server.stdout.readline() for _ in range(3))
-            address = address.split()[2]
-            bodies = [body_of(columns, at, options.samples) for at in range(NUM_BODIES)]
-            return {"bench": options.bench, "samples": options.samples, "loaded": loaded.strip()} | ask(
-                server, address, bodies, run, train, rates, options
-            )
+            loaded, address = (server.stdout.readline() for _ in range(2))
+            workers = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text(encoding="utf-8").split()
+            yield [server.pid, *map(int, workers)], loaded.strip(), address.split()[2]
         finally:
-            server.kill()
+            server.terminate()
+            server.wait(30)
 
 
 def body_of(columns: dict[str, list[Any]], at: int, samples: int) -> bytes:
@@ -186,7 +206,7 @@ def in_process(run: str, samples: int) -> float:
 
 
 def ask(
-    server: subprocess.Popen[str],
+    pids: list[int],
     address: str,
     bodies: list[bytes],
     run: str,
@@ -203,7 +223,7 @@ def ask(
         swapper = threading.Thread(target=swap, args=(run, train, options.swap, ends, swaps))
         if options.swap:
             swapper.start()
-        before = sum(cpu_s([server.pid]).values())
+        before = sum(cpu_s(pids).values())
         out = subprocess.run(
             [
                 "wrk",
@@ -219,7 +239,7 @@ def ask(
             text=True,
             check=True,
         ).stdout
-        used = sum(cpu_s([server.pid]).values()) - before
+        used = sum(cpu_s(pids).values()) - before
         found = parsed(out, used, options)
         found |= latencies(f"{address}/score", bodies[0], options.rate or 0.7 * found["requests_s"], options)
         ends.set()

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from podembed.serving.predict.rank import rank_all
     from podembed.serving.predict.recommend import recommend
     from podembed.serving.publish.publisher import Offer, publish
-    from podembed.serving.server.serve import ServerConfig, asgi_app
+    from podembed.serving.server.serve import asgi_app
+    from podembed.serving.server.server_config import ServerConfig
     from podembed.tools.metrics.point import Measurement, Point
     from podembed.workers.columns.vocabulary import vocabulary_size
     from podembed.workers.control.callback import Callback

@@ -106,6 +106,9 @@ class Serve:
     """Folder for a share of the requests with their scores, as Parquet files; `podembed replay` scores them again."""
     record_share: float = 0.01
     """Share of the requests that --record keeps."""
+    workers: int = 1
+    """Processes that score, over the same memory. One for each two or three cores is enough, since a run of the program
+    uses several."""
     shard: str | None = None
     """Hold a share of the tables instead, such as 0/3, for processes with --shards."""
     shards: tuple[str, ...] = ()
@@ -266,7 +269,8 @@ def _serve(command: Serve) -> int:
         ) from error
     from podembed.serving.publish.listing import published_now
     from podembed.serving.server.endpoints import Limits
-    from podembed.serving.server.serve import ServerConfig, serve
+    from podembed.serving.server.serve import serve
+    from podembed.serving.server.server_config import ServerConfig
     from podembed.serving.server.shares import ShardPlace
 
     url, commit = split_reference(command.run)
@@ -294,8 +298,9 @@ def _serve(command: Serve) -> int:
         shards=command.shards,
         recommend=command.recommend,
         items=command.items,
+        workers=command.workers,
     )
-    serve(store, config, told=lambda line: print(line, flush=True))
+    serve(store, config, run=url, told=lambda line: print(line, flush=True))
     return 0
 
 

@@ -108,12 +108,17 @@ class App(Endpoints):
         is_ready = self._replica.current is not None and not self.is_draining
         return json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
-    async def _series(self, request: Request) -> Response:
+    def refresh(self) -> None:
+        """Brings up to date what is measured by looking, for other processes that answer with it."""
         self._metrics.waiting.set(self._scorer.num_waiting)
         self._metrics.oldest.set(self._scorer.oldest_s)
         if self._recorder is not None:
             self._metrics.recorded.set(self._recorder.num_recorded)
             self._metrics.record_dropped.set(self._recorder.num_dropped)
+        self._metrics.look()
+
+    async def _series(self, request: Request) -> Response:
+        self.refresh()
         found = self._metrics.text() + (self.retrieval.series() if self.retrieval is not None else b"")
         return Response(found, media_type="text/plain; version=0.0.4")
 

@@ -23,7 +23,7 @@ from podembed.orchestrator.commit.published import Pointer, newest_pointer
 from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.publish.versions import SCHEMA, Version, manifest_digest, read_file, read_version
 from podembed.serving.served_files import served_files
-from podembed.serving.server.rows import RowsByKey, RowsByNumber, TableRows
+from podembed.serving.server.rows import RowsByKey, RowsByNumber, TableMemory, TableRows
 from podembed.serving.server.shares import ShardPlace
 from podembed.workers.storage.storage_errors import NameNotFound
 from podembed.workers.storage.store import Store
@@ -75,14 +75,23 @@ class HeldVersions(Generic[V]):
 
     Args:
       share: which rows are held.
+      memory: where they lie.
       clock: of the machine.
 
     Attributes:
       error: why the newest pointer is not followed, or None.
     """
 
-    def __init__(self, store: Store, *, share: ShardPlace | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        share: ShardPlace | None = None,
+        memory: TableMemory | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._store, self._share, self._clock = store, share or ShardPlace(), clock
+        self._memory = memory or TableMemory()
         # The last one was made last. At most two.
         self._chain: list[V] = []
         self._current: V | None = None
@@ -253,14 +262,20 @@ class HeldVersions(Generic[V]):
                 share = self._share.in_table(files)
                 has_keys = described["keys"] is not None
                 tables[name] = (
-                    RowsByKey.of(store, files, described["keys"], share)
+                    RowsByKey.of(store, files, described["keys"], share, self._memory)
                     if has_keys
-                    else RowsByNumber.of(store, files, share)
+                    else RowsByNumber.of(store, files, share, self._memory)
                 )
         except BaseException:
             _undo(made)
             raise
         return tables, made
+
+    def _let_go(self, version: V) -> None:
+        """Takes a version out of memory, and returns when nobody uses it any more."""
+        with self._changed:
+            self._chain.remove(version)
+            self._changed.wait_for(lambda: not version.num_users)
 
     def _manifest(self, version: Version) -> Manifest:
         try:
@@ -280,9 +295,7 @@ class HeldVersions(Generic[V]):
             older, newer = self._chain
             # After a rollback the older one answers.
             gone = newer if older is self._current else older
-            with self._changed:
-                self._chain.remove(gone)
-                self._changed.wait_for(lambda: not gone.num_users)
+            self._let_go(gone)
             for name, one in older.tables.items():
                 other = newer.tables.get(name)
                 if not isinstance(one, _CHAINED) or not isinstance(other, _CHAINED) or one.arena is not other.arena:

@@ -21,7 +21,7 @@ from podembed.orchestrator.commit.verification import require_metadata
 from podembed.serving.committed_rows import BATCH_BYTES, row_batches
 from podembed.serving.row_form import decoded
 from podembed.serving.served_files import SCALE
-from podembed.serving.server.shares import TableShare
+from podembed.serving.server.shares import ShardPlace, TableShare
 from podembed.workers.checkpoint.arrays import read_dense
 from podembed.workers.checkpoint.checkpoint_files import ROWS, TableFiles
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
@@ -48,6 +48,22 @@ class TableRows(Protocol):
         ...
 
 
+class TableMemory:
+    """Where tables lie: in this process alone."""
+
+    def rows(self, num_rows: int, dim: int) -> np.ndarray:
+        """float32 zeros; memory is taken where they are written."""
+        return mapped_zeros((num_rows, dim))
+
+    def copy(self, places: np.ndarray) -> np.ndarray:
+        """Places in an arena."""
+        return places.copy()
+
+    def lines(self, num_buckets: int, per_bucket: int) -> np.ndarray:
+        """As `new_lines`."""
+        return new_lines(num_buckets, per_bucket)
+
+
 class Arena:
     """Rows of all versions of one table. Mutated by whoever makes versions.
 
@@ -55,8 +71,9 @@ class Arena:
       values: float32 `[2 * num_rows, dim]`; memory is taken where it is written.
     """
 
-    def __init__(self, num_rows: int, dim: int) -> None:
-        self.values = mapped_zeros((_VERSIONS * num_rows, dim))
+    def __init__(self, num_rows: int, dim: int, memory: TableMemory) -> None:
+        self.memory = memory
+        self.values = memory.rows(_VERSIONS * num_rows, dim)
         self._free: list[np.ndarray] = []
         self._end = 0
 
@@ -84,41 +101,51 @@ class Arena:
 class RowsByNumber:
     """Rows by their numbers, of a whole table or of a share of it. As `TableRows`.
 
-    Args:
-      places: int32, by local number.
-
     Attributes:
+      places: int32, by local number.
       replaced: places of the version before that this one does not use.
     """
 
     def __init__(self, arena: Arena, places: np.ndarray, replaced: np.ndarray, share: TableShare) -> None:
-        self._arena, self._places, self.replaced, self._share = arena, places, replaced, share
+        self._arena, self.places, self.replaced, self._share = arena, places, replaced, share
 
     @property
     def arena(self) -> np.ndarray:
         return self._arena.values
+
+    @property
+    def memory(self) -> TableMemory:
+        return self._arena.memory
 
     def held(self, ids: np.ndarray) -> np.ndarray:
         """bool `[n]`, whether each id is a row that is here."""
         return self._share.holds(ids)
 
     def places_of(self, ids: np.ndarray) -> np.ndarray | None:
-        return self._places[self._share.local(ids)]
+        return self.places[self._share.local(ids)]
 
     def values(self, ids: np.ndarray) -> np.ndarray:
         found = aligned_empty((len(ids), self.arena.shape[1]))
-        gather(self.arena, self._places[self._share.local(ids)].astype(np.int64), found)
+        gather(self.arena, self.places[self._share.local(ids)].astype(np.int64), found)
         return found
 
     @staticmethod
-    def of(store: Store, files: TableFiles, share: TableShare) -> RowsByNumber:
+    def over(values: np.ndarray, places: np.ndarray) -> RowsByNumber:
+        """A whole table over the arrays of another process."""
+        arena = Arena(0, values.shape[1], TableMemory())
+        arena.values = values
+        share = TableShare(ShardPlace(), num_buckets=1, num_rows=len(places))
+        return RowsByNumber(arena, places, np.zeros(0, np.int32), share)
+
+    @staticmethod
+    def of(store: Store, files: TableFiles, share: TableShare, memory: TableMemory) -> RowsByNumber:
         """Reads what a share holds of a table.
 
         Raises:
           ChunkDamaged: a file is missing or is not what was committed.
         """
-        arena = Arena(share.num_rows, files.dim)
-        places = arena.take(share.num_rows)
+        arena = Arena(share.num_rows, files.dim, memory)
+        places = memory.copy(arena.take(share.num_rows))
         start = 0
         for _, batch in _row_values(store, files, share):
             arena.values[start : start + len(batch)] = batch
@@ -136,7 +163,7 @@ class RowsByNumber:
           ChunkDamaged: a file is missing or is not what was committed.
         """
         changes = _row_values(store, files, self._share, since)
-        places, replaced = self._places.copy(), [np.zeros(0, np.int32)]
+        places, replaced = self.memory.copy(self.places), [np.zeros(0, np.int32)]
         try:
             for ids, rows in changes:
                 # As bits: a number that is not one is equal to itself here, and zeros of both signs differ.
@@ -144,17 +171,17 @@ class RowsByNumber:
                 fresh = self._arena.take(int(differs.sum()))
                 self._arena.values[fresh] = rows[differs]
                 numbers = self._share.local(ids[differs])
-                replaced.append(self._places[numbers])
+                replaced.append(self.places[numbers])
                 places[numbers] = fresh
         except BaseException:
             # The version will not be, so nobody uses what was written for it.
-            self._arena.give_back(places[places != self._places])
+            self._arena.give_back(places[places != self.places])
             raise
         return RowsByNumber(self._arena, places, np.concatenate(replaced), self._share)
 
     def undo(self, before: RowsByNumber) -> None:
         """Gives back what only this version uses; it was never used, and `before` is the version before."""
-        self._arena.give_back(self._places[self._places != before._places])
+        self._arena.give_back(self.places[self.places != before.places])
 
     def drop(self, following: RowsByNumber) -> None:
         """Gives back what only this version uses, after the last lookup in it."""
@@ -168,6 +195,7 @@ class RowsByKey:
       keys: int64, by bucket and position. Of buckets that a share does not hold nothing is written, so these take no
         memory.
       held: uint32 of the same, 0 where the row has no key.
+      lines: as `new_lines`, with the keys that have a row.
       described: how keys without a row are answered, as a version's schema has it.
     """
 
@@ -180,13 +208,13 @@ class RowsByKey:
         *,
         keys: np.ndarray,
         held: np.ndarray,
-        lines: np.ndarray | None = None,
+        lines: np.ndarray,
     ) -> None:
         self.rows, self._files, self.described, self._share = rows, files, described, share
         self._keys, self._held = keys, held
         self._per_bucket = lines_per_bucket(files.rows_per_bucket)
-        self._lines = new_lines(files.num_buckets, self._per_bucket) if lines is None else lines
-        self._small = self._lines.view(np.uint16)
+        self.lines = lines
+        self._small = lines.view(np.uint16)
         self._num_asked = self._num_unknown = 0
 
     @property
@@ -248,22 +276,40 @@ class RowsByKey:
     def _numbers(self, ids: np.ndarray) -> np.ndarray:
         found = np.empty(len(ids), np.int64)
         keys = np.ascontiguousarray(ids, np.int64)
-        find_rows(self._lines, self._small, self._per_bucket, self._files.num_buckets, keys, found)
+        find_rows(self.lines, self._small, self._per_bucket, self._files.num_buckets, keys, found)
         return found
 
     @staticmethod
-    def of(store: Store, files: TableFiles, described: Mapping[str, Any], share: TableShare) -> RowsByKey:
+    def of(
+        store: Store, files: TableFiles, described: Mapping[str, Any], share: TableShare, memory: TableMemory
+    ) -> RowsByKey:
         """Reads what a share holds of a table.
 
         Raises:
           ChunkDamaged: a file is missing or is not what was committed.
         """
-        rows = RowsByNumber.of(store, files, share)
+        rows = RowsByNumber.of(store, files, share, memory)
         size = files.num_buckets * files.rows_per_bucket
-        found = RowsByKey(rows, files, described, share, keys=np.zeros(size, np.int64), held=np.zeros(size, np.uint32))
+        found = RowsByKey(
+            rows,
+            files,
+            described,
+            share,
+            keys=np.zeros(size, np.int64),
+            held=np.zeros(size, np.uint32),
+            lines=memory.lines(files.num_buckets, lines_per_bucket(files.rows_per_bucket)),
+        )
         for bucket in found._take(_columns(store, files, share)):
             found._rebuild(bucket)
         return found
+
+    @staticmethod
+    def over(rows: RowsByNumber, files: TableFiles, described: Mapping[str, Any], lines: np.ndarray) -> RowsByKey:
+        """A whole table over the arrays of another process. The next version cannot be made of it."""
+        share = ShardPlace().in_table(files)
+        return RowsByKey(
+            rows, files, described, share, keys=np.zeros(0, np.int64), held=np.zeros(0, np.uint32), lines=lines
+        )
 
     def next(self, store: Store, files: TableFiles, since: TableFiles) -> RowsByKey:
         """The next version.
@@ -278,7 +324,7 @@ class RowsByKey:
             self._share,
             keys=self._copied(self._keys, np.zeros_like(self._keys)),
             held=self._copied(self._held, np.zeros_like(self._held)),
-            lines=self._copied(self._lines, new_lines(files.num_buckets, self._per_bucket)),
+            lines=self._copied(self.lines, self.rows.memory.lines(files.num_buckets, self._per_bucket)),
         )
         try:
             for bucket in made._take(_columns(store, files, self._share, since)):
@@ -317,7 +363,7 @@ class RowsByKey:
 
     def _rebuild(self, bucket: int) -> None:
         rows = self._files.rows_per_bucket
-        rebuild_map(self._lines, self._small, self._per_bucket, self._keys, self._held, rows, bucket)
+        rebuild_map(self.lines, self._small, self._per_bucket, self._keys, self._held, rows, bucket)
 
 
 def _columns(

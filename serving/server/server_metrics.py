@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.values import MutexValue, ValueClass
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.serving.artifact.exported_model import Samples
@@ -15,6 +17,8 @@ from podembed.serving.server.rows import RowsByKey
 from podembed.serving.server.scorer import RunWatcher
 
 PREFIX = "podembed_serve"
+# What of several workers counts; of the others the least.
+_MODES: dict[str, Any] = {"commit_age_seconds": "livemax", "version_age_seconds": "livemax", "swaps_total": "livemax"}
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _SAMPLES = (1, 8, 32, 64, 128, 256, 512, 1024, 4096)
 
@@ -43,7 +47,10 @@ class RequestMetrics:
             "swaps_total": "Versions that took over since the start",
             "follows": "1 where the newest pointer answers, 0 where it cannot be loaded",
         }
-        self._gauges = {name: Gauge(f"{PREFIX}_{name}", text, registry=registry) for name, text in gauges.items()}
+        self._gauges = {
+            name: Gauge(f"{PREFIX}_{name}", text, registry=registry, multiprocess_mode=_MODES.get(name, "livemin"))
+            for name, text in gauges.items()
+        }
 
     def count_ids(self, version: HeldVersion) -> None:
         """Takes what tables with a capacity counted since the last call."""
@@ -53,8 +60,8 @@ class RequestMetrics:
                 self._ids.labels(name).inc(asked)
                 self._unknown.labels(name).inc(asked - known)
 
-    def text(self) -> bytes:
-        """All series."""
+    def look(self) -> None:
+        """Brings up to date what is said of the version that answers."""
         version, now_s = self._versions.current, SYSTEM_CLOCK.wall_s()
         if version is not None:
             values = {
@@ -67,7 +74,14 @@ class RequestMetrics:
             }
             for name, value in values.items():
                 self._gauges[name].set(value)
-        return generate_latest(self._registry)
+
+    def text(self) -> bytes:
+        """All series; of all workers, if this is one of several."""
+        registry = self._registry
+        if ValueClass is not MutexValue:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+        return generate_latest(registry)
 
 
 class ServerMetrics(RequestMetrics, RunWatcher):
@@ -83,11 +97,23 @@ class ServerMetrics(RequestMetrics, RunWatcher):
         self._run_seconds = Histogram(
             f"{PREFIX}_run_seconds", "Reading columns and running the model", buckets=_SECONDS, registry=registry
         )
-        self.waiting = Gauge(f"{PREFIX}_waiting_samples", "Samples in the queue", registry=registry)
-        self.oldest = Gauge(f"{PREFIX}_waiting_seconds", "How long the first request has waited", registry=registry)
-        self.recorded = Gauge(f"{PREFIX}_recorded_total", "Requests that were recorded", registry=registry)
+        self.waiting = Gauge(
+            f"{PREFIX}_waiting_samples", "Samples in the queue", registry=registry, multiprocess_mode="livesum"
+        )
+        self.oldest = Gauge(
+            f"{PREFIX}_waiting_seconds",
+            "How long the first request has waited",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.recorded = Gauge(
+            f"{PREFIX}_recorded_total", "Requests that were recorded", registry=registry, multiprocess_mode="sum"
+        )
         self.record_dropped = Gauge(
-            f"{PREFIX}_record_dropped_total", "Requests that could not be recorded", registry=registry
+            f"{PREFIX}_record_dropped_total",
+            "Requests that could not be recorded",
+            registry=registry,
+            multiprocess_mode="sum",
         )
 
     def run(self, version: ServedVersion, requests: Sequence[Samples], seconds: float) -> None:

@@ -73,6 +73,7 @@ class ShardServer(Endpoints):
     async def _series(self, request: Request) -> Response:
         with self._versions.use() as version:
             self._metrics.count_ids(version)
+        self._metrics.look()
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _metadata(self, request: Request) -> Response:

@@ -1,0 +1,103 @@
+"""`run_server`: uvicorn around a program, until the process is told to end."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.serving.server.endpoints import Endpoints
+from podembed.serving.server.server_config import ServerConfig
+
+SWITCH_S = 0.0005
+_OWN_FILES = 128
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn, which drains first."""
+
+    def __init__(self, config: uvicorn.Config, app: Endpoints, drain_s: float, began: Began) -> None:
+        super().__init__(config)
+        self._app, self._drain_s, self._began, self._is_told = app, drain_s, began, False
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Ends in good order, so the process ends without an error. A second signal does not wait for clients."""
+        if self._is_told:
+            self.should_exit = self.force_exit = True
+        elif self._drain_s:
+            self._app.is_draining = True
+            timer = threading.Timer(self._drain_s, self.end)
+            timer.daemon = True
+            timer.start()
+        else:
+            self.end()
+        self._is_told = True
+
+    def end(self) -> None:
+        """Lets running requests end, then the server."""
+        self.should_exit = True
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            listening = self.servers[0].sockets[0].getsockname()
+            scheme = "https" if self.config.is_ssl else "http"
+            host = f"[{listening[0]}]" if ":" in listening[0] else listening[0]
+            self._began(self, f"{scheme}://{host}:{listening[1]}")
+
+
+Began = Callable[[DrainingServer, str], None]
+"""Gets a server that listens, and its address."""
+
+
+def run_server(
+    app: Endpoints, config: ServerConfig, *, began: Began, sockets: list[socket.socket] | None = None
+) -> None:
+    """Answers until SIGTERM or Ctrl-C, then lets running requests end, and closes the program.
+
+    Args:
+      sockets: to listen at; None for one at the address of the config.
+
+    Raises:
+      ConfigurationError: the port is taken.
+    """
+    # The thread that scores holds the interpreter for as long as it may. With the usual 5 ms, each request would wait
+    # so long to be read, and again to be answered.
+    sys.setswitchinterval(SWITCH_S)
+    settings = uvicorn.Config(
+        app.asgi(),
+        host=config.host,
+        port=config.port,
+        http="httptools",
+        log_level="warning",
+        access_log=False,
+        ssl_certfile=config.certificate,
+        ssl_keyfile=config.key,
+        lifespan="off",
+        # A client that does not read its answers must not keep the process from ending.
+        timeout_graceful_shutdown=max(1, round(config.limits.timeout_s)),
+        # Else a machine without free files could not even look for a newer version.
+        limit_concurrency=max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OWN_FILES),
+    )
+    server = DrainingServer(settings, app, config.drain_s, began)
+    try:
+        server.run(sockets=sockets)
+    except SystemExit as error:
+        # uvicorn has said why in a line of its own.
+        raise port_taken(config) from error
+    finally:
+        app.close()
+
+
+def port_taken(config: ServerConfig) -> ConfigurationError:
+    """Why it cannot listen."""
+    return ConfigurationError(
+        f"Found no way to listen at {config.host}:{config.port}. Expected an address of this machine and a free "
+        "port. Choose another --host or --port, or port 0 for any."
+    )
