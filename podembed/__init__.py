@@ -168,7 +168,7 @@ _WHERE = {
     "recommend": "serving.predict.recommend",
     "Offer": "serving.publish.publisher",
     "publish": "serving.publish.publisher",
-    "ServerConfig": "serving.server.serve",
+    "ServerConfig": "serving.server.server_config",
     "asgi_app": "serving.server.serve",
     "sampled_softmax": "workers.model.losses",
     "vocabulary_size": "workers.columns.vocabulary",
