@@ -47,6 +47,10 @@ class TableRows(Protocol):
         """float32 `[n, dim]`, the row of each id, which the caller may change."""
         ...
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What another process needs to read the same rows, by kind; nothing where they are not here."""
+        ...
+
 
 class TableMemory:
     """Where tables lie: in this process alone."""
@@ -116,6 +120,10 @@ class RowsByNumber:
     @property
     def memory(self) -> TableMemory:
         return self._arena.memory
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What another process needs to read the same rows, as `over` takes it."""
+        return {"values": self.arena, "places": self.places}
 
     def held(self, ids: np.ndarray) -> np.ndarray:
         """bool `[n]`, whether each id is a row that is here."""
@@ -220,6 +228,10 @@ class RowsByKey:
     @property
     def arena(self) -> np.ndarray:
         return self.rows.arena
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As `RowsByNumber.arrays`."""
+        return {**self.rows.arrays(), "lines": self.lines}
 
     def held(self, ids: np.ndarray) -> np.ndarray:
         """bool `[n]`, whether each key would have its row here."""

@@ -49,6 +49,9 @@ class RemoteRows:
     def places_of(self, ids: np.ndarray) -> np.ndarray | None:
         return None
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {}
+
     def values(self, ids: np.ndarray) -> np.ndarray:
         return self._local.rows[np.searchsorted(self._local.ids, ids)]
 

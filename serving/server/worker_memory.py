@@ -21,7 +21,7 @@ from podembed.serving.server.rows import TableMemory
 _DTYPES = {"float32": np.dtype(np.float32), "int32": np.dtype(np.int32), "int64": np.dtype(np.int64)}
 
 
-class SharedMemory(TableMemory):
+class WorkerMemory(TableMemory):
     """As `TableMemory`, for the process that writes."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class SharedMemory(TableMemory):
 
 
 def opened(place: Mapping[str, Any]) -> np.ndarray:
-    """An array of the process that writes, as `SharedMemory.place_of` describes it. It is not to be written to.
+    """An array of the process that writes, as `WorkerMemory.place_of` describes it. It is not to be written to.
 
     Raises:
       ConfigurationError: this process cannot reach it.

@@ -30,9 +30,9 @@ from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.publish.versions import Version
 from podembed.serving.server.held_versions import HeldVersion, HeldVersions
 from podembed.serving.server.listening import port_taken
-from podembed.serving.server.rows import RowsByKey, RowsByNumber, TableRows
+from podembed.serving.server.rows import TableRows
 from podembed.serving.server.server_config import ServerConfig
-from podembed.serving.server.worker_memory import SharedMemory
+from podembed.serving.server.worker_memory import WorkerMemory
 from podembed.workers.storage.store import Store
 
 _LOAD_S = 300.0
@@ -172,7 +172,7 @@ class Workers(HeldVersions[HeldVersion]):
         # Tables take a descriptor or two each.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        self._shared = SharedMemory()
+        self._shared = WorkerMemory()
         super().__init__(store, memory=self._shared)
         self._run, self._config, self._series = run, config, series
         self._workers: list[_Worker] = []
@@ -286,11 +286,7 @@ class Workers(HeldVersions[HeldVersion]):
         """The order to load a version."""
         place_of, tables = self._shared.place_of, {}
         for name, table in version.tables.items():
-            assert isinstance(table, (RowsByNumber, RowsByKey))
-            rows = table.rows if isinstance(table, RowsByKey) else table
-            tables[name] = {"values": place_of(rows.arena), "places": place_of(rows.places)}
-            if isinstance(table, RowsByKey):
-                tables[name]["lines"] = place_of(table.lines)
+            tables[name] = {kind: place_of(array) for kind, array in table.arrays().items()}
         return {"do": "load", "version": version.name, "number": version.number, "tables": tables}
 
 

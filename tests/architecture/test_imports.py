@@ -64,6 +64,8 @@ READS_ENVIRONMENT = {
     "orchestrator/cluster/connection.py",
     "orchestrator/cluster/own_cluster.py",
     "orchestrator/run/run.py",
+    # Hands its own to the processes that it starts.
+    "serving/server/workers.py",
     "workers/actors.py",
 }
 # Time is read and waited for here; elsewhere it is an argument, so that tests need not wait.

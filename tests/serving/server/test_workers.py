@@ -21,7 +21,7 @@ from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationErro
 from podembed.serving.publish.listing import roll_back
 from podembed.serving.publish.publisher import publish
 from podembed.serving.server.server_config import ServerConfig
-from podembed.serving.server.worker_memory import SharedMemory, opened
+from podembed.serving.server.worker_memory import WorkerMemory, opened
 from podembed.serving.server.workers import _reserved
 from tests.long_tests import is_long
 from tests.serving.server.served_runs import listed, newest_commit, part, predicted, store_of
@@ -147,7 +147,7 @@ def test_a_port_of_others_is_refused() -> None:
 
 
 def test_memory_is_mapped_while_it_is_there() -> None:
-    memory = SharedMemory()
+    memory = WorkerMemory()
     rows = memory.rows(5, 3)
     rows[:] = np.arange(15).reshape(5, 3)
     place = memory.place_of(rows)
