@@ -192,15 +192,12 @@ class Shards:
         return rows
 
     def _document(self, at: int) -> tuple[int, dict[str, Any]]:
-        try:
-            connection = self._connection(at)
-            connection.request("GET", f"/v2/models/{ROWS}", headers=self._headers)
-            response = connection.getresponse()
-            data = response.read()
-        except (OSError, http.client.HTTPException):
-            self._forget(at)
-            raise
-        document = json.loads(data)
+        # One that was not used for some time may be closed by now, and a new one costs little here.
+        self._forget(at)
+        connection = self._connection(at)
+        connection.request("GET", f"/v2/models/{ROWS}", headers=self._headers)
+        response = connection.getresponse()
+        document = json.loads(response.read())
         return response.status, document if isinstance(document, dict) else {}
 
     def _connection(self, at: int) -> http.client.HTTPConnection:
