@@ -66,8 +66,9 @@ class Recommended:
 
     Attributes:
       items: keys, the best first.
-      answer: what the items were scored with, `scores` among its outputs; None without items.
-      columns: those that were scored.
+      scores: of these, `[k]`.
+      columns: of these and of the context, as they were scored.
+      answer: of the scorer, for these; None without any.
       index_version: name of the version whose vectors named the candidates; None where all items were scored.
     """
 
@@ -198,7 +199,11 @@ class Retrieval:
             return Recommended(items=(), scores=np.zeros(0), columns={}, answer=None, index_version=version)
         columns = await asyncio.to_thread(index.items.columns, places, index.names)
         answer = await score({**wanted.context, **columns})
-        scores = scores_of(answer.outputs)
+        try:
+            scores = scores_of(answer.outputs)
+        except ConfigurationError as error:
+            # Of a version that came after the start.
+            raise ModelError(str(error)) from error
         best = np.lexsort((places, -scores))[: wanted.k]
         return Recommended(
             items=index.items.keys(places[best]),
