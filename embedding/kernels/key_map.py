@@ -40,6 +40,12 @@ def new_lines(num_buckets: int, per_bucket: int) -> np.ndarray:
     return memory[start : start + size].reshape(-1, WORDS)
 
 
+def keys_in(lines: np.ndarray) -> np.ndarray:
+    """int64, all keys that a map has, rising."""
+    counts = lines.view(np.uint16)[:, _COUNT]
+    return np.sort(lines[:, :KEYS_PER_LINE][np.arange(KEYS_PER_LINE) < counts[:, None]])
+
+
 @inlined
 def hash_of(key):
     """uint64; the low bits say the bucket, the high half the home line."""

@@ -12,10 +12,12 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.values import MutexValue, ValueClass
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError
@@ -26,6 +28,7 @@ from podembed.serving.publish.versions import PROBE, read_file
 from podembed.serving.server.item_columns import ItemColumns, Value, feature_of
 from podembed.serving.server.replica import Replica, ServedVersion
 from podembed.serving.server.scorer import Answer
+from podembed.serving.server.server_metrics import PREFIX
 from podembed.serving.server.towers import TowerOutputs, find_towers, item_samples, item_vectors, scores_of, vector_of
 from podembed.serving.server.vector_index import MOST_FLAT, SPREAD, TOP, VectorIndex, best_of, share_found
 from podembed.workers.storage.store import Store
@@ -157,7 +160,7 @@ class Retrieval:
 
     def series(self) -> bytes:
         """Series for Prometheus."""
-        return generate_latest(self._series.registry)
+        return self._series.text()
 
     def words(self) -> str:
         """What it has, for people."""
@@ -293,17 +296,22 @@ class IndexSeries:
     """What a server measures of its index. docs/serving.md has each series."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._items = Gauge("podembed_serve_index_items", "Items among which it recommends", registry=self.registry)
-        self._step = Gauge("podembed_serve_index_step", "Step of the index that answers", registry=self.registry)
-        self._seconds = Gauge("podembed_serve_index_build_seconds", "How long it was made", registry=self.registry)
-        self._recall = Gauge(
-            "podembed_serve_index_recall",
+        registry = self._registry = CollectorRegistry()
+        # Of several workers each has an index of its own.
+        least = partial(Gauge, registry=registry, multiprocess_mode="livemin")
+        self._items = least(f"{PREFIX}_index_items", "Items among which it recommends")
+        self._step = least(f"{PREFIX}_index_step", "Step of the index that answers")
+        self._seconds = least(f"{PREFIX}_index_build_seconds", "How long it was made")
+        self._recall = least(
+            f"{PREFIX}_index_recall",
             "Share of the best 100 items that it finds: its own version's, and those of the next version, until that "
             "one's index was there",
             ["version"],
-            registry=self.registry,
         )
+
+    def text(self) -> bytes:
+        """All series; nothing of one of several workers, since those of `ServerMetrics` have them then."""
+        return generate_latest(self._registry) if ValueClass is MutexValue else b""
 
     def set(self, index: ItemIndex) -> None:
         """Another index answers."""

@@ -15,7 +15,7 @@ import numpy as np
 from podembed.embedding import initializers
 from podembed.embedding.hashing import mix64
 from podembed.embedding.kernels.arrays import aligned_empty, mapped_zeros
-from podembed.embedding.kernels.key_map import find_rows, lines_per_bucket, new_lines, rebuild_map
+from podembed.embedding.kernels.key_map import find_rows, keys_in, lines_per_bucket, new_lines, rebuild_map
 from podembed.embedding.kernels.pool import gather
 from podembed.orchestrator.commit.verification import require_metadata
 from podembed.serving.committed_rows import BATCH_BYTES, row_batches
@@ -244,7 +244,7 @@ class RowsByKey:
 
     def held_keys(self) -> np.ndarray:
         """int64, the keys that have a row, rising."""
-        return np.sort(self._keys[self._held != 0])
+        return keys_in(self.lines)
 
     def places_of(self, ids: np.ndarray) -> np.ndarray | None:
         numbers = self._numbers(ids)

@@ -105,8 +105,8 @@ class _Worker:
         if self._answers != (name, number):
             self._ask({"do": "answer", "version": name, "number": number})
             self._answers = name, number
-        # It replies once it listens.
-        self._ask({"do": "tell", "error": error})
+        # It replies once it listens, and before that it may make an index of items.
+        self._ask({"do": "tell", "error": error}, timeout_s=_LOAD_S)
 
     def drop(self, name: str) -> None:
         """Takes a version out of its memory.
@@ -125,9 +125,9 @@ class _Worker:
         self._lines.close()
         self._socket.close()
 
-    def _ask(self, order: Mapping[str, Any]) -> None:
+    def _ask(self, order: Mapping[str, Any], *, timeout_s: float = _REPLY_S) -> None:
         self._send(order)
-        if error := self._reply(_REPLY_S).get("error"):
+        if error := self._reply(timeout_s).get("error"):
             raise _Gone(f"could not {order['do']}: {error}")
 
     def _send(self, order: Mapping[str, Any]) -> None:
