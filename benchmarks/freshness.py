@@ -81,7 +81,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 answered, keys = follow(address, data, committed, options, training)
         training.send_signal(signal.SIGINT)
         training.wait(60)
-    steps = sorted(step for step in committed if step >= min(answered))[: options.commits]
+    # The version that the server began with does not count.
+    steps = sorted(step for step in committed if step > min(answered))[: options.commits]
     moments = [min(at for step, at in answered.items() if step >= own) for own in steps]
     offers = {int(one.version[1:10]): one.unix_s for one in recent_pointers(Store(str(run)))}
     offered = [min(at for step, at in offers.items() if step >= own) for own in steps]
@@ -181,7 +182,7 @@ def follow(
                 if ask(address, {**example, "item": [item]}) == version:
                     is_right = (unknown_ids(address) == unknown) == is_known
                     keys[f"{'seen' if is_known else 'not seen yet'}, {'right' if is_right else 'WRONG'}"] += 1
-            if len([one for one in committed if min(answered) <= one <= step]) >= options.commits:
+            if len([one for one in committed if min(answered) < one <= step]) >= options.commits:
                 return answered, keys
         if training.poll() is not None:
             raise SystemExit("Found training ended before all commits. Expected more. Pass more --days.")

@@ -143,7 +143,10 @@ class RowsByNumber:
         arena = Arena(0, values.shape[1], TableMemory())
         arena.values = values
         share = TableShare(ShardPlace(), num_buckets=1, num_rows=len(places))
-        return RowsByNumber(arena, places, np.zeros(0, np.int32), share)
+        found = RowsByNumber(arena, places, np.zeros(0, np.int32), share)
+        # So that the kernel is loaded before a request, or the next version, waits for it.
+        found.values(np.zeros(0, np.int64))
+        return found
 
     @staticmethod
     def of(store: Store, files: TableFiles, share: TableShare, memory: TableMemory) -> RowsByNumber:
