@@ -21,6 +21,7 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.artifact.exported_model import Samples
 from podembed.serving.server.replica import Replica, ServedVersion
+from podembed.serving.server.served_model import run_size
 from podembed.serving.server.shards import ShardAway
 
 _logger = logging.getLogger(__name__)
@@ -212,15 +213,17 @@ def _refuse(requests: Sequence[_Request], error: BaseException) -> None:
 
 
 def _runs(groups: Sequence[_Group], most: int) -> list[list[_Group]]:
-    """The same groups, each list of which fits one run; a group that fits none is alone."""
+    """The same groups, each list of which is one run; a group that fits none is alone."""
     runs: list[list[_Group]] = []
-    count = 0
+    left, room = sum(group.samples.num_samples for group in groups), 0
     for group in groups:
-        count += group.samples.num_samples
-        if not runs or count > most:
+        count = group.samples.num_samples
+        if not runs or count > room:
             runs.append([])
-            count = group.samples.num_samples
+            room = run_size(left, most)
         runs[-1].append(group)
+        room -= count
+        left -= count
     return runs
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from podembed.embedding.kernels.pool import pool, pool_of
 from podembed.serving.artifact.exported_model import Bags, LoadedModel, Samples, _fitted, _part, _rounded
-from podembed.serving.predict.exported_program import padded_size
+from podembed.serving.predict.exported_program import FEWEST_SAMPLES, padded_size
 from podembed.serving.server.rows import TableRows
 
 
@@ -124,19 +124,38 @@ class ServedModel(LoadedModel):
         return self._vocabularies[vocabulary].lines
 
 
+def run_size(count: int, most: int) -> int:
+    """How many of some samples the next run of the program shall have.
+
+    A run has a power of two of samples, and takes as long as if all were real. So what is hardly more than a half is
+    scored in two runs.
+
+    Args:
+      count: samples that wait.
+      most: of one run, a power of two.
+    """
+    if count >= most:
+        return most
+    size = padded_size(count)
+    is_cut = size // 4 >= FEWEST_SAMPLES and count - size // 2 <= size // 4
+    return size // 2 if is_cut else count
+
+
 def _parts_of(samples: Samples, most: int) -> Iterator[Samples]:
-    """A request as several with at most `most` samples."""
-    if samples.num_samples <= most:
-        yield samples
-        return
-    for start in range(0, samples.num_samples, most):
-        count = min(most, samples.num_samples - start)
+    """A request as several, each of which is one run."""
+    start = 0
+    while start < samples.num_samples:
+        count = run_size(samples.num_samples - start, most)
+        if count == samples.num_samples:
+            yield samples
+            return
         inputs = {
             name: values if len(values) == 1 else values[start : start + count]
             for name, values in samples.inputs.items()
         }
         bags = [one if len(one[1]) == 2 else _part(*one, start, count, count) for one in samples.bags]
         yield Samples(count, inputs, bags)
+        start += count
 
 
 def _joined(bags: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

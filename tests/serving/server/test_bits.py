@@ -9,8 +9,10 @@ import pytest
 
 from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.artifact.exported_model import scores_among
+from podembed.serving.predict.exported_program import padded_size
 from podembed.serving.publish.publisher import publish
 from podembed.serving.server.replica import Replica
+from podembed.serving.server.served_model import run_size
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from tests.serving.predict import served_data
@@ -61,3 +63,20 @@ def test_a_served_score_is_that_of_predict(name: str, data: Path, tmp_path: Path
     assert cut.tobytes() == scored(replica, context).tobytes()
     with pytest.raises(ModelError, match=r"Expected one length of at least 1. Pass a value a sample, or one value"):
         model.read({**columns, model.columns[0]: columns[model.columns[0]][:2]}, with_context=True)
+    # In runs of their own sizes, of which the last ones are small.
+    for count in (65, 190, 300):
+        cut = scores_among(model.score_whole(model.read(part(columns, 0, count)), 256))
+        assert cut.tobytes() == expected[:count].tobytes()
+
+
+@pytest.mark.parametrize("most", [64, 512])
+def test_runs_are_never_larger_than_one_of_all(most: int) -> None:
+    for count in range(1, 1200):
+        left, runs = count, []
+        while left:
+            runs.append(run_size(left, most))
+            left -= runs[-1]
+        assert min(runs) > 0
+        assert max(map(padded_size, runs)) <= most
+        assert sum(map(padded_size, runs)) <= max(most, padded_size(count))
+    assert [run_size(count, 512) for count in (64, 190, 193, 384)] == [64, 128, 193, 256]
