@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # Tests start several hundred processes, and each would compile all of our modules if none kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test check lint types kernels tests-with-ray tests-without-ray halves long-tests fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers signals test-other-python
+.PHONY: help train test check lint types kernels tests-with-ray tests-without-ray halves long-tests serving-faults fuzz env clean simulate simulate-slices slices lease-races chaos chaos-short elastic faults papers signals test-other-python
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"
@@ -26,6 +26,7 @@ help:
 	@echo "make chaos   inject faults: the whole list, then ROUNDS=50 random schedules from SEED=1 on; an hour or two"
 	@echo "make chaos-short   the same in about a minute"
 	@echo "make faults  all fault tests with real processes, also those that make test leaves out; half an hour, as root with cut networks"
+	@echo "make serving-faults  servers, shards and publishers under faults; half an hour"
 	@echo "make long-tests  what make test leaves out, but for tests of faults; half an hour"
 	@echo "make elastic machines that join, vanish and drain under a run; some minutes"
 	@echo "make papers  the jobs of papers on 1, 2 and 3 hosts and over restarts; a quarter of an hour"
@@ -120,7 +121,11 @@ PROCESSES ?= $(shell nproc)
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES))
 
-simulate-slices: $(STAMP)
+simulate-# make serving-faults SEEDS=1000 KILLS=30 BODIES=100000: histories in one process, real processes killed, odd requests.
+serving-faults: $(STAMP)
+	$(BIN)/python -m tests.serving.campaign --seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES) --kills $(or $(KILLS),30) --bodies $(or $(BODIES),100000)
+
+slices: $(STAMP)
 	$(BIN)/python -m tests.simulation.slices $(if $(SEED),--seed $(SEED),--seeds $(if $(filter command line,$(origin SEEDS)),$(SEEDS),200) --first $(FIRST))
 
 slices: $(STAMP)

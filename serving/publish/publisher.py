@@ -315,20 +315,7 @@ def _version_of(
       form: form of the rows there; None for that of the run.
     """
     manifest = model.state.manifest
-    kept: dict[str, bytes] = {}
-
-    @contextmanager
-    def open_file(name: str) -> Iterator[BinaryIO]:
-        file = io.BytesIO()
-        yield file
-        kept[name] = file.getvalue()
-
-    dense = model.dense(SCORED_PARTS)
-    document, _ = describe_model(model, ExportFiles(open_file), dense, wanted)
-    for table, spec in zip(document["tables"], model.specs, strict=True):
-        table["keys"] = _keys_of(spec)
-    kept[PROBE] = _probe(CommittedRows(model, form=form), model, document, kept, dense)
-    kept[SCHEMA] = canonical_bytes(document)
+    kept = _content_of(model, wanted, form)
     files: dict[str, NamedFile] = {name: write_file(store, data) for name, data in kept.items()}
     named = version_name(
         step=manifest.step, generation=manifest.generation, digest=content_digest(manifest.name, digest, files)
@@ -347,6 +334,25 @@ def _version_of(
     )
     write_version(store, version)
     return version
+
+
+def _content_of(model: CommittedModel, wanted: Sequence[str], form: RowForm | None) -> dict[str, bytes]:
+    """The files of a version, by what they are: its program, its schema, vocabularies and a probe."""
+    kept: dict[str, bytes] = {}
+
+    @contextmanager
+    def open_file(name: str) -> Iterator[BinaryIO]:
+        file = io.BytesIO()
+        yield file
+        kept[name] = file.getvalue()
+
+    dense = model.dense(SCORED_PARTS)
+    document, _ = describe_model(model, ExportFiles(open_file), dense, wanted)
+    for table, spec in zip(document["tables"], model.specs, strict=True):
+        table["keys"] = _keys_of(spec)
+    kept[PROBE] = _probe(CommittedRows(model, form=form), model, document, kept, dense)
+    kept[SCHEMA] = canonical_bytes(document)
+    return kept
 
 
 def _metrics_of(store: Store, manifest: Manifest) -> dict[str, float]:
