@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -17,6 +20,7 @@ from podembed.serving.server.server_config import ServerConfig
 
 SWITCH_S = 0.0005
 _OWN_FILES = 128
+_EXIT_OF_SIGNALS = 128
 
 
 class DrainingServer(uvicorn.Server):
@@ -93,6 +97,31 @@ def run_server(
         raise port_taken(config) from error
     finally:
         app.close()
+
+
+@contextmanager
+def ending_at_once(clean: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """While a first version is loaded, SIGTERM and Ctrl-C end the process on the spot, with the code that shells give
+    them. There is nothing to end in order, and an exception that rises in the midst of JAX may be lost.
+
+    Args:
+      clean: what to do before.
+    """
+
+    def end(number: int, frame: Any) -> None:
+        clean()
+        os._exit(_EXIT_OF_SIGNALS + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    taken = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in taken}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def port_taken(config: ServerConfig) -> ConfigurationError:

@@ -18,7 +18,7 @@ from podembed.orchestrator.run.reference import open_published
 from podembed.serving.server.app import App
 from podembed.serving.server.endpoints import Endpoints
 from podembed.serving.server.held_versions import HeldVersions, NotYet
-from podembed.serving.server.listening import SWITCH_S, run_server
+from podembed.serving.server.listening import SWITCH_S, ending_at_once, run_server
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import Replica
 from podembed.serving.server.retrieval import Retrieval
@@ -144,7 +144,8 @@ def serve(store: Store, config: ServerConfig, *, run: str, told: Callable[[str],
         serve_with_workers(store, run, config, told=told)
         return
     began_s = SYSTEM_CLOCK.monotonic_s()
-    app, versions, what = _opened(store, config)
+    with ending_at_once():
+        app, versions, what = _opened(store, config)
     version = versions.current
     assert version is not None
     seconds = SYSTEM_CLOCK.monotonic_s() - began_s

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.run.reference import open_published
+from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.publish.versions import Version, read_version
 from podembed.serving.server.listening import DrainingServer, run_server
 from podembed.serving.server.replica import Replica
@@ -24,6 +26,8 @@ from podembed.serving.server.rows import RowsByKey, RowsByNumber, TableRows
 from podembed.serving.server.serve import app_of, score_on_cpu
 from podembed.serving.server.server_config import ServerConfig
 from podembed.serving.server.worker_memory import opened
+from podembed.workers.data.input_errors import InputError
+from podembed.workers.storage.storage_errors import StorageError
 from podembed.workers.storage.store import Store
 
 _logger = logging.getLogger(__name__)
@@ -92,7 +96,9 @@ class _Control:
         return json.loads(line) if line.endswith(b"\n") else None
 
     def send(self, reply: Mapping[str, Any]) -> None:
-        self._socket.sendall(json.dumps(reply).encode() + b"\n")
+        # Where nobody listens any more, `receive` says so.
+        with suppress(OSError):
+            self._socket.sendall(json.dumps(reply).encode() + b"\n")
 
 
 def _carry_out(replica: WorkerReplica, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,10 +144,9 @@ def work(control: _Control) -> None:
         listening.bind((config.host, config.port))
 
         def obey(server: DrainingServer) -> None:
-            with suppress(OSError):
-                while (told := control.receive()) is not None:
-                    control.send(_carry_out(replica, told))
-                    app.refresh()
+            while (told := control.receive()) is not None:
+                control.send(_carry_out(replica, told))
+                app.refresh()
             # Nobody tells it anything any more.
             server.end()
 
@@ -152,4 +157,8 @@ def work(control: _Control) -> None:
 
 
 if __name__ == "__main__":
-    work(_Control(int(sys.argv[1])))
+    try:
+        work(_Control(int(sys.argv[1])))
+    except (ConfigurationError, InputError, ModelError, StorageError) as told:
+        # The process that started it says the rest.
+        raise SystemExit(str(told)) from None

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
@@ -29,7 +31,7 @@ from podembed.orchestrator.commit.manifest import Manifest
 from podembed.serving.artifact.exported_columns import ModelError
 from podembed.serving.publish.versions import Version
 from podembed.serving.server.held_versions import HeldVersion, HeldVersions
-from podembed.serving.server.listening import port_taken
+from podembed.serving.server.listening import ending_at_once, port_taken
 from podembed.serving.server.rows import TableRows
 from podembed.serving.server.server_config import ServerConfig
 from podembed.serving.server.worker_memory import WorkerMemory
@@ -312,7 +314,8 @@ def serve_with_workers(store: Store, run: str, config: ServerConfig, *, told: Ca
         for sent in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sent, end)
         try:
-            workers.start()
+            with ending_at_once(partial(shutil.rmtree, series, ignore_errors=True)):
+                workers.start()
             version = workers.current
             assert version is not None
             seconds = SYSTEM_CLOCK.monotonic_s() - began_s

@@ -22,9 +22,10 @@ def version_findings(store: Store) -> Iterator[Finding]:
         yield finding_of_run(damage_of(error.name, error, f"a record in {PINS}"), "which commits are pinned")
     try:
         names: dict[str, None] = {}
-        keep = 0
+        keep = None
         for pointer in recent_pointers(store):
-            keep = keep or pointer.keep
+            # While fewer were kept, the commit of an older one may have gone.
+            keep = pointer.keep if keep is None else min(keep, pointer.keep)
             names[pointer.version] = None
             if len(names) >= keep:
                 break
