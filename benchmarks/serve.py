@@ -273,8 +273,8 @@ def parsed(out: str, used: float, options: argparse.Namespace) -> dict[str, Any]
         "samples_per_cpu_s": round(int(requests) * options.samples / used),
         "cpu_ms_a_request": round(used / int(requests) * 1e3, 3),
         "refused": int(refused[0]) if refused else 0,
-        "peak_p50": re.findall(r"50%\s+(\S+)", out)[0],
-        "peak_p99": re.findall(r"99%\s+(\S+)", out)[0],
+        "peak_p50": re.findall(r"\n +50%\s+(\S+)", out)[0],
+        "peak_p99": re.findall(r"\n +99%\s+(\S+)", out)[0],
     }
 
 

@@ -4,10 +4,10 @@
     python benchmarks/compare.py --rounds 3 --ours "python benchmarks/serve_peers.py --peer podembed" \\
         --theirs "python benchmarks/serve_peers.py --peer litserve --python VENV/bin/python"
 
-VENV has `pip install torch numpy` and the peer: `litserve`, `bentoml`, `ray[serve]` or `mlserver`. The last wants an older
-fastapi than the others, so an environment of its own. `peers/` says how each is set up. Weights are random. Bodies are
-those of `serve.py`, in the frame that a peer's protocol asks for. CPU seconds are those of all processes of the server.
-`--batch 1` scores each request alone.
+VENV has `pip install torch numpy` and the peer: `litserve`, `bentoml`, `ray[serve]` or `mlserver`. The last wants an
+older fastapi than the others, so an environment of its own. `peers/` says how each is set up. Weights are random.
+Bodies are those of `serve.py`, in the frame that a peer's protocol asks for. CPU seconds are those of all processes of
+the server. `--batch 1` scores each request alone.
 """
 
 from __future__ import annotations
@@ -95,12 +95,16 @@ def serving(folder: Path, options: argparse.Namespace) -> Iterator[tuple[subproc
         command += ["--port", str(port)]
     elif options.peer == "mlserver":
         write_mlserver(folder, port, options)
-        command = ["-m", "mlserver", "start", str(folder)]
+        command = ["-c", "from mlserver.cli import main; main()", "start", str(folder)]
     else:
         command = [str(own / f"on_{options.peer.replace('-', '_')}.py")]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
-            [options.python, *command], env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder
+            [os.path.abspath(options.python), *command],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
         )
         try:
             path = "v2/models/clicks/infer" if options.peer == "mlserver" else "score"
