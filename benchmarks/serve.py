@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,11 +102,12 @@ def main() -> None:
         print(json.dumps(measure(Path(folder), options)))
 
 
-def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def trained(folder: Path, bench: str) -> tuple[str, Callable[[int], str], dict[str, list[Any]]]:
+    """A published run, what trains it up to a step, and the columns that it was trained on."""
     (folder / "data").mkdir()
-    table = write_data(folder / "data", options.bench)
+    table = write_data(folder / "data", bench)
     job = JobReference(
-        function="benchmarks.serve:serve_job", arguments={"folder": str(folder / "data"), "bench": options.bench}
+        function="benchmarks.serve:serve_job", arguments={"folder": str(folder / "data"), "bench": bench}
     )
 
     def train(steps: int) -> str:
@@ -126,9 +127,13 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         )
 
     run = train(4)
-    columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "label"}
-    rates = {"in_process": in_process(run, options.samples)}
     subprocess.run([sys.executable, "-m", "podembed", "publish", run], check=True, stdout=subprocess.PIPE, cwd=ROOT)
+    return run, train, {name: table.column(name).to_pylist() for name in table.column_names if name != "label"}
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    run, train, columns = trained(folder, options.bench)
+    rates = {"in_process": in_process(run, options.samples)}
     with ExitStack() as stack:
         shards = [
             stack.enter_context(serving(run, ["--shard", f"{at}/{options.shards}"])) for at in range(options.shards)

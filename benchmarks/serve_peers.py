@@ -1,13 +1,12 @@
-"""What other servers answer on a workload with the same model in torch, beside `serve.py`. Prints one JSON line.
+"""What another server answers on a workload with the same model in torch, in pairs with ours. Prints one JSON line.
 
     python benchmarks/serve_peers.py --peer litserve --python VENV/bin/python --bench A10 --samples 128 --seconds 8
-    python benchmarks/compare.py --rounds 3 --ours "python benchmarks/serve_peers.py --peer podembed" \\
-        --theirs "python benchmarks/serve_peers.py --peer litserve --python VENV/bin/python"
 
-VENV has `pip install torch numpy` and the peer: `litserve`, `bentoml`, `ray[serve]` or `mlserver`. The last wants an
-older fastapi than the others, so an environment of its own. `peers/` says how each is set up. Weights are random.
-Bodies are those of `serve.py`, in the frame that a peer's protocol asks for. CPU seconds are those of all processes of
-the server. `--batch 1` scores each request alone.
+Both servers are up, and `wrk` asks one after the other, `--pairs` times. VENV has `pip install torch numpy` and the
+peer: `litserve`, `bentoml`, `ray[serve]` or `mlserver`. The last wants an older fastapi than the others, so an
+environment of its own. `peers/` says how each is set up. Weights are random. Bodies are those of `serve.py`, in the
+frame that a peer's protocol asks for. CPU seconds are those of all processes of a server. `--batch 1` scores each
+request alone.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import serve  # noqa: E402
+from benchmarks.compare import spread  # noqa: E402
 from benchmarks.measuring import process_tree  # noqa: E402
-from benchmarks.serve import NUM_BODIES, asked, body_of, measure, write_data  # noqa: E402
 
 PEERS = ("litserve", "bentoml", "ray-serve", "mlserver")
 START_S = 120
@@ -40,11 +40,12 @@ WARM_UP_S = 2
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", choices=(*PEERS, "podembed"), required=True)
+    parser.add_argument("--peer", choices=PEERS, required=True)
     parser.add_argument("--python", default=sys.executable, help="of the environment with the peer")
     parser.add_argument("--bench", default="A10")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each worker")
     parser.add_argument("--workers", type=int, default=1)
@@ -52,25 +53,29 @@ def main() -> None:
     parser.add_argument("--wait", type=float, default=0.002, help="seconds that a peer waits for others to score with")
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        if options.peer == "podembed":
-            found = measure(Path(folder), argparse.Namespace(**vars(options), shards=0, swap=0, rate=0))
-        else:
-            found = measure_peer(Path(folder), options)
-    found["samples_per_s"] = found.pop("samples_s")
-    print(json.dumps({"peer": options.peer, "load": round(load, 1)} | found))
+        print(json.dumps(measure(Path(folder), options)))
 
 
-def measure_peer(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    table = write_data(folder, options.bench)
-    columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "label"}
-    bodies = [framed(options.peer, body_of(columns, at, options.samples)) for at in range(NUM_BODIES)]
-    with serving(folder, options) as (server, url):
-        wait_for(server, url, bodies[0], folder / "log", options)
-        asked(process_tree(server.pid), url, bodies, argparse.Namespace(**vars(options) | {"seconds": WARM_UP_S}))
-        found = asked(process_tree(server.pid), url, bodies, options)
-    return {name: getattr(options, name) for name in ("bench", "samples", "threads", "workers", "batch")} | found
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    run, _, columns = serve.trained(folder, options.bench)
+    bodies = [serve.body_of(columns, at, options.samples) for at in range(serve.NUM_BODIES)]
+    framed_bodies = [framed(options.peer, body) for body in bodies]
+    warm_up = argparse.Namespace(**vars(options) | {"seconds": WARM_UP_S})
+    pairs = []
+    with serve.serving(run, []) as (pids, _, address), serving(folder, options) as (server, url):
+        wait_for(server, url, framed_bodies[0], folder / "log", options)
+        for number in range(options.pairs):
+            load = os.getloadavg()[0]
+            if number == 0:
+                serve.asked(pids, f"{address}/score", bodies, warm_up)
+                serve.asked(process_tree(server.pid), url, framed_bodies, warm_up)
+            ours = serve.asked(pids, f"{address}/score", bodies, options)
+            theirs = serve.asked(process_tree(server.pid), url, framed_bodies, options)
+            pairs.append({"load": round(load, 1), "ours": ours, "theirs": theirs})
+    ratios = [pair["ours"]["samples_per_cpu_s"] / pair["theirs"]["samples_per_cpu_s"] for pair in pairs]
+    said = {name: getattr(options, name) for name in ("peer", "bench", "samples", "threads", "workers", "batch")}
+    return said | {"samples_per_cpu_s_ratio": spread(ratios), "pairs": pairs}
 
 
 @contextmanager
