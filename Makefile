@@ -121,12 +121,12 @@ PROCESSES ?= $(shell nproc)
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES))
 
-simulate-# make serving-faults SEEDS=1000 KILLS=30 BODIES=100000: histories in one process, real processes killed, odd requests.
+simulate-slices: $(STAMP)
+	$(BIN)/python -m tests.simulation.slices $(if $(SEED),--seed $(SEED),--seeds $(if $(filter command line,$(origin SEEDS)),$(SEEDS),200) --first $(FIRST))
+
+# make serving-faults SEEDS=1000 KILLS=30 BODIES=100000: histories in one process, real processes killed, odd requests.
 serving-faults: $(STAMP)
 	$(BIN)/python -m tests.serving.campaign --seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES) --kills $(or $(KILLS),30) --bodies $(or $(BODIES),100000)
-
-slices: $(STAMP)
-	$(BIN)/python -m tests.simulation.slices $(if $(SEED),--seed $(SEED),--seeds $(if $(filter command line,$(origin SEEDS)),$(SEEDS),200) --first $(FIRST))
 
 slices: $(STAMP)
 	$(BIN)/python -m tests.faults.slices.schedules --seeds $(if $(filter command line,$(origin SEEDS)),$(SEEDS),20) --first $(FIRST)

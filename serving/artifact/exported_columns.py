@@ -263,6 +263,9 @@ def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndar
     array = with_times(values, feature, column)
     if feature["boundaries"]:
         return _buckets(array, feature)
+    if array.dtype.kind in "US" and not isinstance(values, np.ndarray) and _types(values) - {str, bytes}:
+        # numpy makes texts of integers beside an empty text, which is a missing value.
+        array = np.array([*values, None], object)[:-1]
     if array.dtype.kind in "OUS" or not len(array):
         items = [value.decode() if isinstance(value, bytes) else value for value in array.tolist()]
         is_missing = np.array([value is None or value == "" for value in items], bool)

@@ -245,16 +245,17 @@ def clean_copy(store: Store, *, now_unix_s: float) -> None:
     if is_held(store, now_unix_s=now_unix_s):
         return
     names = read_commit_names(store)
+    # Of others nothing here is ours. Listed first: what comes later is not deleted.
+    attempts = [name for name in store.children("data") if parse_commit_name(name) is not None]
+    files = [file for attempt in attempts for file in store.sizes(f"data/{attempt}")]
     kept = published_commits(store, now_unix_s=now_unix_s).intersection(names)
     needed = {file for name in kept for file in served_files(checkpoint.load(store, name)).file_sizes()}
-    for name in sorted(set(names) - kept):
-        store.delete(commit_file(name))
-    for attempt in store.children("data"):
-        # Of others nothing here is ours.
-        if parse_commit_name(attempt) is None:
-            continue
-        gone = [name for name in store.sizes(f"data/{attempt}") if name not in needed]
-        for name in gone:
-            store.delete(name)
-        if gone:
-            store.remove_empty_folders(f"data/{attempt}")
+    unneeded = [commit_file(name) for name in sorted(set(names) - kept)]
+    unneeded += [file for file in files if file not in needed]
+    for file in unneeded:
+        # Who began meanwhile may need what lay here before.
+        if is_held(store, now_unix_s=now_unix_s):
+            return
+        store.delete(file)
+    for attempt in attempts:
+        store.remove_empty_folders(f"data/{attempt}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.commit.published import commit_of_version
 from podembed.orchestrator.run.reference import open_run_store
 from podembed.serving.publish.publisher import Offer, publish
 from podembed.serving.publish.versions import version_names
+from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.storage.store import Store
 
 
@@ -33,7 +35,8 @@ class Following:
         self._last = max(commits, key=_order, default=None)
 
     def new(self) -> Iterator[Offer]:
-        """Publishes what has come since the last look. A commit that cannot be published is not tried again.
+        """Publishes what has come since the last look. A commit that cannot be published is not tried again,
+        except after an error of the storage.
 
         Raises:
           ConfigurationError, StorageError: as `publish`.
@@ -41,8 +44,13 @@ class Following:
         lineage = read_lineage(self._store)
         names = [name for name in lineage if self._last is None or _order(name) > _order(self._last)]
         for name in reversed(names if self._every_commit else names[:1]):
+            try:
+                offer = publish(self._run, commit=name, **self._options)
+            except (ConfigurationError, ChunkDamaged):
+                self._last = name
+                raise
             self._last = name
-            yield publish(self._run, commit=name, **self._options)
+            yield offer
 
 
 def _order(name: str) -> tuple[int, int]:

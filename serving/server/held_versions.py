@@ -271,6 +271,12 @@ class HeldVersions(Generic[V]):
             raise
         return tables, made
 
+    def _unneeded(self, older: V, newer: V) -> V:
+        """Which of two versions goes before a third one comes: the one that does not answer. After a rollback the older
+        one answers.
+        """
+        return newer if older is self._current else older
+
     def _let_go(self, version: V) -> None:
         """Takes a version out of memory, and returns when nobody uses it any more."""
         with self._changed:
@@ -293,8 +299,9 @@ class HeldVersions(Generic[V]):
         """The version from which the next is made. Of two, the one that does not answer goes, so that there is room."""
         if len(self._chain) == 2:
             older, newer = self._chain
-            # After a rollback the older one answers.
-            gone = newer if older is self._current else older
+            gone = self._unneeded(older, newer)
+            if gone is self._current:
+                self._current = older if gone is newer else newer
             self._let_go(gone)
             for name, one in older.tables.items():
                 other = newer.tables.get(name)

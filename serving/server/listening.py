@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.serving.server.endpoints import Endpoints
@@ -21,6 +22,14 @@ from podembed.serving.server.server_config import ServerConfig
 SWITCH_S = 0.0005
 _OWN_FILES = 128
 _EXIT_OF_SIGNALS = 128
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """Closes a connection that sends nothing at first, as those that send nothing more."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
 
 class DrainingServer(uvicorn.Server):
@@ -74,11 +83,13 @@ def run_server(
     # The thread that scores holds the interpreter for as long as it may. With the usual 5 ms, each request would wait
     # so long to be read, and again to be answered.
     sys.setswitchinterval(SWITCH_S)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     settings = uvicorn.Config(
         app.asgi(),
         host=config.host,
         port=config.port,
-        http="httptools",
+        http=PatientProtocol,
         log_level="warning",
         access_log=False,
         ssl_certfile=config.certificate,
@@ -87,7 +98,7 @@ def run_server(
         # A client that does not read its answers must not keep the process from ending.
         timeout_graceful_shutdown=max(1, round(config.limits.timeout_s)),
         # Else a machine without free files could not even look for a newer version.
-        limit_concurrency=max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OWN_FILES),
+        limit_concurrency=max(64, most_files - _OWN_FILES),
     )
     server = DrainingServer(settings, app, config.drain_s, began)
     try:

@@ -231,11 +231,18 @@ def _read(version: ServedVersion, requests: Sequence[_Request]) -> list[_Group]:
     """What the model reads of some requests. Errors are their answers.
 
     A column costs more to read than a few more samples of it. So requests of lists without a context are read as one,
-    unless one of them is refused.
+    unless one of them is refused. What a value means must not depend on those of others beside it, so only columns of
+    the same one type are joined.
     """
     model = version.model
     names = model.columns
-    alike = [one for one in requests if _has_lists_alone(one, names)]
+    alike: list[_Request] = []
+    kinds = None
+    for request in requests:
+        own = _kinds(request, names)
+        if own is not None and kinds in (None, own):
+            alike.append(request)
+            kinds = own
     if len(alike) > 1:
         try:
             joined = {name: list(chain.from_iterable(one.columns[name] for one in alike)) for name in names}
@@ -248,10 +255,20 @@ def _read(version: ServedVersion, requests: Sequence[_Request]) -> list[_Group]:
     return _read_alone(version, requests)
 
 
-def _has_lists_alone(request: _Request, names: Sequence[str]) -> bool:
-    """Whether each column has a list with a value for each sample."""
-    columns, count = request.columns, request.num_samples
-    return all(type(values := columns.get(name)) is list and len(values) == count for name in names)
+def _kinds(request: _Request, names: Sequence[str]) -> list[type] | None:
+    """The type of the values of each column; None unless each has a list with a value for each sample, all of one type.
+    Lists of lists are not looked into.
+    """
+    kinds: list[type] = []
+    for name in names:
+        values = request.columns.get(name)
+        if type(values) is not list or len(values) != request.num_samples:
+            return None
+        types = set(map(type, values))
+        if len(types) != 1 or types <= {list, type(None)}:
+            return None
+        kinds += types
+    return kinds
 
 
 def _read_alone(version: ServedVersion, requests: Sequence[_Request]) -> list[_Group]:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from podembed.serving.server.replica import Replica
 from podembed.serving.server.retrieval import Retrieval
 from podembed.serving.server.server_config import ServerConfig
 from podembed.serving.server.shard_server import ShardServer, ShardVersions
-from podembed.serving.server.shards import Shards
+from podembed.serving.server.shards import ShardAway, Shards
 from podembed.serving.server.workers import serve_with_workers
 from podembed.workers.storage.store import Store
 
@@ -93,7 +94,7 @@ def _follow_first(replica: Replica, poll_s: float) -> None:
         try:
             replica.follow()
             return
-        except NotYet as error:
+        except (NotYet, ShardAway) as error:
             if SYSTEM_CLOCK.monotonic_s() >= until_s:
                 raise ConfigurationError(str(error)) from error
             if str(error) != told:
@@ -123,7 +124,9 @@ def _opened(store: Store, config: ServerConfig) -> tuple[Endpoints, HeldVersions
         held = ShardVersions(store, config.shard)
         held.follow()
         place = config.shard
-        return ShardServer(held, limits=config.limits, token=config.token), held, f"shard {place.index}/{place.count}"
+        # A run of many bags names more ids than a request of a client has bytes.
+        limits = replace(config.limits, body_bytes=8 * config.limits.body_bytes)
+        return ShardServer(held, limits=limits, token=config.token), held, f"shard {place.index}/{place.count}"
     app, replica = open_app(store, config)
     assert replica.current is not None
     is_same = replica.current.has_same_bits

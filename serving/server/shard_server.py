@@ -33,6 +33,15 @@ class ShardVersions(HeldVersions[HeldVersion]):
     def __init__(self, store: Store, place: ShardPlace) -> None:
         super().__init__(store, share=place)
         self.place = place
+        self._asked_s: dict[str, float] = {}
+
+    def asked(self, name: str) -> None:
+        """A process that scores wants rows of a version."""
+        self._asked_s[name] = self._clock.monotonic_s()
+
+    def _unneeded(self, older: HeldVersion, newer: HeldVersion) -> HeldVersion:
+        # The one that was asked for last stays: other shards may not have the newer one yet.
+        return min(newer, older, key=lambda one: self._asked_s.get(one.name, 0.0))
 
     def _held(
         self,
@@ -104,6 +113,7 @@ class ShardServer(Endpoints):
         wanted = request.path_params.get("version")
         try:
             with self._versions.use(wanted) as version:
+                self._versions.asked(version.name)
                 outputs = {name: self._found(version, name, ids) for name, ids in inference.columns.items()}
         except ConfigurationError as error:
             raise Refused(404, f"Found versions {self._versions.names}. Expected {wanted!r:.80} among them.") from error

@@ -71,13 +71,15 @@ class Shards:
     def __init__(self, urls: Sequence[str], *, token: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
         self._urls = [urlsplit(url.rstrip("/")) for url in urls]
         for url, text in zip(self._urls, urls, strict=True):
-            if url.scheme not in ("http", "https") or not url.hostname:
+            if url.scheme not in ("http", "https") or not url.hostname or not _has_port(url):
                 raise ConfigurationError(f"Found --shards {text!r}. Expected URLs, such as http://shard-0:8000.")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._timeout_s = timeout_s
         self._local = threading.local()
         # By number of the shard, once all have said which one they are.
         self._order: list[int] = []
+        self._run_id = ""
+        self._is_lost = False
 
     def require(self, version: str, run_id: str) -> None:
         """Returns if all shards of the run are there, and have a version.
@@ -91,10 +93,21 @@ class Shards:
         for at in range(count):
             try:
                 status, document = self._document(at)
+            except ssl.SSLCertVerificationError as error:
+                raise ConfigurationError(
+                    f"Found a certificate of {self._name(at)} that this machine does not trust "
+                    f"({error.verify_message}). Expected one that it does. Add its authority to those of the system "
+                    "(SSL_CERT_FILE)."
+                ) from error
             except (OSError, ValueError, http.client.HTTPException) as error:
                 raise NotYet(
                     f"Found no answer of the shard at {self._name(at)} ({error}). Expected it. Start it."
                 ) from error
+            if status in (401, 403):
+                raise ConfigurationError(
+                    f"Found another token in the shard at {self._name(at)}. Expected the same as here. Pass both the "
+                    "same --token-file."
+                )
             if status != 200:
                 raise NotYet(
                     f"Found status {status} of {self._name(at)} ({document.get('error', '')}). Expected a shard. Start "
@@ -111,6 +124,7 @@ class Shards:
             if version not in document.get("versions", ()):
                 raise NotYet(f"Found no version {version} in the shard at {self._name(at)} yet. Expected it. Wait.")
         self._order = [found[number] for number in range(count)]
+        self._run_id, self._is_lost = run_id, False
 
     def fetch(self, version: str, tables: Mapping[str, RemoteRows], wanted: Mapping[str, np.ndarray]) -> None:
         """Puts the rows of some ids into their tables, all at once.
@@ -121,6 +135,12 @@ class Shards:
         Raises:
           ShardAway: one does not answer.
         """
+        if self._is_lost:
+            # One may have come back at another's address.
+            try:
+                self.require(version, self._run_id)
+            except (ConfigurationError, NotYet) as error:
+                raise ShardAway(str(error)) from error
         count = len(self._order)
         asked: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
         places: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -151,6 +171,7 @@ class Shards:
                 found[number] = self._received(at, path, body, length, asked[number])
             except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
                 self._close()
+                self._is_lost = True
                 raise ShardAway(
                     f"Found no rows of shard {number} of {len(self._order)} at {self._name(at)} ({error}). Expected "
                     "them. Ask again; if it lasts, look at that shard."
@@ -228,6 +249,14 @@ class Shards:
     def _name(self, at: int) -> str:
         url: SplitResult = self._urls[at]
         return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+
+
+def _has_port(url: SplitResult) -> bool:
+    """Whether its port is one, or it has none."""
+    try:
+        return url.port is None or url.port > 0
+    except ValueError:
+        return False
 
 
 def _body(ids: Mapping[str, np.ndarray]) -> tuple[bytes, int]:

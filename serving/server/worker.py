@@ -117,7 +117,7 @@ def _carry_out(replica: WorkerReplica, order: Mapping[str, Any]) -> dict[str, An
                 raise ValueError(f"Found order {other!r}. Expected load, answer, drop or tell.")
     except Exception as error:
         _logger.info("could not %s", order, exc_info=True)
-        return {"error": str(error) or type(error).__name__}
+        return {"error": str(error) or type(error).__name__, "is_final": isinstance(error, ModelError)}
     return {}
 
 

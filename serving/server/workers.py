@@ -38,7 +38,8 @@ from podembed.serving.server.worker_memory import WorkerMemory
 from podembed.workers.storage.store import Store
 
 _LOAD_S = 300.0
-_REPLY_S = 60.0
+_REPLY_S = 20.0
+_LOOK_S = 0.5
 _END_S = 10.0
 _logger = logging.getLogger(__name__)
 
@@ -52,12 +53,14 @@ class _Worker:
 
     Args:
       series: folder through which workers share what they measure.
+      ends: set when nothing is waited for any more.
 
     Attributes:
       loaded: names of the versions that it has.
     """
 
-    def __init__(self, run: str, config: ServerConfig, series: str) -> None:
+    def __init__(self, run: str, config: ServerConfig, series: str, ends: threading.Event) -> None:
+        self._ends = ends
         self._socket, other = socket.socketpair()
         with other:
             self.process = subprocess.Popen(
@@ -67,7 +70,7 @@ class _Worker:
                 start_new_session=True,
                 env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": series},
             )
-        self._lines = self._socket.makefile("rb")
+        self._received = b""
         self.loaded: set[str] = set()
         self._answers: tuple[str, int] | None = None
         self._is_up = False
@@ -124,7 +127,6 @@ class _Worker:
         """Ends it at once."""
         self.process.kill()
         self.process.wait()
-        self._lines.close()
         self._socket.close()
 
     def _ask(self, order: Mapping[str, Any], *, timeout_s: float = _REPLY_S) -> None:
@@ -143,15 +145,21 @@ class _Worker:
         """Raises:
         _Gone: it ended, or does not reply in time.
         """
-        try:
-            self._socket.settimeout(timeout_s)
-            line = self._lines.readline()
-        except TimeoutError as error:
-            raise _Gone(f"did not reply within {timeout_s:g} s") from error
-        except OSError:
-            line = b""
-        if not line.endswith(b"\n"):
-            raise _Gone(f"ended with code {self._code()}")
+        until_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
+        self._socket.settimeout(_LOOK_S)
+        while b"\n" not in self._received:
+            try:
+                data = self._socket.recv(1 << 16)
+            except TimeoutError as error:
+                if SYSTEM_CLOCK.monotonic_s() >= until_s or self._ends.is_set():
+                    raise _Gone(f"did not reply within {timeout_s:g} s") from error
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                raise _Gone(f"ended with code {self._code()}")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
 
     def _code(self) -> int | None:
@@ -168,15 +176,16 @@ class Workers(HeldVersions[HeldVersion]):
       run: as the workers open it.
       config: of each worker; its port is not 0.
       series: folder through which workers share what they measure.
+      ends: set when nothing is waited for any more.
     """
 
-    def __init__(self, store: Store, run: str, config: ServerConfig, series: str) -> None:
+    def __init__(self, store: Store, run: str, config: ServerConfig, series: str, ends: threading.Event) -> None:
         # Tables take a descriptor or two each.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._shared = WorkerMemory()
         super().__init__(store, memory=self._shared)
-        self._run, self._config, self._series = run, config, series
+        self._run, self._config, self._series, self._ends = run, config, series, ends
         self._workers: list[_Worker] = []
         self.has_same_bits = True
 
@@ -187,7 +196,7 @@ class Workers(HeldVersions[HeldVersion]):
           ConfigurationError, StorageError, ModelError: nothing is published, it cannot be loaded, or a worker ended.
         """
         # They import what they need while this process reads.
-        self._workers = [_Worker(self._run, self._config, self._series) for _ in range(self._config.workers)]
+        self._workers = [self._another() for _ in range(self._config.workers)]
         self.follow()
         for worker in self._workers:
             try:
@@ -204,10 +213,13 @@ class Workers(HeldVersions[HeldVersion]):
                 _logger.warning("worker %d is gone; another one takes its place", worker.process.pid)
                 worker.close()
                 mark_process_dead(worker.process.pid, self._series)
-                self._workers[at] = _Worker(self._run, self._config, self._series)
+                self._workers[at] = self._another()
         self.follow()
         for worker in self._workers:
             self._try(worker, self._announce)
+
+    def _another(self) -> _Worker:
+        return _Worker(self._run, self._config, self._series, self._ends)
 
     def tell_to_end(self) -> None:
         """As a signal tells it to a server without workers. The second time running requests are cut off."""
@@ -244,7 +256,9 @@ class Workers(HeldVersions[HeldVersion]):
         errors = [reply["error"] for reply in replies if "error" in reply]
         if errors or not replies:
             self._drop(found.name)
-            raise ModelError(errors[0] if errors else f"Found no worker that loaded {found.name}. Expected all to.")
+            # Of a storage it may pass, and then the version is loaded again.
+            kind = ModelError if any(reply.get("is_final") for reply in replies) else ConfigurationError
+            raise kind(errors[0] if errors else f"Found no worker that loaded {found.name}. Expected all to.")
         self.has_same_bits = all(reply["has_same_bits"] for reply in replies)
         return found
 
@@ -305,8 +319,8 @@ def serve_with_workers(store: Store, run: str, config: ServerConfig, *, told: Ca
         )
     began_s = SYSTEM_CLOCK.monotonic_s()
     with _reserved(config) as port, tempfile.TemporaryDirectory(prefix="podembed-serve-") as series:
-        workers = Workers(store, run, replace(config, port=port), series)
         ends, again = threading.Event(), threading.Event()
+        workers = Workers(store, run, replace(config, port=port), series, ends)
 
         def end(*_: Any) -> None:
             (again if ends.is_set() else ends).set()

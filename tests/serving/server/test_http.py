@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ import tritonclient.http as triton
 from starlette.testclient import TestClient
 
 from podembed.orchestrator.api.config import ConfigurationError
+from podembed.serving.artifact.exported_model import scores_among
 from podembed.serving.publish.publisher import publish
 from podembed.serving.server.app import App
 from podembed.serving.server.endpoints import Limits
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replay import replay
 from podembed.serving.server.replica import Replica
-from podembed.serving.server.scorer import Busy, Scorer, TooLate
+from podembed.serving.server.scorer import Busy, Scorer, TooLate, _read, _Request
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from tests.serving.predict import served_data
@@ -280,6 +282,43 @@ def test_recorded_requests_are_scored_again(
         replay(str(tmp_path / "p.parquet*"), run)
     with pytest.raises(ConfigurationError, match="Found no recorded files"):
         replay(str(tmp_path / "none"), run)
+
+
+@pytest.mark.parametrize("odd", ["", None, "7", True, 7.0, 1 << 60, "x", [7], -1])
+@pytest.mark.parametrize("column", ["user", "item", "visits"])
+def test_what_a_value_means_does_not_depend_on_others_beside_it(
+    replica: Replica, columns: dict[str, list[Any]], column: str, odd: Any
+) -> None:
+    """Requests that wait together are read together, unless that would make others of them."""
+    version = replica.current
+    assert version is not None
+
+    def of(value: Any) -> _Request:
+        asked = {name: columns[name][:1] for name in version.model.columns} | {column: [value]}
+        return _Request(asked, 1, 0.0, 1e9, Future())
+
+    def scores(requests: list[_Request]) -> list[bytes]:
+        groups = _read(version, requests)
+        found = {}
+        for group in groups:
+            rows = scores_among(version.model.score([group.samples])[0])
+            found |= {id(one): rows[at].tobytes() for at, one in enumerate(group.requests)}
+        return [found.get(id(one), b"refused") for one in requests]
+
+    plain, other = columns[column][0], odd
+    assert scores([of(plain), of(other), of(plain)]) == [
+        *scores([of(plain)]),
+        *scores([of(other)]),
+        *scores([of(plain)]),
+    ]
+    # An empty text is a missing value, wherever it stands.
+    if (column, odd) == ("item", ""):
+        both = {name: columns[name][:1] * 2 for name in version.model.columns} | {column: [plain, ""]}
+        null = both | {column: [plain, None]}
+        read = version.model.read
+        assert version.model.score([read(both)])[0]["score"].tobytes() == (
+            version.model.score([read(null)])[0]["score"].tobytes()
+        )
 
 
 def test_a_slow_client_is_given_up(replica: Replica) -> None:
