@@ -164,7 +164,7 @@ def newest_pointer(store: Store) -> Pointer | None:
 def add_pointer(store: Store, *, version: str, action: str, keep: int, unix_s: float) -> Pointer:
     """Makes a version the one that counts. Of two publishers at once, the later pointer counts."""
     while True:
-        number = max(pointer_numbers(store), default=0) + 1
+        number = newest_number(store) + 1
         pointer = Pointer(number=number, version=version, action=action, keep=keep, unix_s=unix_s)
         if store.create_exclusive(_pointer_file(number), encode(pointer)):
             return pointer
@@ -209,6 +209,16 @@ def hold(store: Store, commit: str, *, reason: str, unix_s: float, seconds: floa
     pin = Pin(commit=commit, reason=reason, unix_s=unix_s, until_unix_s=unix_s + seconds)
     store.create_exclusive(name, encode(pin))
     return name
+
+
+def newest_number(store: Store) -> int:
+    """The number of the newest pointer; 0 before the first."""
+    return max(pointer_numbers(store), default=0)
+
+
+def is_quiet(store: Store, *, since: int, now_unix_s: float) -> bool:
+    """Whether nobody is about to offer a version, and nobody has since the newest pointer had a number."""
+    return not is_held(store, now_unix_s=now_unix_s) and newest_number(store) == since
 
 
 def is_held(store: Store, *, now_unix_s: float) -> bool:

@@ -25,6 +25,8 @@ from podembed.orchestrator.commit.published import (
     CopyRecord,
     is_copy,
     is_held,
+    is_quiet,
+    newest_number,
     published_commits,
     read_copy,
 )
@@ -244,7 +246,7 @@ def clean_copy(store: Store, *, now_unix_s: float) -> None:
     """
     if is_held(store, now_unix_s=now_unix_s):
         return
-    names = read_commit_names(store)
+    since, names = newest_number(store), read_commit_names(store)
     # Of others nothing here is ours. Listed first: what comes later is not deleted.
     attempts = [name for name in store.children("data") if parse_commit_name(name) is not None]
     files = [file for attempt in attempts for file in store.sizes(f"data/{attempt}")]
@@ -254,7 +256,7 @@ def clean_copy(store: Store, *, now_unix_s: float) -> None:
     unneeded += [file for file in files if file not in needed]
     for file in unneeded:
         # Who began meanwhile may need what lay here before.
-        if is_held(store, now_unix_s=now_unix_s):
+        if not is_quiet(store, since=since, now_unix_s=now_unix_s):
             return
         store.delete(file)
     for attempt in attempts:

@@ -7,6 +7,8 @@ from podembed.orchestrator.commit.published import (
     commit_of_version,
     forget_pointers,
     is_held,
+    is_quiet,
+    newest_number,
     pointer_numbers,
     read_pointer,
 )
@@ -31,6 +33,7 @@ def tidy(store: Store, *, now_unix_s: float) -> None:
     """
     if is_held(store, now_unix_s=now_unix_s):
         return
+    since = newest_number(store)
     # Listed first: what comes later is not deleted.
     files, refused = store.children(FILES), store.children(REFUSED)
     named = {read_pointer(store, number).version for number in pointer_numbers(store)[-MOST_POINTERS:]}
@@ -43,6 +46,6 @@ def tidy(store: Store, *, now_unix_s: float) -> None:
     unneeded += [version_file(name) for name in versions if name not in kept]
     unneeded += [f"{FILES}/{sha256}" for sha256 in files if sha256 not in needed]
     for file in unneeded:
-        if is_held(store, now_unix_s=now_unix_s):
+        if not is_quiet(store, since=since, now_unix_s=now_unix_s):
             return
         store.delete(file)
