@@ -29,8 +29,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.measuring import cpu_s  # noqa: E402
-from benchmarks.serve import latencies, lua, parsed  # noqa: E402
+from benchmarks.serve import asked, latencies  # noqa: E402
 from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from podembed.embedding.optimizers import Adagrad  # noqa: E402
 from podembed.jobs.papers.two_tower import Towers  # noqa: E402
@@ -142,23 +141,7 @@ def ask(
         found.append(
             statistics.mean(item % TASTES == taste for item in json.load(urllib.request.urlopen(request))["items"])
         )
-    with tempfile.TemporaryDirectory() as scratch:
-        script = Path(scratch, "ask.lua")
-        script.write_text(lua(bodies), encoding="utf-8")
-        before = sum(cpu_s([server.pid]).values())
-        command = [
-            "wrk",
-            "-t1",
-            f"-c{options.connections}",
-            f"-d{int(options.seconds)}s",
-            "--latency",
-            "-s",
-            script,
-            url,
-        ]
-        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        used = sum(cpu_s([server.pid]).values()) - before
-    rates = parsed(out, used, options)
+    rates = asked([server.pid], url, bodies, options)
     kept = {name: rates[name] for name in ("requests_s", "cpu_ms_a_request", "refused")}
     rate = options.rate or 0.7 * rates["requests_s"]
     return {"of_the_user_s_taste": round(statistics.mean(found), 3)} | kept | latencies(url, bodies[0], rate, options)

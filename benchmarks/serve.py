@@ -251,9 +251,10 @@ def asked(pids: list[int], url: str, bodies: list[bytes], options: argparse.Name
             "--latency",
             "-s",
             str(script),
+            url,
         ]
         before = sum(cpu_s(pids).values())
-        out = subprocess.run([*command, "-s", str(script), url], capture_output=True, text=True, check=True).stdout
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         return parsed(out, sum(cpu_s(pids).values()) - before, options)
 
 

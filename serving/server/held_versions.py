@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ class _Failed:
 V = TypeVar("V", bound=HeldVersion)
 
 
-class HeldVersions(Generic[V]):
+class HeldVersions(ABC, Generic[V]):
     """See the module. One thread loads versions; any may `use` one.
 
     Args:
@@ -207,30 +208,26 @@ class HeldVersions(Generic[V]):
             self._current = found
             self._changed.notify_all()
 
-    def _held(
-        self,
-        version: Version,
-        number: int,
-        manifest: Manifest,
-        document: Mapping[str, Any],
-        tables: dict[str, TableRows],
-    ) -> V:
-        """A version whose tables are in memory.
+    @abstractmethod
+    def _ready(self, held: HeldVersion, document: Mapping[str, Any]) -> V:
+        """A version that can answer, of one whose tables are in memory.
 
         Args:
           document: the schema of its model.
 
         Raises:
-          ModelError: it is not right.
+          ConfigurationError, StorageError, ModelError: it cannot.
         """
-        raise NotImplementedError
 
     def _load(self, version: Version, number: int) -> V:
         manifest = self._manifest(version)
         document = _document(read_file(self._store, version, SCHEMA), version)
         tables, made = self._tables(version, manifest, document)
         try:
-            found = self._held(version, number, manifest, document, tables)
+            held = HeldVersion(
+                version=version, number=number, manifest=manifest, tables=tables, loaded_unix_s=self._clock.wall_s()
+            )
+            found = self._ready(held, document)
         except BaseException:
             _undo(made)
             raise

@@ -78,26 +78,20 @@ class Replica(HeldVersions[ServedVersion]):
         files = {one.name: one for one in manifest.tables}
         return {one["name"]: RemoteRows(files[one["name"]]) for one in document["tables"]}, []
 
-    def _held(
-        self,
-        version: Version,
-        number: int,
-        manifest: Manifest,
-        document: Mapping[str, Any],
-        tables: dict[str, TableRows],
-    ) -> ServedVersion:
-        store, sha256 = self._store, version.files[PROGRAM].sha256
+    def _ready(self, held: HeldVersion, document: Mapping[str, Any]) -> ServedVersion:
+        store, version = self._store, held.version
+        sha256 = version.files[PROGRAM].sha256
         if sha256 not in self._programs:
             data = read_file(store, version, PROGRAM)
             # Compiled once; versions with other dense arrays have the same program.
             self._programs = {sha256: program_of(data, document, store.location)}
-        dense = [file for file in manifest.dense if file.key.split("/", 1)[0] in SCORED_PARTS]
+        dense = [file for file in held.manifest.dense if file.key.split("/", 1)[0] in SCORED_PARTS]
         model = ServedModel(
             document,
             program=self._programs[sha256],
             dense={file.key: read_dense(store, file) for file in dense},
-            tables=list(tables.values()),
-            fetch=self._fetch(version.name, tables),
+            tables=list(held.tables.values()),
+            fetch=self._fetch(version.name, held.tables),
             vocabularies={
                 name: ExportedVocabulary(read_file(store, version, name).decode())
                 for name in version.files
@@ -108,15 +102,11 @@ class Replica(HeldVersions[ServedVersion]):
         most_samples = model.most_samples(padded_size(self._most_samples))
         has_same_bits = self._proven(model, version, columns, expected, most_samples)
         return ServedVersion(
-            version=version,
-            number=number,
-            manifest=manifest,
+            **vars(held),
             model=model,
-            tables=tables,
             has_same_bits=has_same_bits,
             example={name: values[:1] for name, values in columns.items()},
             most_samples=most_samples,
-            loaded_unix_s=self._clock.wall_s(),
         )
 
     def _fetch(

@@ -71,13 +71,13 @@ class TableMemory:
 class Arena:
     """Rows of all versions of one table. Mutated by whoever makes versions.
 
-    Attributes:
-      values: float32 `[2 * num_rows, dim]`; memory is taken where it is written.
+    Args:
+      values: float32 `[2 * num_rows, dim]`.
+      memory: where they lie.
     """
 
-    def __init__(self, num_rows: int, dim: int, memory: TableMemory) -> None:
-        self.memory = memory
-        self.values = memory.rows(_VERSIONS * num_rows, dim)
+    def __init__(self, values: np.ndarray, memory: TableMemory) -> None:
+        self.values, self.memory = values, memory
         self._free: list[np.ndarray] = []
         self._end = 0
 
@@ -140,8 +140,7 @@ class RowsByNumber:
     @staticmethod
     def over(values: np.ndarray, places: np.ndarray) -> RowsByNumber:
         """A whole table over the arrays of another process."""
-        arena = Arena(0, values.shape[1], TableMemory())
-        arena.values = values
+        arena = Arena(values, TableMemory())
         share = TableShare(ShardPlace(), num_buckets=1, num_rows=len(places))
         found = RowsByNumber(arena, places, np.zeros(0, np.int32), share)
         # So that the kernel is loaded before a request, or the next version, waits for it.
@@ -155,7 +154,7 @@ class RowsByNumber:
         Raises:
           ChunkDamaged: a file is missing or is not what was committed.
         """
-        arena = Arena(share.num_rows, files.dim, memory)
+        arena = Arena(memory.rows(_VERSIONS * share.num_rows, files.dim), memory)
         places = memory.copy(arena.take(share.num_rows))
         start = 0
         for _, batch in _row_values(store, files, share):

@@ -15,13 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.commit.manifest import Manifest
 from podembed.serving.artifact.exported_columns import ModelError
-from podembed.serving.publish.versions import Version
 from podembed.serving.server.endpoints import JSON, Answering, Endpoints, Limits, Refused, json_response
 from podembed.serving.server.held_versions import HeldVersion, HeldVersions
 from podembed.serving.server.open_inference import HEADER_LENGTH, read_request, write_response
-from podembed.serving.server.rows import TableRows
 from podembed.serving.server.server_metrics import RequestMetrics
 from podembed.serving.server.shares import ROWS, ShardPlace
 from podembed.workers.storage.store import Store
@@ -43,17 +40,8 @@ class ShardVersions(HeldVersions[HeldVersion]):
         # The one that was asked for last stays: other shards may not have the newer one yet.
         return min(newer, older, key=lambda one: self._asked_s.get(one.name, 0.0))
 
-    def _held(
-        self,
-        version: Version,
-        number: int,
-        manifest: Manifest,
-        document: Mapping[str, Any],
-        tables: dict[str, TableRows],
-    ) -> HeldVersion:
-        return HeldVersion(
-            version=version, number=number, manifest=manifest, tables=tables, loaded_unix_s=self._clock.wall_s()
-        )
+    def _ready(self, held: HeldVersion, document: Mapping[str, Any]) -> HeldVersion:
+        return held
 
 
 class ShardServer(Endpoints):

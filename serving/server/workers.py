@@ -27,12 +27,9 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.commit.manifest import Manifest
 from podembed.serving.artifact.exported_columns import ModelError
-from podembed.serving.publish.versions import Version
 from podembed.serving.server.held_versions import HeldVersion, HeldVersions
 from podembed.serving.server.listening import ending_at_once, port_taken
-from podembed.serving.server.rows import TableRows
 from podembed.serving.server.server_config import ServerConfig
 from podembed.serving.server.worker_memory import WorkerMemory
 from podembed.workers.storage.store import Store
@@ -237,30 +234,20 @@ class Workers(HeldVersions[HeldVersion]):
                 _logger.warning("worker %d did not end within %g s", worker.process.pid, seconds)
             worker.close()
 
-    def _held(
-        self,
-        version: Version,
-        number: int,
-        manifest: Manifest,
-        document: Mapping[str, Any],
-        tables: dict[str, TableRows],
-    ) -> HeldVersion:
-        found = HeldVersion(
-            version=version, number=number, manifest=manifest, tables=tables, loaded_unix_s=self._clock.wall_s()
-        )
-        order = self._loading(found)
+    def _ready(self, held: HeldVersion, document: Mapping[str, Any]) -> HeldVersion:
+        order = self._loading(held)
         replies: list[dict[str, Any]] = []
         asked = [worker for worker in self._workers if self._try(worker, lambda one: one.begin_load(order))]
         for worker in asked:
-            self._try(worker, lambda one: replies.append(one.end_load(found.name)))
+            self._try(worker, lambda one: replies.append(one.end_load(held.name)))
         errors = [reply["error"] for reply in replies if "error" in reply]
         if errors or not replies:
-            self._drop(found.name)
+            self._drop(held.name)
             # Of a storage it may pass, and then the version is loaded again.
             kind = ModelError if any(reply.get("is_final") for reply in replies) else ConfigurationError
-            raise kind(errors[0] if errors else f"Found no worker that loaded {found.name}. Expected all to.")
+            raise kind(errors[0] if errors else f"Found no worker that loaded {held.name}. Expected all to.")
         self.has_same_bits = all(reply["has_same_bits"] for reply in replies)
-        return found
+        return held
 
     def _let_go(self, version: HeldVersion) -> None:
         super()._let_go(version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from podembed.serving.publish.listing import roll_back
 from podembed.serving.publish.publisher import publish
 from podembed.serving.server.app import App
 from podembed.serving.server.held_versions import NotYet
+from podembed.serving.server.listening import PatientProtocol
 from podembed.serving.server.replica import Replica
 from podembed.serving.server.shard_server import ShardServer, ShardVersions
 from podembed.serving.server.shards import Shards
@@ -34,10 +36,12 @@ TOKEN = "of the test"
 
 
 @contextmanager
-def listening(versions: ShardVersions, *, port: int = 0) -> Iterator[str]:
+def listening(versions: ShardVersions, *, port: int = 0, keep_alive_s: float = 5) -> Iterator[str]:
     """A shard at a socket of its own, as its process has it."""
     program = ShardServer(versions, token=TOKEN).asgi()
-    server = uvicorn.Server(uvicorn.Config(program, port=port, log_level="warning", lifespan="off"))
+    kept: dict[str, Any] = {"timeout_keep_alive": keep_alive_s}
+    settings = uvicorn.Config(program, port=port, log_level="warning", lifespan="off", http=PatientProtocol, **kept)
+    server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -188,6 +192,17 @@ def _post(transport: httpx.ASGITransport, columns: dict[str, Any]) -> tuple[int,
             return answer.status_code, answer.json()
 
     return asyncio.run(ask())
+
+
+def test_a_connection_that_sends_nothing_is_closed(small_data: str, tmp_path: Path) -> None:
+    job = small_job(folder=small_data, audit=False)
+    run = fit_job(job, tmp_path, name="run", max_steps=1).path
+    publish(run, job=job)
+    (versions,) = held(run, count=1)
+    with listening(versions, keep_alive_s=0.2) as url:
+        address = url.removeprefix("http://").rpartition(":")
+        with socket.create_connection((address[0], int(address[2])), timeout=30) as silent:
+            assert silent.recv(1) == b""
 
 
 @pytest.mark.parametrize(("num_rows", "num_buckets", "count"), [(1000, 8, 3), (17, 16, 5), (5, 1, 3), (64, 64, 1)])
