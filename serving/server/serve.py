@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,7 @@ from podembed.orchestrator.run.reference import open_published
 from podembed.serving.server.app import App
 from podembed.serving.server.endpoints import Endpoints
 from podembed.serving.server.held_versions import HeldVersions, NotYet
-from podembed.serving.server.listening import SWITCH_S, ending_at_once, run_server
+from podembed.serving.server.listening import answer_promptly, ending_at_once, run_server
 from podembed.serving.server.recorder import RequestLog
 from podembed.serving.server.replica import Replica
 from podembed.serving.server.retrieval import Retrieval
@@ -112,7 +111,7 @@ def asgi_app(run: str | os.PathLike[str], config: ServerConfig | None = None) ->
     """
     config = config or ServerConfig()
     app, versions, _ = _opened(open_published(os.fspath(run)), config)
-    sys.setswitchinterval(SWITCH_S)
+    answer_promptly()
     Follower(versions, poll_s=config.poll_s)
     return app.asgi()
 
