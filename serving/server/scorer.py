@@ -234,6 +234,8 @@ def _read(version: ServedVersion, requests: Sequence[_Request]) -> list[_Group]:
     unless one of them is refused. What a value means must not depend on those of others beside it, so only columns of
     the same one type are joined.
     """
+    if len(requests) < 2:
+        return _read_alone(version, requests)
     model = version.model
     names = model.columns
     alike: list[_Request] = []
