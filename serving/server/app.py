@@ -82,17 +82,18 @@ class App(Endpoints):
         model = f"/v2/models/{self._name}"
         versioned = f"{model}/versions/{{version}}"
         return [
+            # They are tried in this order.
+            ("/score", "POST", self._score, True),
+            (f"{model}/infer", "POST", self._infer, True),
+            ("/recommend", "POST", self._recommend, True),
             *super()._paths(),
             ("/v2/health/ready", "GET", self._ready, False),
             ("/metrics", "GET", self._series, True),
             ("/openapi.json", "GET", self._openapi, True),
             ("/", "GET", self._page, True),
             ("/example", "GET", self._example, True),
-            ("/score", "POST", self._score, True),
-            ("/recommend", "POST", self._recommend, True),
             (model, "GET", self._metadata, True),
             (f"{model}/ready", "GET", self._ready, False),
-            (f"{model}/infer", "POST", self._infer, True),
             (versioned, "GET", self._metadata, True),
             (f"{versioned}/ready", "GET", self._ready, False),
             (f"{versioned}/infer", "POST", self._infer, True),

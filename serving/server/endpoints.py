@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.serving.artifact.exported_columns import ModelError
@@ -81,7 +82,7 @@ class Endpoints:
     def asgi(self) -> Starlette:
         """The program."""
         routes = [
-            Route(path, self._guarded(path, answer, needs_token=guarded), methods=[method])
+            Route(path, _Endpoint(self, path, answer, guarded), methods=[method])
             for path, method, answer, guarded in self._paths()
         ]
         return Starlette(routes=routes, exception_handlers={404: self._missing, 405: self._missing})
@@ -90,31 +91,25 @@ class Endpoints:
         """Path, method, what answers, and whether it needs the token."""
         return [("/v2", "GET", self._server, False), ("/v2/health/live", "GET", self._live, False)]
 
-    def _guarded(
-        self, path: str, answer: Callable[[Request], Awaitable[Response]], *, needs_token: bool
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def guarded(request: Request) -> Response:
-            began_s = SYSTEM_CLOCK.monotonic_s()
-            try:
-                if needs_token:
-                    self._require_token(request)
-                response = await answer(request)
-            except Refused as error:
-                response = json_response({"error": str(error)}, status=error.status, headers=error.headers)
-            except ModelError as error:
-                response = json_response({"error": str(error)}, status=400)
-            except ClientDisconnect:
-                response = Response(status_code=499)
-            except Exception:
-                _logger.exception("found an error that the request does not explain")
-                response = json_response(
-                    {"error": "Found an error in the server. Its log has it. Ask again."}, status=500
-                )
-            self._metrics.requests.labels(path, str(response.status_code)).inc()
-            self._metrics.seconds.labels(path).observe(SYSTEM_CLOCK.monotonic_s() - began_s)
-            return response
-
-        return guarded
+    async def respond(self, request: Request, path: str, answer: Answering, *, needs_token: bool) -> Response:
+        """What `answer` finds, or the error that it raises, as a response that is counted."""
+        began_s = SYSTEM_CLOCK.monotonic_s()
+        try:
+            if needs_token:
+                self._require_token(request)
+            response = await answer(request)
+        except Refused as error:
+            response = json_response({"error": str(error)}, status=error.status, headers=error.headers)
+        except ModelError as error:
+            response = json_response({"error": str(error)}, status=400)
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except Exception:
+            _logger.exception("found an error that the request does not explain")
+            response = json_response({"error": "Found an error in the server. Its log has it. Ask again."}, status=500)
+        self._metrics.requests.labels(path, str(response.status_code)).inc()
+        self._metrics.seconds.labels(path).observe(SYSTEM_CLOCK.monotonic_s() - began_s)
+        return response
 
     async def _missing(self, request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
@@ -161,6 +156,21 @@ class Endpoints:
                 408, f"Found no whole body after {self._limits.timeout_s:g} s. Expected it. Send faster."
             ) from error
         return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """One path as ASGI. A function would get a further layer for its errors, which are answered here anyway."""
+
+    endpoints: Endpoints
+    path: str
+    answering: Answering
+    needs_token: bool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        response = await self.endpoints.respond(request, self.path, self.answering, needs_token=self.needs_token)
+        await response(scope, receive, send)
 
 
 def json_response(document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
