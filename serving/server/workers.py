@@ -32,8 +32,11 @@ from podembed.serving.server.held_versions import HeldVersion, HeldVersions
 from podembed.serving.server.listening import ending_at_once, port_taken
 from podembed.serving.server.server_config import ServerConfig
 from podembed.serving.server.worker_memory import WorkerMemory
+from podembed.workers.processors import number_of_processors
 from podembed.workers.storage.store import Store
 
+# The size of XLA's pool. Each worker would have a thread for each processor, and lose time between them.
+_XLA_THREADS = "PJRT_NPROC"
 _LOAD_S = 300.0
 _REPLY_S = 20.0
 _LOOK_S = 0.5
@@ -59,13 +62,14 @@ class _Worker:
     def __init__(self, run: str, config: ServerConfig, series: str, ends: threading.Event) -> None:
         self._ends = ends
         self._socket, other = socket.socketpair()
+        share = max(1, number_of_processors() // config.workers)
         with other:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "podembed.serving.server.worker", str(other.fileno())],
                 pass_fds=[other.fileno()],
                 # Ctrl-C of a terminal is for the process that tells it to end.
                 start_new_session=True,
-                env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": series},
+                env={_XLA_THREADS: str(share), **os.environ, "PROMETHEUS_MULTIPROC_DIR": series},
             )
         self._received = b""
         self.loaded: set[str] = set()
