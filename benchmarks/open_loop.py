@@ -32,6 +32,9 @@ async def ask(url: str, body: bytes, *, rate: float, seconds: float) -> dict[str
 
     async def one(due_s: float) -> None:
         nonlocal errors
+        # A server may close one that nobody used for a while.
+        while free and free[-1][0].at_eof():
+            free.pop()[1].close()
         reader, writer = free.pop() if free else await asyncio.open_connection(parts.hostname, parts.port)
         writer.write(request)
         answer = await reader.readuntil(b"\r\n\r\n")

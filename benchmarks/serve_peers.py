@@ -2,7 +2,8 @@
 
     python benchmarks/serve_peers.py --peer litserve --python VENV/bin/python --bench A10 --samples 128 --seconds 8
 
-Both servers are up, and `wrk` asks one after the other, `--pairs` times. VENV has `pip install torch numpy` and the
+Both servers are up, and `wrk` asks one after the other, `--pairs` times, as fast as they answer. Then `open_loop.py`
+asks both at 70 % of the lower rate. VENV has `pip install torch numpy` and the
 peer: `litserve`, `bentoml`, `ray[serve]` or `mlserver`. The last wants an older fastapi than the others, so an
 environment of its own. `peers/` says how each is set up. Weights are random. Bodies are those of `serve.py`, in the
 frame that a peer's protocol asks for. CPU seconds are those of all processes of a server. `--batch 1` scores each
@@ -36,6 +37,7 @@ from benchmarks.measuring import process_tree  # noqa: E402
 PEERS = ("litserve", "bentoml", "ray-serve", "mlserver")
 START_S = 120
 WARM_UP_S = 2
+OPEN_SHARE = 0.7
 
 
 def main() -> None:
@@ -63,7 +65,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     framed_bodies = [framed(options.peer, body) for body in bodies]
     warm_up = argparse.Namespace(**vars(options) | {"seconds": WARM_UP_S})
     pairs = []
-    with serve.serving(run, []) as (pids, _, address), serving(folder, options) as (server, url):
+    ours_up = serve.serving(run, ["--workers", str(options.workers)])
+    with ours_up as (pids, _, address), serving(folder, options) as (server, url):
         wait_for(server, url, framed_bodies[0], folder / "log", options)
         for number in range(options.pairs):
             load = os.getloadavg()[0]
@@ -72,7 +75,10 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 serve.asked(process_tree(server.pid), url, framed_bodies, warm_up)
             ours = serve.asked(pids, f"{address}/score", bodies, options)
             theirs = serve.asked(process_tree(server.pid), url, framed_bodies, options)
-            pairs.append({"load": round(load, 1), "ours": ours, "theirs": theirs})
+            rate = OPEN_SHARE * min(ours["requests_s"], theirs["requests_s"])
+            ours |= serve.latencies(f"{address}/score", bodies[0], rate, options)
+            theirs |= serve.latencies(url, framed_bodies[0], rate, options)
+            pairs.append({"load": round(load, 1), "open_rate": round(rate), "ours": ours, "theirs": theirs})
     ratios = [pair["ours"]["samples_per_cpu_s"] / pair["theirs"]["samples_per_cpu_s"] for pair in pairs]
     said = {name: getattr(options, name) for name in ("peer", "bench", "samples", "threads", "workers", "batch")}
     return said | {"samples_per_cpu_s_ratio": spread(ratios), "pairs": pairs}
