@@ -37,11 +37,8 @@ async def ask(url: str, body: bytes, *, rate: float, seconds: float) -> dict[str
             free.pop()[1].close()
         reader, writer = free.pop() if free else await asyncio.open_connection(parts.hostname, parts.port)
         writer.write(request)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        (length,) = (line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        await reader.readexactly(int(length.split(b":")[1]))
+        errors += not await _is_right(reader)
         latencies.append(time.perf_counter() - due_s)
-        errors += not answer.startswith(b"HTTP/1.1 200")
         free.append((reader, writer))
 
     gaps = np.random.default_rng(0).exponential(1 / rate, int(rate * seconds))
@@ -59,6 +56,19 @@ async def ask(url: str, body: bytes, *, rate: float, seconds: float) -> dict[str
     return {"requests": len(latencies), "connections": len(free), "errors": errors} | {
         name: round(1e3 * float(value), 2) for name, value in found.items()
     }
+
+
+async def _is_right(reader: asyncio.StreamReader) -> bool:
+    """Reads an answer, whole or in chunks."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    fields = dict(line.split(b":", 1) for line in head.lower().split(b"\r\n")[1:-2])
+    if b"content-length" in fields:
+        await reader.readexactly(int(fields[b"content-length"]))
+    else:
+        while int(await reader.readuntil(b"\r\n"), 16):
+            await reader.readuntil(b"\r\n")
+        await reader.readuntil(b"\r\n")
+    return head.startswith(b"HTTP/1.1 200")
 
 
 def main() -> None:

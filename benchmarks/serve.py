@@ -10,7 +10,9 @@ samples a CPU second of `podembed predict` on the same rows, columns already rea
 
 `--workers W` scores in several processes, `--shards S` with the rows of others; CPU seconds are those of all of them.
 
-`--swap S` publishes a version with 1 % of the rows changed every S seconds meanwhile.
+`--swap S` offers a further version every S seconds meanwhile, of one step of training more. All of them were published
+before, as on another machine: only their pointers come. `swap_s` is from there to the first answer, with the second in
+which a server looks for pointers.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -111,29 +113,30 @@ def trained(folder: Path, bench: str) -> tuple[str, Callable[[int], str], dict[s
     )
 
     def train(steps: int) -> str:
-        return (
-            Trainer(
-                job,
-                scaling_config=ScalingConfig(num_hosts=1, in_process=True, threads_per_host=1),
-                run_config=RunConfig(
-                    name="run",
-                    storage_path=str(folder),
-                    max_steps=steps,
-                    checkpoint_config=CheckpointConfig(every_steps=1000, full_every=20),
-                ),
-            )
-            .fit()
-            .path
-        )
+        # What training says of itself is not the line that this prints.
+        with redirect_stdout(sys.stderr):
+            return _fit(job, folder, steps)
 
     run = train(4)
     subprocess.run([sys.executable, "-m", "podembed", "publish", run], check=True, stdout=subprocess.PIPE, cwd=ROOT)
     return run, train, {name: table.column(name).to_pylist() for name in table.column_names if name != "label"}
 
 
+def _fit(job: JobReference, folder: Path, steps: int) -> str:
+    """The path of the run."""
+    checkpoint = CheckpointConfig(every_steps=1000, full_every=20)
+    trainer = Trainer(
+        job,
+        scaling_config=ScalingConfig(num_hosts=1, in_process=True, threads_per_host=1),
+        run_config=RunConfig(name="run", storage_path=str(folder), max_steps=steps, checkpoint_config=checkpoint),
+    )
+    return trainer.fit().path
+
+
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     run, train, columns = trained(folder, options.bench)
     rates = {"in_process": in_process(run, options.samples)}
+    pointers = held_back(run, train, int(2 * options.seconds / options.swap) + 1) if options.swap else []
     with ExitStack() as stack:
         shards = [
             stack.enter_context(serving(run, ["--shard", f"{at}/{options.shards}"])) for at in range(options.shards)
@@ -144,7 +147,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         bodies = [body_of(columns, at, options.samples) for at in range(NUM_BODIES)]
         pids += [pid for own, _, _ in shards for pid in own]
         said = {"bench": options.bench, "samples": options.samples, "workers": options.workers, "loaded": loaded}
-        return said | ask(pids, address, bodies, run, train, rates, options)
+        return said | ask(pids, address, bodies, pointers, rates, options)
 
 
 @contextmanager
@@ -214,23 +217,21 @@ def ask(
     pids: list[int],
     address: str,
     bodies: list[bytes],
-    run: str,
-    train: Any,
+    pointers: list[tuple[Path, Path]],
     rates: dict[str, float],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     request = urllib.request.Request(f"{address}/score", bodies[0], {"Content-Type": "application/json"})
     assert len(json.load(urllib.request.urlopen(request))["score"]) == options.samples
     ends, swaps = threading.Event(), []
-    swapper = threading.Thread(target=swap, args=(run, train, options.swap, ends, swaps))
-    if options.swap:
-        swapper.start()
+    swapper = threading.Thread(target=swap, args=(address, pointers, options.swap, ends, swaps))
+    swapper.start()
     found = asked(pids, f"{address}/score", bodies, options)
     found |= latencies(f"{address}/score", bodies[0], options.rate or 0.7 * found["requests_s"], options)
     ends.set()
+    swapper.join()
     if options.swap:
-        swapper.join()
-        found["swaps"] = len(swaps)
+        found["swap_s"] = swaps
     own = found["samples_per_cpu_s"]
     return found | {
         "in_process_samples_per_cpu_s": round(rates["in_process"]),
@@ -295,15 +296,37 @@ def latencies(url: str, body: bytes, rate: float, options: argparse.Namespace) -
     return {f"open_{name}": value for name, value in found.items()}
 
 
-def swap(run: str, train: Any, seconds: float, ends: threading.Event, swaps: list[float]) -> None:
-    """Trains some steps and publishes, again and again."""
-    command = [sys.executable, "-m", "podembed", "publish", run]
-    steps = 4
-    while not ends.wait(seconds):
-        steps += 4
-        train(steps)
-        subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-        swaps.append(time.monotonic())
+def held_back(run: str, train: Callable[[int], str], count: int) -> list[tuple[Path, Path]]:
+    """Publishes further versions and takes their pointers away. Where each lies and where it belongs, in order."""
+    command = [sys.executable, "-m", "podembed", "publish", run, "--keep", str(count + 1)]
+    for step in range(5, 5 + count):
+        train(step)
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT)
+    aside = Path(run).parent / "pointers"
+    aside.mkdir()
+    found = [(aside / file.name, file) for file in sorted(Path(run, "publish/pointers").iterdir())[1:]]
+    for away, here in found:
+        here.rename(away)
+    return found
+
+
+def swap(
+    address: str, pointers: list[tuple[Path, Path]], seconds: float, ends: threading.Event, swaps: list[float]
+) -> None:
+    """Offers one version after another, and appends how long each took to answer."""
+    for away, here in pointers:
+        if ends.wait(seconds):
+            return
+        away.rename(here)
+        began_s = time.monotonic()
+        while f"podembed_serve_pointer {int(here.stem)}.0" not in _text(f"{address}/metrics"):
+            time.sleep(0.05)
+        swaps.append(round(time.monotonic() - began_s, 2))
+
+
+def _text(url: str) -> str:
+    with urllib.request.urlopen(url) as answer:
+        return answer.read().decode()
 
 
 if __name__ == "__main__":
