@@ -288,8 +288,11 @@ def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndar
             array = _numbers(values)
     if array.dtype.kind in "mM":
         array, is_missing = whole_times(array, feature, column)
-    if array.dtype.kind not in "iu":
-        raise ModelError(f"Found {array.dtype} in column {column!r}. Expected integers, text or times, or lists.")
+    # numpy makes 1 of True beside integers.
+    is_bool = not isinstance(values, np.ndarray) and bool in _types(values)
+    if array.dtype.kind not in "iu" or is_bool:
+        found = "bool" if is_bool else array.dtype
+        raise ModelError(f"Found {found} in column {column!r}. Expected integers, text or times, or lists.")
     return array.astype(np.int64), is_missing
 
 

@@ -115,8 +115,8 @@ class ItemColumns:
             keys = pa.array(table.held_keys())
         elif not (has_numbers and is_plain) or described["keys"] is not None:
             raise ConfigurationError(
-                f"Found feature {name!r}, whose rows say nothing of the values that they stand for. Expected items to "
-                "recommend. Pass a file with all of them: --items FILE."
+                f"Found feature {name!r}, whose values this process cannot list: they are hashed, or shards have its "
+                "keys. Expected items to recommend. Pass a file with all of them: --items FILE."
             )
         else:
             keys = pa.array(np.arange(described["num_rows"]))

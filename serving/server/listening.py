@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from asyncio import TimerHandle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,18 +24,42 @@ from podembed.serving.server.server_config import ServerConfig
 _SWITCH_S = 0.0005
 # Load balancers keep a connection for 60 s. One that the server closes first may lose a request.
 _IDLE_S = 75
-_SILENT_S = 5
+_HEADER_S = 5
 _OWN_FILES = 128
 _EXIT_OF_SIGNALS = 128
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """Closes a connection that sends nothing at first, too, and sooner than one that sends nothing more."""
+    """Closes a connection that does not send the whole header of a request in time, and a silent one."""
+
+    _header_timer: TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        silent_s = min(_SILENT_S, self.timeout_keep_alive)
-        self.timeout_keep_alive_task = self.loop.call_later(silent_s, self.timeout_keep_alive_handler)
+        self._await_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._have_header()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_header()
+
+    def on_headers_complete(self) -> None:
+        self._have_header()
+        super().on_headers_complete()
+
+    def _await_header(self) -> None:
+        # A byte now and then does not put it off.
+        if self._header_timer is None:
+            seconds = min(_HEADER_S, self.timeout_keep_alive)
+            self._header_timer = self.loop.call_later(seconds, self.transport.close)
+
+    def _have_header(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
 
 class DrainingServer(uvicorn.Server):

@@ -343,7 +343,7 @@ def _candidates(index: ItemIndex, wanted: ItemRequest, user: np.ndarray | None) 
     without = index.items.places(wanted.without)
     without = without[without >= 0]
     # At least as many as a run of the program has in any case.
-    count = padded_size(SPREAD * wanted.k) + len(without)
+    count = padded_size(SPREAD * wanted.k)
     num_allowed = len(index.items) if allowed is None else int(allowed.sum())
     has_vectors = index.vectors is not None and user is not None and len(user) == index.vectors.width
     if not has_vectors and num_allowed > MOST_SCORED:
@@ -355,7 +355,9 @@ def _candidates(index: ItemIndex, wanted: ItemRequest, user: np.ndarray | None) 
     if index.vectors is None or user is None or not has_vectors or num_allowed <= count:
         places = np.arange(len(index.items)) if allowed is None else np.flatnonzero(allowed)
     else:
-        places = index.vectors.search(user, count, allowed)
+        # All that are left out may be among the best.
+        found = index.vectors.search(user, count + len(without), allowed)
+        places = found[~np.isin(found, without)][:count]
     return np.sort(places[~np.isin(places, without)])
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podembed.serving.artifact.exported_columns import ModelError, with_times
+from podembed.serving.artifact.exported_columns import ModelError, ids_of, with_times
 from podembed.serving.artifact.exported_model import _values
 
 
@@ -45,3 +45,10 @@ def test_times_with_a_zone_are_those_in_utc_and_nothing_is_missing_in_the_words_
     found = with_times(given, column_of(holds="times", unit="d"), "c")
     expected = [datetime(2019, 12, 31, 23, tzinfo=UTC), None, None, datetime(2020, 1, 1, tzinfo=UTC)]
     assert found.tolist() == [one and one.replace(tzinfo=None) for one in expected]
+
+
+@pytest.mark.parametrize("values", [[True, 1], [1, True, None], [[1], [2, True]], [True]])
+def test_a_truth_value_is_no_id_beside_integers_either(values: Any) -> None:
+    ids = {"column": "c", "crossed_with": [], "weights": None, "boundaries": None, "missing": "drop"}
+    with pytest.raises(ModelError, match="bool"):
+        ids_of({"c": values}, column_of(**ids, mode="row", vocabulary_size=9, invalid_ids="error"), None)

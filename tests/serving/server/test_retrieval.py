@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,19 @@ def test_items_are_those_of_recommend_and_scores_those_of_score(
     assert len(recommended(client, **example)["items"]) == 10
 
 
+def test_items_that_are_left_out_do_not_take_the_room_of_others(
+    folder: Path, towers: str, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(towers, job=towers_job(folder))
+    client, app, _ = serve(towers, feature="item")
+    context = {"user": [3], "hour": [0.5]}
+    best = recommended(client, context=context, k=700)["items"]
+    assert len(best) == 700
+    monkeypatch.setattr(app, "_limits", replace(app._limits, samples=64))
+    for some, expected in ((best[4:], best[:4]), (best[200:], best[:4]), (best[:500], best[500:504])):
+        assert recommended(client, context=context, k=4, without=some)["items"] == expected
+
+
 def test_an_older_index_names_candidates_until_that_of_the_new_version_is_there(
     folder: Path, towers: str, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +320,7 @@ def test_files_and_features_that_name_no_items_are_refused(folder: Path, clicks:
 
     for words, options in [
         ("Expected a feature of the model, one of ['user', 'item', 'brand']", {"feature": "itm"}),
-        ("whose rows say nothing of the values", {"feature": "item"}),
+        ("whose values this process cannot list", {"feature": "item"}),
         ("Found no way to read", {"items": str(folder / "items.txt")}),
         ("Found no file", {"items": str(folder / "none.parquet")}),
         ("Found column 'name' as the key", {"items": written(name=["a"], item=["b"])}),

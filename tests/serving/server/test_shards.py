@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -194,15 +195,31 @@ def _post(transport: httpx.ASGITransport, columns: dict[str, Any]) -> tuple[int,
     return asyncio.run(ask())
 
 
-def test_a_connection_that_sends_nothing_is_closed(small_data: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["", "GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"])
+@pytest.mark.parametrize("sent", ["", "GET /v2 HTTP/1.1\r\nHost: a\r\nX: "])
+def test_a_connection_that_does_not_send_a_whole_header_is_closed(
+    small_data: str, tmp_path: Path, before: str, sent: str
+) -> None:
     job = small_job(folder=small_data, audit=False)
     run = fit_job(job, tmp_path, name="run", max_steps=1).path
     publish(run, job=job)
     (versions,) = held(run, count=1)
     with listening(versions, keep_alive_s=0.2) as url:
         address = url.removeprefix("http://").rpartition(":")
-        with socket.create_connection((address[0], int(address[2])), timeout=30) as silent:
-            assert silent.recv(1) == b""
+        with socket.create_connection((address[0], int(address[2])), timeout=30) as slow:
+            slow.sendall(before.encode())
+            assert not before or slow.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            slow.sendall(sent.encode())
+            slow.settimeout(0.05)
+            received = None
+            began_s = time.monotonic()
+            while received is None and time.monotonic() < began_s + 30:
+                try:
+                    received = slow.recv(1)
+                except TimeoutError:
+                    # Bytes that come now and then do not put the end off.
+                    slow.sendall(b"x" if sent else b"")
+            assert received == b""
 
 
 @pytest.mark.parametrize(("num_rows", "num_buckets", "count"), [(1000, 8, 3), (17, 16, 5), (5, 1, 3), (64, 64, 1)])
