@@ -124,9 +124,10 @@ simulate: $(STAMP)
 simulate-slices: $(STAMP)
 	$(BIN)/python -m tests.simulation.slices $(if $(SEED),--seed $(SEED),--seeds $(if $(filter command line,$(origin SEEDS)),$(SEEDS),200) --first $(FIRST))
 
-# make serving-faults SEEDS=1000 KILLS=30 BODIES=100000: histories in one process, real processes killed, odd requests.
+# make serving-faults SEEDS=1000 KILLS=30 BODIES=100000 LOAD=3600: histories in one process, real processes killed, odd
+# requests, seconds of load.
 serving-faults: $(STAMP)
-	$(BIN)/python -m tests.serving.campaign --seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES) --kills $(or $(KILLS),30) --bodies $(or $(BODIES),100000)
+	$(BIN)/python -m tests.serving.campaign --seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES) --kills $(or $(KILLS),30) --bodies $(or $(BODIES),100000) --load-seconds $(or $(LOAD),300)
 
 slices: $(STAMP)
 	$(BIN)/python -m tests.faults.slices.schedules --seeds $(if $(filter command line,$(origin SEEDS)),$(SEEDS),20) --first $(FIRST)
