@@ -6,7 +6,8 @@ A run of a few steps is trained and published. Then a server of one process answ
 numbers and half of the features) with `--samples` candidates, or of one sample. `wrk` (Debian) asks as fast as it gets
 answers, for rates; `open_loop.py` asks at 70 % of that rate, for latencies. Rates are a CPU second of the
 server's process, since the asking program takes CPU, too. `in_process` is the same model without a server or JSON: the
-samples a CPU second of `podembed predict` on the same rows, columns already read.
+samples a CPU second of `podembed predict` on the same rows, columns already read. `rows_per_cpu_s` counts the ids that
+are looked up and pooled for such requests.
 
 `--workers W` scores in several processes, `--shards S` with the rows of others; CPU seconds are those of all of them.
 
@@ -135,7 +136,8 @@ def _fit(job: JobReference, folder: Path, steps: int) -> str:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     run, train, columns = trained(folder, options.bench)
-    rates = {"in_process": in_process(run, options.samples)}
+    bodies = [body_of(columns, at, options.samples) for at in range(NUM_BODIES)]
+    rates = {"in_process": in_process(run, options.samples), "lookups": lookups(run, bodies)}
     pointers = held_back(run, train, int(2 * options.seconds / options.swap) + 1) if options.swap else []
     with ExitStack() as stack:
         shards = [
@@ -144,7 +146,6 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         flags = ["--workers", str(options.workers)]
         flags += ["--shards", *(address for _, _, address in shards)] if shards else []
         pids, loaded, address = stack.enter_context(serving(run, flags))
-        bodies = [body_of(columns, at, options.samples) for at in range(NUM_BODIES)]
         pids += [pid for own, _, _ in shards for pid in own]
         said = {"bench": options.bench, "samples": options.samples, "workers": options.workers, "loaded": loaded}
         return said | ask(pids, address, bodies, pointers, rates, options)
@@ -213,6 +214,26 @@ def in_process(run: str, samples: int) -> float:
     return statistics.median(rates)
 
 
+def lookups(run: str, bodies: list[bytes]) -> float:
+    """Rows that a server finds and pools, in a CPU second."""
+    from podembed.serving.server.replica import Replica
+    from podembed.workers.storage.store import Store
+
+    replica = Replica(Store(run), most_samples=512)
+    replica.follow()
+    with replica.use() as version:
+        model = version.model
+        requests = [model.read(json.loads(body), with_context=True) for body in bodies]
+        bags = [pair for one in requests for pair in zip(model.manifest["features"], one.bags, strict=True)]
+        rates = []
+        for _ in range(6):
+            began = time.process_time()
+            for feature, bag in bags:
+                model.looked_up(feature, *bag)
+            rates.append(sum(len(bag[0]) for _, bag in bags) / (time.process_time() - began))
+    return statistics.median(rates)
+
+
 def ask(
     pids: list[int],
     address: str,
@@ -236,6 +257,7 @@ def ask(
     return found | {
         "in_process_samples_per_cpu_s": round(rates["in_process"]),
         "ratio": round(own / rates["in_process"], 3),
+        "rows_per_cpu_s": round(rates["lookups"]),
     }
 
 
