@@ -137,7 +137,7 @@ class History:
         self._replicas: dict[str, Replica] = {}
         self._shards: list[ShardVersions | None] = [None] * NUM_SHARDS
         self._near = NearShards(self._shards)
-        self._damaged: list[Path] = []
+        self._damaged: dict[Path, bytes] = {}
         self._ahead_s = 0.0
         self.events: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -241,16 +241,15 @@ class History:
             flipped = data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :] if data else b"?"
             swapped = other.read_bytes() if other != path else b""
             path.write_bytes({"cut": data[:at], "flipped": flipped, "swapped": swapped}[kind])
-        self._damaged.append(path)
+        self._damaged.setdefault(path, data)
         return f"{kind} {path.relative_to(self._run)}"
 
     def _mend(self) -> str:
-        for path in self._damaged:
+        for path, data in self._damaged.items():
             path.unlink(missing_ok=True)
-            own = self._base.run / path.relative_to(self._run)
-            # A file that is there no more belonged to a commit that was pruned, or is written again.
-            if own.exists() and path.parent.exists():
-                os.link(own, path)
+            # Else it belonged to a commit that was pruned.
+            if path.parent.exists():
+                path.write_bytes(data)
         self._damaged.clear()
         return "mended"
 
