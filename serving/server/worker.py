@@ -1,13 +1,15 @@
 """One of several processes that score over the same memory. `workers.Workers` starts it.
 
 It listens at the port of all of them. What it shall load and answer with comes through its control socket, a line of
-JSON each, and so do its replies go back. When that socket ends, so does the worker.
+JSON each, and so do its replies go back. When that socket ends, so does the worker, and it takes away what the other
+process left.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 import socket
 import sys
 import threading
@@ -132,10 +134,11 @@ def work(control: _Control) -> None:
     replica = WorkerReplica(store, most_samples=config.most_samples)
     control.send({})
     while replica.current is None:
-        order = control.receive()
-        if order is None:
+        told = control.receive()
+        if told is None:
+            shutil.rmtree(order["series"], ignore_errors=True)
             return
-        control.send(_carry_out(replica, order))
+        control.send(_carry_out(replica, told))
     app = app_of(store, replica, config)
     with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -145,9 +148,11 @@ def work(control: _Control) -> None:
 
         def obey(server: DrainingServer) -> None:
             while (told := control.receive()) is not None:
-                control.send(_carry_out(replica, told))
+                words = {} if app.retrieval is None else {"recommends": app.retrieval.words()}
+                control.send(_carry_out(replica, told) | words)
                 app.refresh()
             # Nobody tells it anything any more.
+            shutil.rmtree(order["series"], ignore_errors=True)
             server.end()
 
         def begin(server: DrainingServer, address: str) -> None:

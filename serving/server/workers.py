@@ -57,6 +57,7 @@ class _Worker:
 
     Attributes:
       loaded: names of the versions that it has.
+      recommends: what it says of its items, for people; empty where it recommends none.
     """
 
     def __init__(self, run: str, config: ServerConfig, series: str, ends: threading.Event) -> None:
@@ -75,7 +76,8 @@ class _Worker:
         self.loaded: set[str] = set()
         self._answers: tuple[str, int] | None = None
         self._is_up = False
-        self._send({"run": run, "config": asdict(config)})
+        self.recommends = ""
+        self._send({"run": run, "config": asdict(config), "series": series})
 
     def begin_load(self, order: Mapping[str, Any]) -> None:
         """Lets it load a version, whose reply `end_load` waits for.
@@ -132,8 +134,10 @@ class _Worker:
 
     def _ask(self, order: Mapping[str, Any], *, timeout_s: float = _REPLY_S) -> None:
         self._send(order)
-        if error := self._reply(timeout_s).get("error"):
+        reply = self._reply(timeout_s)
+        if error := reply.get("error"):
             raise _Gone(f"could not {order['do']}: {error}")
+        self.recommends = reply.get("recommends", "")
 
     def _send(self, order: Mapping[str, Any]) -> None:
         try:
@@ -206,6 +210,11 @@ class Workers(HeldVersions[HeldVersion]):
                 raise ConfigurationError(
                     f"Found a worker that {error}. Expected it to listen. Its lines above say why."
                 ) from error
+
+    @property
+    def recommends(self) -> str:
+        """What the first worker says of its items, for people; empty where they recommend none."""
+        return self._workers[0].recommends
 
     def tend(self) -> None:
         """Follows the pointers, and replaces workers that ended."""
@@ -326,6 +335,8 @@ def serve_with_workers(store: Store, run: str, config: ServerConfig, *, told: Ca
             seconds = SYSTEM_CLOCK.monotonic_s() - began_s
             bits = "same bits as published" if workers.has_same_bits else "close to what was published"
             told(f"{version.name}: step {version.manifest.step:,}, loaded in {seconds:.1f} s, {bits}")
+            if workers.recommends:
+                told(f"each worker {workers.recommends}")
             scheme, host = "https" if config.certificate else "http", config.host
             told(f"answers at {scheme}://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)")
             while not ends.wait(config.poll_s):

@@ -121,7 +121,7 @@ def test_workers_end_with_the_process_that_tells_them(small_data: str, tmp_path:
     run = fit_job(job, tmp_path, name="run", max_steps=2).path
     publish(run, job=job)
     command = [sys.executable, "-m", "podembed", "serve", run, "--workers", "2", "--port", "0"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stdout is not None
@@ -132,9 +132,11 @@ def test_workers_end_with_the_process_that_tells_them(small_data: str, tmp_path:
             other = subprocess.run(again, capture_output=True, text=True, env=environment, timeout=60, check=False)
             assert (other.returncode, "a free port" in other.stderr) == (87, True), other.stderr
             workers = children(server.pid)
+            assert [*tmp_path.glob("podembed-serve-*")]
         finally:
             server.kill()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    assert not [*tmp_path.glob("podembed-serve-*")]
 
 
 def test_a_port_of_others_is_refused() -> None:
