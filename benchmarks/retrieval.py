@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +106,14 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     (folder / "data").mkdir()
     rows = write_data(folder / "data", options.items).to_pylist()
     arguments = {"folder": str(folder / "data"), "items": options.items, "width": options.width}
-    run = (
-        Trainer(
-            JobReference(function="benchmarks.retrieval:towers_job", arguments=arguments),
-            scaling_config=ScalingConfig(num_hosts=1, in_process=True, threads_per_host=1),
-            run_config=RunConfig(name="run", storage_path=str(folder), max_steps=STEPS),
-        )
-        .fit()
-        .path
+    trainer = Trainer(
+        JobReference(function="benchmarks.retrieval:towers_job", arguments=arguments),
+        scaling_config=ScalingConfig(num_hosts=1, in_process=True, threads_per_host=1),
+        run_config=RunConfig(name="run", storage_path=str(folder), max_steps=STEPS),
     )
+    # What training says of itself is not the line that this prints.
+    with redirect_stdout(sys.stderr):
+        run = trainer.fit().path
     bodies = [
         json.dumps({"context": {"user": [row["user"]], "history": [row["history"]]}, "k": options.k}).encode()
         for row in rows
