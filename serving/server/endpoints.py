@@ -114,7 +114,9 @@ class Endpoints:
     async def _missing(self, request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
         return json_response(
-            {"error": f"Found {request.method} {request.url.path:.200}. Expected {self._hint}."}, status=status
+            {"error": f"Found {request.method} {request.url.path:.200}. Expected {self._hint}."},
+            status=status,
+            headers=getattr(error, "headers", None),
         )
 
     def _require_token(self, request: Request) -> None:
