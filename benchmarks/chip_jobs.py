@@ -15,13 +15,20 @@ MLPERF: dict[str, Any] = {"bottom": (512, 256), "top": (1024, 1024, 512, 256)}
 
 
 def dlrm(
-    *, dim: int = 128, batch_size: int = 8192, mlps: str = "mlperf", compute_dtype: str = "float32", num_lanes: int = 16
+    *,
+    dim: int = 128,
+    batch_size: int = 8192,
+    mlps: str = "mlperf",
+    compute_dtype: str = "float32",
+    num_lanes: int = 16,
+    num_rows: int = 100_000,
+    place: Any = "host",
 ) -> JobConfig:
     """26 features of one id."""
     names = [f"c{n}" for n in range(26)]
     return JobConfig(
         name="dlrm",
-        features={name: FeatureConfig(TableConfig(100_000, dim, name=name)) for name in names},
+        features={name: FeatureConfig(TableConfig(num_rows, dim, name=name, place=place)) for name in names},
         model=DLRM(**(MLPERF if mlps == "mlperf" else {})),
         data=ParquetData(
             NO_DATA,

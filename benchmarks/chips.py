@@ -2,8 +2,8 @@
 
     python benchmarks/chips.py [--topology v6e:2x2] [--shapes dlrm-128 sasrec ...]
 
-Figures are those of one device and one step: seconds to compile, bytes of temporaries, bytes to and from the chip's
-memory, the same as a multiple of the step's arguments and results, and bytes of collectives.
+Figures are those of one device and one step: seconds to compile, bytes of arguments and of temporaries, bytes to and
+from the chip's memory, the same as a multiple of the step's arguments and results, and bytes of collectives.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "dlrm-128": ("dlrm", {"dim": 128}),
     "dlrm-32": ("dlrm", {"dim": 32}),
     "dlrm-16": ("dlrm", {"dim": 16}),
+    **{
+        f"sharded-{dim}": ("dlrm", {"dim": dim, "batch_size": 1024, "place": "sharded", "num_rows": 1_000_000})
+        for dim in (16, 32, 64, 128)
+    },
     "sasrec": ("next_item", {"batch_size": 1024}),
     "hstu": ("next_item", {"model": "hstu", "blocks": 2, "batch_size": 1024}),
 }
@@ -47,6 +51,7 @@ def main() -> None:
         arrays = program.argument_bytes + program.result_bytes
         found[shape] = {
             "compile_s": round(program.compile_s, 1),
+            "argument_mb": round(program.argument_bytes / 1e6, 1),
             "temporary_mb": round(program.temporary_bytes / 1e6, 1),
             "memory_traffic_mb": round(program.memory_traffic_bytes / 1e6, 1),
             "times_arrays": round(program.memory_traffic_bytes / arrays, 2),

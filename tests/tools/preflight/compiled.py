@@ -58,6 +58,11 @@ MANY = {
     "replicated": Compiled(
         "tests.tools.preflight.odd_jobs:linear", {"place": "replicated", "dim": 64}, (("v6e:2x4", 2),)
     ),
+    "narrow": Compiled(
+        "tests.tools.preflight.odd_jobs:linear",
+        {"place": "sharded", "batch_size": 1024, "dim": 16},
+        (("v5e:2x2", None),),
+    ),
     "sharded over many": Compiled(
         "tests.tools.preflight.odd_jobs:linear", {"place": "sharded", "batch_size": 4096}, (("v5p-128", 16),)
     ),

@@ -30,6 +30,7 @@ from podembed.workers.device.tables.updates import CHANGED, Entries, update_name
 NUM_ROWS, DIM, IDS, RATE = 1_000, 4, 80, 0.3
 TABLE = "table"
 OPTIMIZER = Adagrad(RATE, 0.1)
+WIDTHS = {"rows": DIM, "accumulator": DIM}
 
 
 def array_of(num_parts: int, num_buckets: int) -> ShardedArray:
@@ -67,14 +68,14 @@ def step_of(array: ShardedArray, level: int | None) -> Any:
 
     def step(table: dict[str, jax.Array], rows: jax.Array, gradients: jax.Array) -> Any:
         asked = AskedArray.of({"other": none, TABLE: rows}, array, level=level)
-        (found,), rounds = fetched([asked], [table["rows"]])
+        (found,), rounds = fetched([asked], [table["rows"]], [DIM])
         places = asked.wanted.places[len(none) :]
         vectors = jnp.where(rows[:, None] < 0, 0, found[jnp.maximum(places, 0)])
         gradients = jnp.concatenate([jnp.zeros((len(none), DIM)), gradients])
         sums = asked.wanted.sums(gradients, in_a_tree=False)
 
         def take(entries: list[Entries], state: Any) -> Any:
-            return update_named(state, entries[0], OPTIMIZER, jnp.float32(RATE), in_a_tree=False)
+            return update_named(state, entries[0], OPTIMIZER, jnp.float32(RATE), widths=WIDTHS, in_a_tree=False)
 
         return vectors, given([asked], [sums], take, dict(table)), rounds
 

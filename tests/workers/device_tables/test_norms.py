@@ -15,6 +15,7 @@ from podembed.orchestrator.driver import windows
 from podembed.tools.metrics.point import Point
 from podembed.tools.metrics.reading import StreamReader
 from podembed.workers.device.tables.held import rows_here, rows_there
+from podembed.workers.device.tables.lines import shape_in_lines
 from podembed.workers.host import row_norms
 from podembed.workers.host.row_norms import QUANTILES, sampled_ids
 from podembed.workers.storage.store import Store
@@ -122,8 +123,9 @@ def test_rows_are_the_same_from_any_device(count: int) -> None:
     """Where devices are no CPUs, a compiled program gathers them."""
     random = np.random.default_rng(1)
     values = {"rows": random.normal(size=(50, 4)).astype(np.float32), "accumulator": np.zeros((50, 1), np.float32)}
-    arrays = {name: jnp.asarray(one) for name, one in values.items()}
+    # In lines of 128 numbers, the last of which has padding.
+    arrays = {name: jnp.asarray(np.resize(one, shape_in_lines(*one.shape))) for name, one in values.items()}
     rows = random.integers(0, 50, count).astype(np.int32)
-    for found in (rows_here(arrays, rows), rows_there(arrays, rows)):
+    for found in (rows_here(arrays, rows, (4, 1)), rows_there(arrays, rows, (4, 1))):
         for name, one in values.items():
             np.testing.assert_array_equal(found[name], one[rows])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podembed.workers.device.tables.lines import as_rows, shape_in_lines
 from podembed.workers.device.tables.updates import CHANGED, Entries, sums_by_row, update_all, update_named
 from tests.embedding.row_optimizers.test_update_rules import (
     NUM_ROWS,
@@ -28,15 +29,20 @@ CASES = [(rule, "plain") for rule in RULES] + [("adagrad", option) for option in
 
 
 def by_sums(table: Any, entries: Entries, optimizer: Any) -> Any:
-    return update_all(table, sums_by_row(entries, NUM_ROWS), optimizer, jnp.float32(RATE))
+    sums = sums_by_row(entries, NUM_ROWS)
+    return update_all(table, sums, optimizer, jnp.float32(RATE), widths=widths_of(optimizer))
 
 
 def by_runs(table: Any, entries: Entries, optimizer: Any) -> Any:
-    return update_named(table, entries, optimizer, jnp.float32(RATE), in_a_tree=False)
+    return update_named(table, entries, optimizer, jnp.float32(RATE), widths=widths_of(optimizer), in_a_tree=False)
 
 
 def in_a_tree(table: Any, entries: Entries, optimizer: Any) -> Any:
-    return update_named(table, entries, optimizer, jnp.float32(RATE), in_a_tree=True)
+    return update_named(table, entries, optimizer, jnp.float32(RATE), widths=widths_of(optimizer), in_a_tree=True)
+
+
+def widths_of(optimizer: Any) -> dict[str, int]:
+    return {"rows": DIM} | {slot.name: slot.columns(DIM) for slot in optimizer.slots}
 
 
 # make test has each case with one update, and each update with a third of them.
@@ -62,9 +68,15 @@ def assert_same_on_devices(update: Any, optimizer: Any) -> None:
         pytest.skip("rows that no sample named have no entries")
     table, random = make_table(optimizer, DIM), np.random.default_rng(1)
     # The order in which compiled programs get them.
-    held = dict(sorted({"rows": jnp.array(table.rows), **{k: jnp.array(v) for k, v in table.slots.items()}}.items()))
-    if not optimizer.touches_all_rows:
+    widths = dict(sorted(widths_of(optimizer).items()))
+    held: dict[str, Any] = {"rows": table.rows, **table.slots}
+    if optimizer.touches_all_rows:
+        held = {name: jnp.array(held[name]) for name in widths}
+    else:
+        # In lines of 128 numbers, with something behind the last row.
+        held = {name: jnp.array(np.resize(held[name], shape_in_lines(NUM_ROWS, own))) for name, own in widths.items()}
         held[CHANGED] = jnp.zeros(NUM_ROWS, bool)
+    behind = {name: np.array(as_rows(held[name], own)[NUM_ROWS:]) for name, own in widths.items()}
     named = set[int]()
     step = jax.jit(lambda held, entries: update(held, entries, optimizer))
     for _ in range(3):
@@ -78,4 +90,7 @@ def assert_same_on_devices(update: Any, optimizer: Any) -> None:
     if not optimizer.touches_all_rows:
         assert np.flatnonzero(held[CHANGED]).tolist() == sorted(named)
     for name, expected in {"rows": table.rows, **table.slots}.items():
-        np.testing.assert_allclose(held[name], expected, rtol=2e-5, atol=2e-7, err_msg=name)
+        found = as_rows(held[name], widths[name])
+        np.testing.assert_allclose(found[:NUM_ROWS], expected, rtol=2e-5, atol=2e-7, err_msg=name)
+        if not optimizer.touches_all_rows:
+            assert np.array_equal(found[NUM_ROWS:], behind[name]), "what is behind the last row stays"

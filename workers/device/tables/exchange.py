@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from podembed.embedding.shards import ShardedArray
 from podembed.workers.device.options import AXIS
+from podembed.workers.device.tables.lines import rows_at
 from podembed.workers.device.tables.updates import Entries, sums_of_runs
 from podembed.workers.job.padding import room_level, rows_of_room
 
@@ -119,24 +120,25 @@ class AskedRound(NamedTuple):
         return self.begin[:, None] + jnp.arange(self.is_there.shape[1], dtype=jnp.int32)
 
 
-def fetched(shards: Sequence[AskedArray], tables: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+def fetched(
+    shards: Sequence[AskedArray], tables: Sequence[jax.Array], dims: Sequence[int]
+) -> tuple[list[jax.Array], jax.Array]:
     """The rows of all wanted slots, `[n, dim]` by array, and the number of rounds that it took.
 
     Args:
-      tables: the part of this device of each array, `[rows_per_part, dim]`.
+      tables: the part of this device of each array: `rows_per_part` rows of `dim` columns, or lines of them.
+      dims: columns of a row, by array.
     """
 
     def turn(turns: Sequence[AskedRound], found: list[jax.Array]) -> list[jax.Array]:
         asked = _exchanged([turn.sent for turn in turns])
-        own = [table.at[rows].get(mode="fill", fill_value=0) for table, rows in zip(tables, asked, strict=True)]
+        own = [rows_at(*one, fill=0) for one in zip(tables, asked, dims, strict=True)]
         return [
             _taken(shard, turn, vectors, before)
             for shard, turn, vectors, before in zip(shards, turns, _exchanged(own), found, strict=True)
         ]
 
-    start = [
-        jnp.zeros((shard.wanted.slots.shape[0], table.shape[1])) for shard, table in zip(shards, tables, strict=True)
-    ]
+    start = [jnp.zeros((shard.wanted.slots.shape[0], dim)) for shard, dim in zip(shards, dims, strict=True)]
     return _in_rounds(shards, turn, start)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from podembed.embedding.shards import sharded_arrays
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
+from podembed.workers.device.tables.lines import as_rows, rows_at, shape_in_lines
 from podembed.workers.device.tables.updates import CHANGED, layout_of
 from podembed.workers.device.transfers.ways import own_shards
 from podembed.workers.job.tables import DeviceTable
@@ -40,9 +42,9 @@ class HeldTables:
 
     Attributes:
       tables: tables in the job's order.
-      arrays: by replicated table its rows and slots, whole on every device, `[num_rows, width]` each. By array of
-        sharded tables the same of all its tables, cut over the parts of the samples, `[num_slots, width]`. Before
-        `serve` has joined what hosts sent, only their shapes.
+      arrays: by replicated table its rows and slots, whole on every device: `num_rows` rows, in lines. By array of
+        sharded tables the same of all its tables, cut over the parts of the samples: `rows_per_part` rows of each part,
+        in lines. Before `serve` has joined what hosts sent, only their shapes.
     """
 
     def __init__(self, tables: Sequence[DeviceTable], mesh: GangMesh) -> None:
@@ -64,16 +66,28 @@ class HeldTables:
         return self._sharded[spec.name].name if spec.is_sharded else spec.name
 
     def _shapes(self, spec: TableSpec) -> dict[str, Any]:
-        num_rows, sharding = spec.num_rows, self._mesh.replicated
+        num_parts, sharding = 1, self._mesh.replicated
         if spec.is_sharded:
-            num_rows, sharding = self._sharded[spec.name].num_slots, self._mesh.by_sample
-        found = {
-            name: jax.ShapeDtypeStruct((num_rows, width), jnp.float32, sharding=Format(layout_of(width), sharding))
-            for name, width in spec.widths.items()
-        }
+            num_parts, sharding = self._sharded[spec.name].num_parts, self._mesh.by_sample
+        found = {}
+        for name, width in spec.widths.items():
+            count, columns = self._shape(spec, width)
+            at = Format(layout_of(columns), sharding)
+            found[name] = jax.ShapeDtypeStruct((num_parts * count, columns), jnp.float32, sharding=at)
         if _knows_changed(spec):
+            num_rows = num_parts * self._num_rows(spec)
             found[CHANGED] = jax.ShapeDtypeStruct((num_rows,), jnp.bool_, sharding=Format(None, sharding))
         return found
+
+    def _num_rows(self, spec: TableSpec) -> int:
+        """Of a device."""
+        return self._sharded[spec.name].rows_per_part if spec.is_sharded else spec.num_rows
+
+    def _shape(self, spec: TableSpec, width: int) -> tuple[int, int]:
+        """Of an array on a device. Where a rule computes all rows, each has a line of its own."""
+        if spec.optimizer is not None and not _knows_changed(spec):
+            return self._num_rows(spec), width
+        return shape_in_lines(self._num_rows(spec), width)
 
     def _none_changed(self, spec: TableSpec) -> jax.Array:
         if spec.is_sharded:
@@ -89,11 +103,8 @@ class HeldTables:
     @property
     def size_bytes(self) -> int:
         """Bytes of tables on each device."""
-        total = 0
-        for name, spec in self._first.items():
-            num_rows = self._sharded[name].rows_per_part if spec.is_sharded else spec.num_rows
-            total += num_rows * (spec.row_bytes + _knows_changed(spec))
-        return total
+        specs = self._first.values()
+        return sum(self._num_rows(spec) * (spec.row_bytes + _knows_changed(spec)) for spec in specs)
 
     def serve(self, end: ChannelEnd, record: Record, *, receive: Callable[[], Record]) -> Record:
         """Answers the records about rows, from `record` on. Returns the first one that is about something else."""
@@ -130,7 +141,7 @@ class HeldTables:
         """
         name = self._array_of(self._specs[at])
         arrays, first = self.arrays[name], self._first[name]
-        parts = [np.ones(self._sharded[name].rows_per_part if first.is_sharded else first.num_rows, bool)]
+        parts = [np.ones(self._num_rows(first), bool)]
         if CHANGED in arrays:
             # Copies, since the memory of a CPU device is used again.
             parts = [np.array(part) for part in self._parts_of(first, arrays[CHANGED])]
@@ -158,11 +169,9 @@ class HeldTables:
         """What hosts have sent of an array."""
         if name not in self._coming:
             spec = self._first[name]
-            count, length = (
-                (self._mesh.num_parts, self._sharded[name].rows_per_part) if spec.is_sharded else (1, spec.num_rows)
-            )
+            count = self._mesh.num_parts if spec.is_sharded else 1
             self._coming[name] = {
-                kind: [np.zeros((length, width), np.float32) for _ in range(count)]
+                kind: [np.zeros(self._shape(spec, width), np.float32) for _ in range(count)]
                 for kind, width in spec.widths.items()
             }
         return self._coming[name]
@@ -172,14 +181,14 @@ class HeldTables:
         spec, at = self._specs[record.step], 0
         coming, layout = self._coming_of(self._array_of(spec)), spec.layout
         for bucket in range(record.buffer, record.buffer + record.levels[0]):
-            part, rows = 0, slice(bucket, None, layout.num_buckets)
+            part, rows = 0, slice(bucket, spec.num_rows, layout.num_buckets)
             if spec.is_sharded:
                 array = self._sharded[spec.name]
                 part = array.tables[spec.name].part_of(bucket) - self._mesh.first_part
                 rows = array.rows_of_bucket(spec.name, bucket)
             # As the host has them: compiled programs give a table's arrays back in alphabetical order.
-            for name in spec.widths:
-                own = coming[name][part][rows]
+            for name, width in spec.widths.items():
+                own = as_rows(coming[name][part], width)[rows]
                 own[...] = memory[at : at + own.size].reshape(own.shape)
                 at += own.size
 
@@ -198,7 +207,8 @@ class HeldTables:
             at += len(rows) * width
         for part in np.unique(parts):
             wanted, own = parts == part, {name: of_part[part] for name, of_part in shards.items()}
-            found = (rows_here if self._mesh.platform == "cpu" else rows_there)(own, rows[wanted])
+            find = rows_here if self._mesh.platform == "cpu" else rows_there
+            found = find(own, rows[wanted], tuple(spec.widths[name] for name in own))
             for name, values in found.items():
                 out[name][wanted] = values
 
@@ -245,21 +255,27 @@ def _unchanged(values: jax.Array) -> jax.Array:
     return values
 
 
-def rows_here(arrays: Mapping[str, jax.Array], rows: np.ndarray) -> Mapping[str, np.ndarray]:
-    """Some rows of each array of one CPU device. Nothing is compiled, and nothing else is copied."""
-    return {name: np.asarray(array)[rows] for name, array in arrays.items()}
+def rows_here(arrays: Mapping[str, jax.Array], rows: np.ndarray, widths: tuple[int, ...]) -> Mapping[str, np.ndarray]:
+    """Some rows of each array of one CPU device. Nothing is compiled, and nothing else is copied.
+
+    Args:
+      widths: columns of a row, by array.
+    """
+    named = zip(arrays.items(), widths, strict=True)
+    return {name: as_rows(np.asarray(array), width)[rows] for (name, array), width in named}
 
 
-def rows_there(arrays: Mapping[str, jax.Array], rows: np.ndarray) -> Mapping[str, np.ndarray]:
+def rows_there(arrays: Mapping[str, jax.Array], rows: np.ndarray, widths: tuple[int, ...]) -> Mapping[str, np.ndarray]:
     """The same of any device. Their number is padded to a power of two, so that few programs are compiled."""
     room = 1 << max(0, len(rows) - 1).bit_length()
-    found = jax.device_get(_gathered(arrays, np.pad(rows, (0, room - len(rows)))))
-    return {name: values[: len(rows)] for name, values in found.items()}
+    padded = np.pad(rows, (0, room - len(rows)))
+    found = jax.device_get(_gathered([*arrays.values()], padded, widths))
+    return {name: values[: len(rows)] for name, values in zip(arrays, found, strict=True)}
 
 
-@jax.jit
-def _gathered(arrays: Mapping[str, jax.Array], rows: jax.Array) -> dict[str, jax.Array]:
-    return {name: array[rows] for name, array in arrays.items()}
+@partial(jax.jit, static_argnums=2)
+def _gathered(arrays: Sequence[jax.Array], rows: jax.Array, widths: tuple[int, ...]) -> list[jax.Array]:
+    return [rows_at(array, rows, width, fill=0) for array, width in zip(arrays, widths, strict=True)]
 
 
 def _sum_of_words(mesh: GangMesh, words: Any) -> jax.Array:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from podembed.embedding.config import QuantizationConfig
+from podembed.workers.device.tables.lines import rows_at
 from podembed.workers.device.tables.updates import sums_of_runs
 
 
@@ -49,9 +50,15 @@ class BagIds:
         return start.at[self.bags].add(values, mode="drop", indices_are_sorted=True)
 
 
-def pooled(table: jax.Array, ids: BagIds, quantization: QuantizationConfig | None, *, in_a_tree: bool) -> jax.Array:
-    """The vectors of all bags, `[num_bags, dim]`; zeros for an empty bag, and where weights cancel."""
-    vectors = table[jnp.maximum(ids.rows, 0)]
+def pooled(
+    table: jax.Array, ids: BagIds, quantization: QuantizationConfig | None, *, dim: int, in_a_tree: bool
+) -> jax.Array:
+    """The vectors of all bags, `[num_bags, dim]`; zeros for an empty bag, and where weights cancel.
+
+    Args:
+      table: rows of `dim` columns, or lines of them.
+    """
+    vectors = rows_at(table, jnp.maximum(ids.rows, 0), dim, fill=0)
     if quantization is not None:
         vectors = _quantized(vectors, quantization)
     if ids.weights is not None:

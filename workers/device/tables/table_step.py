@@ -74,13 +74,16 @@ class TableStep:
         found = {}
         by_table, rounds = {name: arrays[ROWS] for name, arrays in tables.items()}, None
         if asked.shards:
-            fetching, rounds = fetched([*asked.shards.values()], [by_table[name] for name in asked.shards])
+            shards = [*asked.shards.values()]
+            dims = [self._by_name[name].spec.dim for name in asked.shards]
+            fetching, rounds = fetched(shards, [by_table[name] for name in asked.shards], dims)
             for shard, values in zip(asked.shards.values(), fetching, strict=True):
                 by_table |= dict.fromkeys(shard.array.tables, values)
         for table in self.tables:
             rows = by_table[table.spec.name]
             for name in table.features:
-                found[name] = pooled(rows, asked.ids[name], table.quantization, in_a_tree=self._in_a_tree)
+                ids, dim = asked.ids[name], table.spec.dim
+                found[name] = pooled(rows, ids, table.quantization, dim=dim, in_a_tree=self._in_a_tree)
         return found, rounds
 
     def updated(
@@ -107,13 +110,20 @@ class TableStep:
         trained = [one for one in trained if not one.table.spec.is_sharded]
         summed = [one for one in trained if one.is_summed]
         for one, sums in zip(summed, _over_devices([one.sums() for one in summed]), strict=True):
-            after[one.name] = update_all(tables[one.name], sums, one.optimizer, rates[one.number])
+            after[one.name] = update_all(
+                tables[one.name], sums, one.optimizer, rates[one.number], widths=one.table.spec.widths
+            )
         others = [one for one in trained if not one.is_summed]
         for one, parts in zip(
             others, _of_all_devices([[part.numbered() for part in one.parts] for one in others]), strict=True
         ):
             after[one.name] = update_named(
-                tables[one.name], _entries(parts), one.optimizer, rates[one.number], in_a_tree=self._in_a_tree
+                tables[one.name],
+                _entries(parts),
+                one.optimizer,
+                rates[one.number],
+                widths=one.table.spec.widths,
+                in_a_tree=self._in_a_tree,
             )
         return after
 
@@ -130,13 +140,14 @@ class TableStep:
             parts = itertools.chain.from_iterable(trained[table].parts for table in shard.array.tables)
             sums.append(shard.wanted.sums(_entries([*parts]).gradients, in_a_tree=self._in_a_tree))
         rules = {name: (trained[name].optimizer, rates[trained[name].number]) for name in shards}
+        widths = {name: trained[name].table.spec.widths for name in shards}
 
         def take(entries: Sequence[Entries], state: Sequence[Any]) -> list[Any]:
             return [
                 before + sums_by_row(own, before.shape[0])
                 if optimizer.touches_all_rows
-                else update_named(before, own, optimizer, rate, in_a_tree=self._in_a_tree)
-                for (optimizer, rate), own, before in zip(rules.values(), entries, state, strict=True)
+                else update_named(before, own, optimizer, rate, widths=widths[name], in_a_tree=self._in_a_tree)
+                for (name, (optimizer, rate)), own, before in zip(rules.items(), entries, state, strict=True)
             ]
 
         # A rule that changes all rows waits for the sums of all rounds.
@@ -148,7 +159,9 @@ class TableStep:
         ]
         found = given([*shards.values()], sums, take, start)
         return {
-            name: update_all(tables[name], one, optimizer, rate) if optimizer.touches_all_rows else one
+            name: update_all(tables[name], one, optimizer, rate, widths=widths[name])
+            if optimizer.touches_all_rows
+            else one
             for (name, (optimizer, rate)), one in zip(rules.items(), found, strict=True)
         }
 

@@ -16,21 +16,21 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from podembed.embedding.row_optimizers.base import Optimizer
+from podembed.workers.device.tables.lines import LINE, as_rows, rows_at, with_rows
 
 ROWS = "rows"
 CHANGED = "changed/"  # no name that a slot may have
 Arrays = Mapping[str, jax.Array]
-"""Arrays of a table: `rows` and each slot, `[num_rows, width]`. And `CHANGED`, bool `[num_rows]`: the rows that steps
-named since hosts took them. It is not there if all rows change, or none.
+"""Arrays of a table: `rows` and each slot, `[num_rows, width]`, or lines of these rows. And `CHANGED`, bool
+`[num_rows]`: the rows that steps named since hosts took them. It is not there if all rows change, or none.
 """
 
 
 def layout_of(width: int) -> Layout | None:
-    """How a table lies in a device's memory: row after row, if that is wide enough; else as the compiler likes.
+    """How an array lies in a device's memory: one line after the other, if these are wide; else as the compiler likes.
 
-    Left to itself, the TPU's compiler lays a table of 64 columns out by columns, where it needs less memory, and makes
-    a copy by rows in each step. A row fills whole registers of 128 numbers there, so narrower ones would need more than
-    twice their memory. CPUs and GPUs have all tables by rows.
+    A line fills whole registers of 128 numbers on a TPU, so narrow ones would need more than twice their memory. CPUs
+    and GPUs have all of them one after the other.
     """
     return Layout((0, 1)) if width >= 64 else None
 
@@ -61,46 +61,61 @@ def sums_by_row(entries: Entries, num_rows: int) -> jax.Array:
     return jnp.zeros((num_rows, dim + 1)).at[places].add(counted, mode="drop")
 
 
-def update_all(table: Arrays, sums: jax.Array, optimizer: Optimizer, rate: jax.Array) -> dict[str, jax.Array]:
+def update_all(
+    table: Arrays, sums: jax.Array, optimizer: Optimizer, rate: jax.Array, *, widths: Mapping[str, int]
+) -> dict[str, jax.Array]:
     """The table after an update of the rows that have entries, or of all rows if the rule says so.
 
     Args:
       sums: sums as `sums_by_row`, over all devices.
+      widths: columns of a row, by array.
     """
-    new = _updated(table, sums[:, :-1], optimizer, rate)
+    num_rows = len(sums)
+    old = {name: as_rows(table[name], width)[:num_rows] for name, width in widths.items()}
+    new = _updated(old, sums[:, :-1], optimizer, rate)
     if optimizer.touches_all_rows:
         return new
     is_touched = sums[:, -1:] > 0
-    after = {name: jnp.where(is_touched, values, table[name]) for name, values in new.items()}
+    after = {}
+    for name, values in new.items():
+        rows = jnp.where(is_touched, values, old[name])
+        padding = as_rows(table[name], widths[name])[num_rows:]
+        after[name] = jnp.concatenate([rows, padding]).reshape(table[name].shape)
     return {**after, CHANGED: table[CHANGED] | is_touched[:, 0]}
 
 
 def update_named(
-    table: Arrays, entries: Entries, optimizer: Optimizer, rate: jax.Array, *, in_a_tree: bool
+    table: Arrays,
+    entries: Entries,
+    optimizer: Optimizer,
+    rate: jax.Array,
+    *,
+    widths: Mapping[str, int],
+    in_a_tree: bool,
 ) -> dict[str, jax.Array]:
     """The table after an update of the rows that the entries of all devices name.
 
     Args:
+      widths: columns of a row, by array.
       in_a_tree: sums in an order that is fixed also where additions to one place have none, as on GPUs.
     """
-    num_rows = table[ROWS].shape[0]
     num = entries.rows.shape[0]
-    order = jnp.argsort(jnp.where(entries.rows < 0, num_rows, entries.rows), stable=True)
-    rows = jnp.where(entries.rows < 0, num_rows, entries.rows)[order]
+    # Behind the padding of the table's last line.
+    behind = table[CHANGED].shape[0] + LINE
+    rows = jnp.where(entries.rows < 0, behind, entries.rows)
+    order = jnp.argsort(rows, stable=True)
+    rows = rows[order]
     is_first = jnp.concatenate([jnp.ones(1, bool), rows[1:] != rows[:-1]])
     number = jnp.cumsum(is_first) - 1
     sums = sums_of_runs(entries.gradients[order], is_first, number, in_a_tree=in_a_tree)
     # Places that no row takes lie behind the table, each at a place of its own, and are dropped.
-    places = (num_rows + 1 + jnp.arange(num, dtype=rows.dtype)).at[number].set(rows)
+    places = (behind + 1 + jnp.arange(num, dtype=rows.dtype)).at[number].set(rows)
     # Said before and after: what a loop carries would get another layout, and be copied in each round.
     changed = table[CHANGED].at[places].set(True, mode="drop", unique_indices=True)
     table = {name: laid_out(values) for name, values in table.items() if name != CHANGED}
-    old = {name: values.at[places].get(mode="fill", fill_value=1) for name, values in table.items()}
+    old = {name: rows_at(values, places, widths[name], fill=1) for name, values in table.items()}
     new = _updated(old, sums, optimizer, rate)
-    after = {
-        name: laid_out(table[name].at[places].set(laid_out(values), mode="drop", unique_indices=True))
-        for name, values in new.items()
-    }
+    after = {name: laid_out(with_rows(table[name], places, laid_out(values))) for name, values in new.items()}
     return {**after, CHANGED: changed}
 
 
