@@ -289,7 +289,8 @@ def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndar
     if array.dtype.kind in "mM":
         array, is_missing = whole_times(array, feature, column)
     # numpy makes 1 of True beside integers.
-    is_bool = not isinstance(values, np.ndarray) and bool in _types(values)
+    is_typed = isinstance(values, np.ndarray) and values.dtype != object
+    is_bool = not is_typed and array.dtype.kind in "iu" and bool(_types(values) & {bool, np.bool_})
     if array.dtype.kind not in "iu" or is_bool:
         found = "bool" if is_bool else array.dtype
         raise ModelError(f"Found {found} in column {column!r}. Expected integers, text or times, or lists.")

@@ -85,7 +85,9 @@ class Endpoints:
             Route(path, _Endpoint(self, path, answer, guarded), methods=[method])
             for path, method, answer, guarded in self._paths()
         ]
-        return Starlette(routes=routes, exception_handlers={404: self._missing, 405: self._missing})
+        program = Starlette(routes=routes, exception_handlers={404: self._missing, 405: self._missing})
+        program.router.redirect_slashes = False
+        return program
 
     def _paths(self) -> Sequence[tuple[str, str, Answering, bool]]:
         """Path, method, what answers, and whether it needs the token."""

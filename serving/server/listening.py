@@ -25,14 +25,20 @@ _SWITCH_S = 0.0005
 # Load balancers keep a connection for 60 s. One that the server closes first may lose a request.
 _IDLE_S = 75
 _HEADER_S = 5
+_MOST_HEADER_BYTES = 1 << 16
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _OWN_FILES = 128
 _EXIT_OF_SIGNALS = 128
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """Closes a connection that does not send the whole header of a request in time, and a silent one."""
+    """Closes a connection that does not send the whole header of its next request in time, nothing at first, or what
+    belongs to no request, such as the rest of a body that was refused. The end of a request that runs is waited for.
+    """
 
     _header_timer: TimerHandle | None = None
+    _is_within_header = False
+    _num_messages = _num_header_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -42,21 +48,44 @@ class PatientProtocol(HttpToolsProtocol):
         self._have_header()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        before = self._num_messages
+        super().data_received(data)
+        # What came together with the end of another request does not count.
+        if self._is_within_header and self._num_messages == before:
+            self._num_header_bytes += len(data)
+            if self._num_header_bytes > _MOST_HEADER_BYTES:
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+        if self.timeout_keep_alive_task is None:
+            self._await_header()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_within_header = True
+        self._num_messages += 1
         self._await_header()
 
     def on_headers_complete(self) -> None:
+        self._is_within_header = False
         self._have_header()
         super().on_headers_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_within_header:
+            self._await_header()
+
     def _await_header(self) -> None:
+        is_idle = (self.cycle is None or self.cycle.response_complete) and not self.pipeline
         # A byte now and then does not put it off.
-        if self._header_timer is None:
+        if is_idle and self._header_timer is None:
             seconds = min(_HEADER_S, self.timeout_keep_alive)
-            self._header_timer = self.loop.call_later(seconds, self.transport.close)
+            # A client of TLS may not let itself be told that it is over.
+            self._header_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def _have_header(self) -> None:
+        self._num_header_bytes = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None

@@ -47,7 +47,7 @@ def test_times_with_a_zone_are_those_in_utc_and_nothing_is_missing_in_the_words_
     assert found.tolist() == [one and one.replace(tzinfo=None) for one in expected]
 
 
-@pytest.mark.parametrize("values", [[True, 1], [1, True, None], [[1], [2, True]], [True]])
+@pytest.mark.parametrize("values", [[True, 1], [1, True, None], [[1], [2, True]], [True], [1, np.True_]])
 def test_a_truth_value_is_no_id_beside_integers_either(values: Any) -> None:
     ids = {"column": "c", "crossed_with": [], "weights": None, "boundaries": None, "missing": "drop"}
     with pytest.raises(ModelError, match="bool"):

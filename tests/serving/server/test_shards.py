@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,31 +195,69 @@ def _post(transport: httpx.ASGITransport, columns: dict[str, Any]) -> tuple[int,
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("before", ["", "GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"])
-@pytest.mark.parametrize("sent", ["", "GET /v2 HTTP/1.1\r\nHost: a\r\nX: "])
-def test_a_connection_that_does_not_send_a_whole_header_is_closed(
-    small_data: str, tmp_path: Path, before: str, sent: str
+_ASKED = "GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "sent", "again"),
+    [
+        ("", "", ""),
+        (_ASKED, "", ""),
+        ("", "GET /v2 HTTP/1.1\r\nHost: a\r\nX: ", "x"),
+        (_ASKED, "GET /v2 HTTP/1.1\r\nHost: a\r\nX: ", "x"),
+        (_ASKED, "\r\n", "\r\n"),
+        # Bodies of requests that are answered before these came.
+        ("POST /nothing HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n", "x", "x"),
+    ],
+)
+def test_a_connection_that_does_not_send_a_whole_request_is_closed(
+    small_data: str, tmp_path: Path, before: str, sent: str, again: str
 ) -> None:
+    with a_shard(small_data, tmp_path, keep_alive_s=0.2) as address, socket.create_connection(address, 30) as slow:
+        slow.sendall(before.encode())
+        assert not before or slow.recv(1 << 16).startswith(b"HTTP/1.1 ")
+        slow.sendall(sent.encode())
+        slow.settimeout(0.05)
+        received = None
+        began_s = time.monotonic()
+        while received is None and time.monotonic() < began_s + 30:
+            try:
+                received = slow.recv(1)
+            except TimeoutError:
+                # Bytes that come now and then do not put the end off.
+                slow.sendall(again.encode())
+            except ConnectionResetError:
+                received = b""
+        assert received == b""
+
+
+def test_a_header_has_a_size_and_a_request_that_runs_is_waited_for(small_data: str, tmp_path: Path) -> None:
+    with a_shard(small_data, tmp_path, keep_alive_s=0.2) as address:
+        with socket.create_connection(address, 30) as long:
+            long.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: ")
+            with suppress(ConnectionError):
+                for _ in range(40):
+                    long.sendall(b"x" * 10_000)
+            with suppress(ConnectionError):
+                assert long.recv(100).startswith(b"HTTP/1.1 431 ")
+        # The header of the next request begins with the first one.
+        with socket.create_connection(address, 30) as piped:
+            piped.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\nGET /v2 HTTP/1.1\r\n")
+            assert piped.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            piped.sendall(b"Host: a\r\n\r\n")
+            assert piped.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+@contextmanager
+def a_shard(small_data: str, folder: Path, *, keep_alive_s: float) -> Iterator[tuple[str, int]]:
+    """The address of one that listens."""
     job = small_job(folder=small_data, audit=False)
-    run = fit_job(job, tmp_path, name="run", max_steps=1).path
+    run = fit_job(job, folder, name="run", max_steps=1).path
     publish(run, job=job)
     (versions,) = held(run, count=1)
-    with listening(versions, keep_alive_s=0.2) as url:
-        address = url.removeprefix("http://").rpartition(":")
-        with socket.create_connection((address[0], int(address[2])), timeout=30) as slow:
-            slow.sendall(before.encode())
-            assert not before or slow.recv(1 << 16).startswith(b"HTTP/1.1 200")
-            slow.sendall(sent.encode())
-            slow.settimeout(0.05)
-            received = None
-            began_s = time.monotonic()
-            while received is None and time.monotonic() < began_s + 30:
-                try:
-                    received = slow.recv(1)
-                except TimeoutError:
-                    # Bytes that come now and then do not put the end off.
-                    slow.sendall(b"x" if sent else b"")
-            assert received == b""
+    with listening(versions, keep_alive_s=keep_alive_s) as url:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        yield host, int(port)
 
 
 @pytest.mark.parametrize(("num_rows", "num_buckets", "count"), [(1000, 8, 3), (17, 16, 5), (5, 1, 3), (64, 64, 1)])
