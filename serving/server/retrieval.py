@@ -356,9 +356,8 @@ def _candidates(index: ItemIndex, wanted: ItemRequest, user: np.ndarray | None) 
         places = np.arange(len(index.items)) if allowed is None else np.flatnonzero(allowed)
     else:
         # All that are left out may be among the best.
-        found = index.vectors.search(user, count + len(without), allowed)
-        places = found[~np.isin(found, without)][:count]
-    return np.sort(places[~np.isin(places, without)])
+        places = index.vectors.search(user, count + len(without), allowed)
+    return np.sort(places[~np.isin(places, without)][: count if has_vectors else None])
 
 
 def _wanted(document: Any, index: ItemIndex) -> ItemRequest:

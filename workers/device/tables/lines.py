@@ -2,7 +2,7 @@
 
 A TPU moves 128 numbers at once. Left to itself, its compiler lays a table of 64 columns out by columns and copies it in
 each step, or by rows with as much padding. With two rows in a line it takes the memory of its numbers, and a step
-touches the lines of its rows alone. On CPUs and GPUs the bytes are those of rows, and a step takes as long.
+touches the lines of its rows alone. On CPUs and GPUs the bytes are those of rows.
 """
 
 from __future__ import annotations
