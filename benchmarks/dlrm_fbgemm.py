@@ -143,7 +143,8 @@ class Concatenation(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    """SASRec with one block, as `jobs.models.sasrec` has it. Scores the candidates by the state after the last item.
+    """SASRec with one block, as `jobs.models.sasrec` has it. Scores the candidates by the state after the last item, or
+    the next item and the negative of each position.
 
     A history stands at the left, so what its positions see is a matter of causes alone.
     """
@@ -151,14 +152,18 @@ class Attention(torch.nn.Module):
     def __init__(self, shape: MixedWorkload) -> None:
         super().__init__()
         values = workloads.attention_values(shape)
-        (self.longest, self.candidates), self.width = shape.longest, shape.dims[0]
+        (self.longest, self.candidates, *_), self.width = shape.longest, shape.dims[0]
+        self.trains_all = shape.trains_all
         self.positions = torch.nn.Parameter(torch.from_numpy(values.pop("positions")))
         bias = np.zeros(self.width, np.float32)
         self.layers = torch.nn.ModuleDict({name: linear(weight, bias) for name, weight in values.items()})
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(self.width, eps=1e-8) for _ in range(3))
 
     def forward(self, splits: Any, pooled: list[Any]) -> Any:
-        history, items = pooled if len(pooled) == 2 else pooled[0].tensor_split([int(splits[-1])])
+        if len(pooled) == 1:
+            size = int(splits[-1])
+            pooled = pooled[0].split([size] * 3) if self.trains_all else pooled[0].tensor_split([size])
+        history, *items = pooled
         lengths = splits.diff()
         x = torch.ops.fbgemm.jagged_to_padded_dense(history, [splits], [self.longest], 0.0)
         places = torch.arange(self.longest)
@@ -170,8 +175,29 @@ class Attention(torch.nn.Module):
         attend = torch.nn.functional.scaled_dot_product_attention
         x = self.norms[1](query + attend(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0])
         x = (x + self.layers["outer"](self.layers["inner"](x).relu())) * mask
-        user = self.norms[2](x)[torch.arange(len(x)), lengths - 1]
-        return torch.bmm(items.view(-1, self.candidates, self.width), user[:, :, None])[:, :, 0]
+        x = self.norms[2](x)
+        if self.trains_all:
+            (states,) = torch.ops.fbgemm.dense_to_jagged(x, [splits])[:1]
+            return torch.stack([(states * one).sum(1) for one in items], 1)
+        user = x[torch.arange(len(x)), lengths - 1]
+        return torch.bmm(items[0].view(-1, self.candidates, self.width), user[:, :, None])[:, :, 0]
+
+
+class PositionsLoss(torch.nn.Module):
+    """The loss of the next item and the negative of each position, as a mean by sample."""
+
+    def forward(self, scores: Any, splits: Any) -> Any:
+        """`scores` are `[positions, 2]`."""
+        softplus = torch.nn.functional.softplus
+        losses = softplus(-scores[:, 0]) + softplus(scores[:, 1])
+        lengths = splits.diff()
+        return (losses / lengths.repeat_interleave(lengths)).sum() / len(lengths)
+
+
+def loss_for(shape: Any) -> Any:
+    """What turns the scores of the dense half, and labels as of `dense_inputs`, into the loss."""
+    is_of_positions = isinstance(shape, MixedWorkload) and shape.trains_all
+    return PositionsLoss() if is_of_positions else torch.nn.BCEWithLogitsLoss()
 
 
 def even_job(shape: Workload, emb_opt: str) -> tuple[list[Any], Any, list[TorchBatch]]:
@@ -201,9 +227,12 @@ def even_job(shape: Workload, emb_opt: str) -> tuple[list[Any], Any, list[TorchB
 
 
 def dense_inputs(shape: MixedWorkload, batch: MixedBatch) -> tuple[Any, Any]:
-    """What a dense half reads beside activations, and the labels."""
+    """What a dense half reads beside activations, and the labels; of positions, the splits of histories twice."""
     if not shape.longest:
         return torch.from_numpy(batch.dense), torch.from_numpy(batch.labels)
+    if shape.trains_all:
+        splits = torch.from_numpy(batch.bags[0][1])
+        return splits, splits
     labels = torch.zeros(len(batch.labels), shape.longest[1])
     labels[:, 0] = torch.from_numpy(batch.labels)
     return torch.from_numpy(batch.bags[0][1]), labels
@@ -216,7 +245,7 @@ def mixed_job(shape: MixedWorkload, emb_opt: str, folder: Path) -> tuple[list[An
     features = [
         # FBGEMM's CPU kernels expect the features of a table side by side.
         sorted(
-            (at for at, table in enumerate(shape.table_of) if combiner in (None, shape.combiners[table])),
+            (at for at in shape.trained if combiner in (None, shape.combiners[shape.table_of[at]])),
             key=lambda at: shape.table_of[at],
         )
         for combiner in combiners
@@ -330,7 +359,7 @@ def main() -> None:
             shape = workload(arguments.bench)
             operators, dense_half, batches = even_job(shape, arguments.emb_opt)
     optimizer = dense_optimizer(dense_half, shape)
-    loss_of = torch.nn.BCEWithLogitsLoss()
+    loss_of = loss_for(shape)
     is_narrow = arguments.compute_dtype == "bfloat16"
     losses: list[float] = []
 

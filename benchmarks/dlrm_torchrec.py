@@ -38,6 +38,7 @@ from benchmarks.dlrm_fbgemm import (  # noqa: E402
     add_options,
     dense_inputs,
     dense_optimizer,
+    loss_for,
     measure,
     shown,
 )
@@ -59,18 +60,23 @@ def read(shape: Any, folder: Path, rank: int, procs: int) -> list[tuple[Any, Any
     else:
         for number in range(shape.num_batches):
             batch = workloads.read_mixed(shape, folder, number, own)
-            given.append((*dense_inputs(shape, batch), list(batch.bags)))
-    found = []
+            given.append((*dense_inputs(shape, batch), [batch.bags[at] for at in shape.trained]))
+    found, names = [], trained_features(shape)
     for dense, labels, bags in given:
         weights = None if bags[0][2] is None else torch.from_numpy(np.concatenate([bag[2] for bag in bags]))
         inputs = KeyedJaggedTensor(
-            keys=[f"f{at:03d}" for at in range(len(bags))],
+            keys=names,
             values=torch.from_numpy(np.concatenate([ids for ids, _, _ in bags])),
             lengths=torch.from_numpy(np.concatenate([np.diff(splits) for _, splits, _ in bags]).astype(np.int32)),
             weights=weights,
         )
         found.append((dense, labels, inputs))
     return found
+
+
+def trained_features(shape: Any) -> list[str]:
+    """Names of the features that the loss depends on."""
+    return [f"f{at:03d}" for at in (range(shape.num_tables) if isinstance(shape, Workload) else shape.trained)]
 
 
 def sharded_tables(shape: Any, arguments: argparse.Namespace, device: Any) -> Any:
@@ -99,7 +105,7 @@ def sharded_tables(shape: Any, arguments: argparse.Namespace, device: Any) -> An
             "name": f"t{table:03d}",
             "embedding_dim": dims[table],
             "num_embeddings": rows,
-            "feature_names": [f"f{at:03d}" for at, of in enumerate(table_of) if of == table],
+            "feature_names": [name for name in trained_features(shape) if table_of[int(name[1:])] == table],
         }
         for table, rows in enumerate(shape.table_rows)
     ]
@@ -189,7 +195,7 @@ def train(rank: int, arguments: argparse.Namespace, folder: str, port: int) -> N
         half = Interaction(shape, order) if is_even else Concatenation(shape, order)
     half = half.to(device)
     half = torch.nn.parallel.DistributedDataParallel(half, gradient_as_bucket_view=True)
-    optimizer, loss_of = dense_optimizer(half, shape), torch.nn.BCEWithLogitsLoss()
+    optimizer, loss_of = dense_optimizer(half, shape), loss_for(shape)
     is_narrow, losses = arguments.compute_dtype == "bfloat16", []
 
     def step(number: int) -> None:

@@ -95,7 +95,8 @@ def mixed_job(
 
     rate, epsilon = shape.learning_rate, shape.epsilon
     has_attention = bool(shape.longest)
-    history, *others = (shape.feature(at) for at in range(len(shape.lengths)))
+    features = [shape.feature(at) for at in range(len(shape.lengths))]
+    trained = {"positives": features[2], "negatives": features[3]} if shape.trains_all else {}
     tables = [
         TableConfig(rows, dim, name=f"t{at:03d}", combiner=combiner, initializer=mixed_table_values(shape, at))
         for at, (rows, dim, combiner) in enumerate(zip(shape.table_rows, shape.dims, shape.combiners, strict=True))
@@ -108,8 +109,10 @@ def mixed_job(
             )
             for at, table in enumerate(shape.table_of)
         },
-        model=GivenSASRec(history=history, item=others[0], blocks=1, dropout=0.0) if has_attention else Concatenation(),
-        candidates=others[0] if has_attention else None,
+        model=GivenSASRec(history=features[0], item=features[1], **trained, blocks=1, dropout=0.0)
+        if has_attention
+        else Concatenation(),
+        candidates=features[1] if has_attention and shape.longest[1] else None,
         data=MixedData(folder, label="label", dense=tuple(f"x{at}" for at in range(NUM_DENSE)), bench=bench),
         batch_size=shape.batch_size,
         optimizer=RowWiseAdagrad(rate, epsilon=epsilon)

@@ -7,10 +7,11 @@ bags of 12 ids on average, and a weight for each id. `small-C` and so on have ta
 out.
 
 `S` is SASRec with one block over a million items. Histories have 1 to 50 of them, and each sample has 20 candidates,
-the first one positive.
+the first one positive. `SA` trains all positions of such histories instead: each position has a next item, and one
+negative to tell it from. Its candidate is for evaluations, so peers do not read it.
 
-Ids are uniform, which leaves nothing to deduplicate. The dense half of all but `S` is small: two layers below, one
-above. Every number follows from one seed, so losses of other frameworks on these numbers are comparable to four digits.
+Ids are uniform, which leaves nothing to deduplicate. The dense half of all but `S` and `SA` is small: two layers
+below, one above. Every number follows from one seed, so losses of other frameworks on these numbers are comparable to four digits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 SEED = 777
 NUM_DENSE = 13
-NAMES = ("C", "C2", "F", "S", "small-C", "small-C2", "small-F", "small-S")
+NAMES = ("C", "C2", "F", "S", "SA", "small-C", "small-C2", "small-F", "small-S", "small-SA")
 # Poisson with this mean, written as a length.
 BAG = -3
 WEIGHTED_BAG = -12
@@ -38,9 +39,10 @@ class MixedWorkload:
       table_rows, dims, combiners: one entry a table.
       table_of: per feature, the position of its table.
       lengths: per feature, ids of a sample; negative for Poisson numbers of that mean, 0 for even ones from 1 to
-        `longest`.
-      longest: of workloads with attention, per feature the vectors of a sample that stay apart. The first feature is
-        the history, the second one the candidates.
+        `longest`, which are the same for all such features.
+      longest: of workloads with attention, per feature the vectors of a sample that stay apart, or 0 for one. The first
+        feature is the history, the second one the candidates. The third one has the next item of each position, and
+        the fourth one its negative, if there are these.
       bottom, top: widths of the dense layers; the last one, of width 1, is not counted.
     """
 
@@ -64,6 +66,16 @@ class MixedWorkload:
     def widths(self) -> tuple[int, ...]:
         """Per feature."""
         return tuple(self.dims[table] for table in self.table_of)
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether all positions of a history are trained, not its last state alone."""
+        return len(self.longest) > 2
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Positions of the features that a loss depends on."""
+        return tuple(at for at in range(len(self.table_of)) if at != 1 or not self.trains_all)
 
     def feature(self, at: int) -> str:
         """Name of a feature; names sort as numbers do."""
@@ -121,6 +133,10 @@ def mixed_workload(name: str) -> MixedWorkload:
             learning_rate=0.01,
             has_weights=True,
         )
+    if name == "SA":
+        return replace(
+            mixed_workload("S"), name=name, table_of=(0,) * 4, lengths=(0, 1, 0, 0), longest=(50, 0, 50, 50)
+        )
     if name == "S":
         return MixedWorkload(
             name=name,
@@ -164,7 +180,10 @@ def write_mixed(shape: MixedWorkload, folder: Path) -> None:
             if length:
                 lengths[at] = random.poisson(-length, shape.batch_size) if length < 0 else length
             else:
-                lengths[at] = random.integers(1, shape.longest[at] + 1, shape.batch_size)
+                same = shape.lengths.index(0)
+                lengths[at] = (
+                    lengths[same] if same < at else random.integers(1, shape.longest[at] + 1, shape.batch_size)
+                )
             ids = random.integers(0, shape.table_rows[shape.table_of[at]], int(lengths[at].sum()))
             all_ids.append(ids)
             bag = np.repeat(np.arange(shape.batch_size), lengths[at])
