@@ -177,7 +177,7 @@ class Attention(torch.nn.Module):
         x = (x + self.layers["outer"](self.layers["inner"](x).relu())) * mask
         x = self.norms[2](x)
         if self.trains_all:
-            (states,) = torch.ops.fbgemm.dense_to_jagged(x, [splits])[:1]
+            states = torch.ops.fbgemm.dense_to_jagged(x, [splits])[0]
             return torch.stack([(states * one).sum(1) for one in items], 1)
         user = x[torch.arange(len(x)), lengths - 1]
         return torch.bmm(items[0].view(-1, self.candidates, self.width), user[:, :, None])[:, :, 0]

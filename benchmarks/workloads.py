@@ -10,8 +10,9 @@ out.
 the first one positive. `SA` trains all positions of such histories instead: each position has a next item, and one
 negative to tell it from. Its candidate is for evaluations, so peers do not read it.
 
-Ids are uniform, which leaves nothing to deduplicate. The dense half of all but `S` and `SA` is small: two layers
-below, one above. Every number follows from one seed, so losses of other frameworks on these numbers are comparable to four digits.
+Ids are uniform, which leaves nothing to deduplicate. The dense half of all but `S` and `SA` is small: two layers below,
+one above. Every number follows from one seed, so losses of other frameworks on these numbers are comparable to four
+digits.
 """
 
 from __future__ import annotations
@@ -134,9 +135,7 @@ def mixed_workload(name: str) -> MixedWorkload:
             has_weights=True,
         )
     if name == "SA":
-        return replace(
-            mixed_workload("S"), name=name, table_of=(0,) * 4, lengths=(0, 1, 0, 0), longest=(50, 0, 50, 50)
-        )
+        return replace(mixed_workload("S"), name=name, table_of=(0,) * 4, lengths=(0, 1, 0, 0), longest=(50, 0, 50, 50))
     if name == "S":
         return MixedWorkload(
             name=name,
