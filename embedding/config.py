@@ -26,7 +26,7 @@ from podembed.embedding.vocabulary.policies import DEFAULTS, Admit, Always, Evic
 
 COMBINERS = ("mean", "sum", "sqrtn")
 INVALID_IDS = ("error", "drop", "clip", "hash")
-PLACES = ("host", "replicated", "sharded", "device")
+PLACES = ("host", "replicated", "sharded", "device", "auto")
 """`device` is the old name of `replicated`."""
 
 __all__ = ["COMBINERS", "INVALID_IDS", "FeatureConfig", "QuantizationConfig", "RowIdInitializer", "TableConfig"]
@@ -128,7 +128,7 @@ class TableConfig:
         them up and update them on the devices. With "replicated" each device has all, for tables of up to a few million
         rows and a `Trainer`. With "sharded" each device of each host has a part; a `TPUEmbedding` takes it in the scope
         of a `LocalStrategy`. Commits are the same, so a run may change it when it resumes. "device" is another name of
-        "replicated".
+        "replicated". With "auto" the table is cut over TPUs or GPUs if it fits there, and lies on hosts otherwise.
       capacity: instead of `vocabulary_size`, room for so many keys that come and go. Any 64-bit integer or text is a
         key then, and gets its row when it is admitted.
       keys: "any" with `capacity` and "rows" without; may be left out.
@@ -166,7 +166,7 @@ class TableConfig:
         invalid_ids: Literal["error", "drop", "clip", "hash"] = "error",
         initial_rows: Any = None,
         trainable: bool = True,
-        place: Literal["host", "replicated", "sharded", "device"] = "host",
+        place: Literal["host", "replicated", "sharded", "device", "auto"] = "host",
     ) -> None:
         self.dynamic_keys = _dynamic_keys(
             None if vocabulary_size is _NOT_GIVEN else vocabulary_size,
@@ -203,6 +203,8 @@ class TableConfig:
             raise ValueError(f"Found trainable={trainable!r}. Expected True or False. Pass a bool.")
         self.trainable = trainable
         self.place: str = "replicated" if _one_of("place", place, PLACES) == "device" else place
+        # Set by `auto_places`' callers, who write their choice into `place`.
+        self.place_reason = ""
         self.optimizer = optimizer
         # Set by a TPUEmbedding that has written its own optimizer in, so that another one is not taken to have declared
         # it.
@@ -224,8 +226,8 @@ class TableConfig:
 
     @property
     def is_on_devices(self) -> bool:
-        """Whether its rows live on devices."""
-        return self.place != "host"
+        """Whether its rows live on devices. Until somebody who knows the devices has chosen, "auto" means hosts."""
+        return self.place not in ("host", "auto")
 
     @property
     def is_sharded(self) -> bool:
@@ -242,7 +244,11 @@ class TableConfig:
     def _check_dynamic(self, place: str, invalid_ids: str, initial_rows: Any) -> None:
         """Refuses what does not go with keys that come and go."""
         found = [
-            (place != "host", f"place={place!r}", "place='host', since hosts decide which keys have a row"),
+            (
+                self.is_on_devices,
+                f"place={place!r}",
+                "place='host', since hosts decide which keys have a row",
+            ),
             (invalid_ids != "error", f"invalid_ids={invalid_ids!r}", "none, since every id is a key"),
             (initial_rows is not None, "initial_rows", "an initializer, since rows come with their keys"),
             (

@@ -5,9 +5,11 @@ case.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from podembed.embedding.device_places import DeviceRoom
 from podembed.embedding.row_optimizers.base import needs_step
 from podembed.jobs.event_log import injecting
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK
@@ -17,23 +19,30 @@ from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.api.signals import StoppedAtStart
 from podembed.orchestrator.cluster.connection import joins_others
 from podembed.orchestrator.cluster.joining import joined
+from podembed.orchestrator.decisions.device_room import room_of
+from podembed.orchestrator.decisions.host_watch import Cluster
 from podembed.orchestrator.driver.driver import Driver
+from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.events.run import (
     BatchNotFilled,
     FilesInOrder,
     NothingLeft,
+    PlacesChosen,
     RatesWithoutStep,
     RowGroupsShared,
     RunOpened,
+    TablePlaced,
 )
 from podembed.orchestrator.run.finished import finished, untrained
 from podembed.orchestrator.run.run import OpenRun
 from podembed.tools.health.watch import HealthWatch
 from podembed.tools.metrics.sinks import measuring
 from podembed.tools.tracing.tracing import Tracing
+from podembed.workers.device.room import room_here
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.sources import ReaderSource
+from podembed.workers.job.auto_places import chosen_places, with_places
 from podembed.workers.job.job import JobConfig
 
 MANY_VALUES = 100_000_000
@@ -58,6 +67,28 @@ def tables_with_counting_rates(job: JobConfig) -> tuple[str, ...]:
     rates = [one and getattr(one.learning_rate, "learning_rate", one.learning_rate) for one in optimizers]
     named = zip(job.table_names, rates, strict=True)
     return tuple(name for name, rate in named if callable(rate) and not needs_step(rate))
+
+
+def placed(run: OpenRun, room: Callable[[], DeviceRoom | str], *, emit: Emit) -> OpenRun:
+    """The run with its tables with place='auto' on hosts or devices; tells where they lie.
+
+    Args:
+      room: asks for the devices of this start, as for `auto_places`. Not called where no table waits.
+    """
+    if all(table.place != "auto" for table in run.job.tables):
+        return run
+    places = chosen_places(run.job, room())
+    tables = [TablePlaced(table=name, place=one.place, why=one.why) for name, one in places.items()]
+    emit(PlacesChosen(tables=tuple(tables)))
+    reference = run.reference and replace(run.reference, places=places)
+    return replace(run, job=with_places(run.job, places), reference=reference)
+
+
+def _room(scaling: ScalingConfig, cluster: Cluster | None) -> DeviceRoom | str:
+    """The devices that hosts will have; or why there are none for tables."""
+    if scaling.in_process and scaling.platform != "cpu":
+        return room_here(scaling.devices)
+    return room_of(scaling, (cluster.look() if cluster is not None else None) or ())
 
 
 def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Reporter) -> Result:
@@ -122,6 +153,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
             stack.callback(reporter.close)
             traced = config.metrics_config.traced
             trace = None if traced is None else Tracing(traced, run.store, emit=emit, clock=SYSTEM_CLOCK)
+            run = placed(run, partial(_room, scaling, place.cluster), emit=emit)
             driver = Driver(
                 run,
                 scaling=scaling,

@@ -73,13 +73,15 @@ def introduce(run: OpenRun, scaling: ScalingConfig, reporter: Reporter) -> None:
         f"{plural(len(run.record.tables), 'table')}, {rows:,} rows, {format_bytes(size)} with slots; batch "
         f"{job.batch_size:,}, {plural(job.num_epochs, 'epoch')}"
     )
-    placed = planned(
-        run,
-        run.newest_commit(),
-        num_hosts=scaling.least_hosts,
-        parts_per_host=scaling.devices.sample_multiple,
-    )
-    at_least = "" if not scaling.is_range else f" (on {plural(scaling.least_hosts, 'host')})"
-    reporter.notice(f"{summary(placed)}{at_least}")
+    # The places of others are told when the devices are known.
+    if all(table.place != "auto" for table in job.tables):
+        placed = planned(
+            run,
+            run.newest_commit(),
+            num_hosts=scaling.least_hosts,
+            parts_per_host=scaling.devices.sample_multiple,
+        )
+        at_least = "" if not scaling.is_range else f" (on {plural(scaling.least_hosts, 'host')})"
+        reporter.notice(f"{summary(placed)}{at_least}")
     if job.best_auc is not None:
         reporter.notice(f"best reachable AUC on the evaluation samples: {job.best_auc:.4f} (the planted model's own)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from podembed.jobs.cli.data_arguments import plan_arguments
@@ -15,12 +16,14 @@ from podembed.jobs.search_path import current_folder
 from podembed.orchestrator.api.config import ConfigurationError, FailureConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts
 from podembed.orchestrator.api.text import plural
+from podembed.orchestrator.decisions.device_room import room_of
 from podembed.orchestrator.decisions.table_plan import PlacementPlan as PlannedTables
 from podembed.orchestrator.decisions.table_plan import plan as plan_tables
 from podembed.orchestrator.planning.recorded import planned
 from podembed.orchestrator.planning.traffic import traffic_of
 from podembed.orchestrator.run.opening import open_run
 from podembed.workers.input.index import InputIndex
+from podembed.workers.job.auto_places import chosen_places, with_places
 from podembed.workers.job.job import JobConfig
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ def plan(command: Plan) -> int:
         job_name = command.job or ("criteo" if command.data else "synthetic")
         job = job_reference(job_name, command.set, plan_arguments(job_name, command.data)).resolve()
         check_hosts(job, scaling)
+        job = with_places(job, chosen_places(job, room_of(scaling)))
         index, problem = index_at_hand(job)
         found = plan_tables(job, num_hosts=num_hosts, index=index, parts_per_host=parts)
     else:
@@ -55,6 +59,7 @@ def plan(command: Plan) -> int:
                 "Found RUN with --job, --data or --set. Expected one or the other: a run has its job recorded."
             )
         run = open_run(command.run, only_reads=True, job_folder=current_folder())
+        run = replace(run, job=with_places(run.job, chosen_places(run.job, room_of(scaling))))
         job, index = run.job, run.train_index
         check_hosts(job, scaling)
         base = run.newest_commit()

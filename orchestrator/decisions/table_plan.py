@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from podembed.embedding.config import TableConfig
 from podembed.embedding.lookup.placement import Chosen, PlacementWay, place_tables, ways
 from podembed.embedding.lookup.pooling_choice import CutWay, why_not_pooled
 from podembed.embedding.shards import ShardLayout, sharded_arrays
@@ -132,7 +133,7 @@ def plan(
     lengths = bag_lengths(job, index)
     cut = cut_ways(job, specs, lengths, num_hosts=num_hosts, chosen=chosen)
     tables = tuple(
-        _table(spec, way, count, placed, why=why, cut=if_cut, place=config.place, num_parts=num_hosts * parts_per_host)
+        _table(spec, way, count, placed, why=why, cut=if_cut, config=config, num_parts=num_hosts * parts_per_host)
         for config, spec, way, count, placed, why, if_cut in zip(
             job.tables, specs, found, features_per_table(job), owners, why_rows(job), cut, strict=True
         )
@@ -180,26 +181,28 @@ def _table(
     *,
     why: str | None,
     cut: CutWay,
-    place: str,
+    config: TableConfig,
     num_parts: int,
 ) -> PlannedTable:
     """`why`: rows must travel for the features' sake. `cut`: how it is looked up if it is cut."""
     hosts = tuple(int(host) for host in np.unique(owners))
-    if place != "host":
-        holds = "all of it" if place == "replicated" else f"at most {_share(spec, num_parts)} of it"
+    chosen = f"{config.place_reason}; " if config.place_reason else ""
+    if config.is_on_devices:
+        chosen = chosen or f"place='{config.place}'; "
+        holds = f"at most {_share(spec, num_parts)} of it" if config.is_sharded else "all of it"
         return PlannedTable(
             spec=spec,
             way=way,
             num_features=num_features,
             hosts=hosts,
-            why=f"place='{place}'; each holds {holds}, hosts keep what was committed",
+            why=f"{chosen}each holds {holds}, hosts keep what was committed",
             is_pooled=False,
             is_on_devices=True,
             num_parts=num_parts,
         )
     why = why or why_not_pooled(spec)
     is_whole = len(hosts) == 1
-    reason = "there is one host" if is_whole and not way.is_whole else way.reason
+    reason = chosen + ("there is one host" if is_whole and not way.is_whole else way.reason)
     if not is_whole:
         # What keeps a table from being pooled may be why it is cut, too.
         shown = reason if why and reason == why else f"{reason}; {cut.reason}"

@@ -439,3 +439,30 @@ def _restore(totals: Mapping[str, Any]) -> str:
         f"buckets kept {totals['buckets_kept']} (undone in {totals['undo_s']:.1f} s){moved}, "
         f"read {totals['buckets_read']} ({size} in {totals['read_s']:.1f} s)"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlaced:
+    """Where a table with place='auto' lies in this start of a run: `host` or `sharded`, and why, in words."""
+
+    table: str
+    place: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacesChosen(Event):
+    """The places of tables with place='auto' were chosen.
+
+    Attributes:
+      tables: in the job's order.
+    """
+
+    tables: tuple[TablePlaced, ...]
+
+    def sentence(self) -> str:
+        named = [
+            f"{one.table} on {'hosts' if one.place == 'host' else 'the devices'} ({one.why})" for one in self.tables
+        ]
+        more = f"; and {plural(len(named) - MOST_TABLES, 'more table')}" if len(named) > MOST_TABLES else ""
+        return f"places of tables: {'; '.join(named[:MOST_TABLES])}{more}"

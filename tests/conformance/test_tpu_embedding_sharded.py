@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.device_places import DeviceRoom
 from podembed.embedding.optimizers import SGD
 from podembed.embedding.tf.replicas.strategies import LocalStrategy
+from podembed.embedding.tf.tpu_embedding.declared import DeclaredTables
 from podembed.embedding.tf.tpu_embedding.embedding import TPUEmbedding
 from tests.long_tests import VARIABLE, long_case
 
@@ -58,3 +60,19 @@ def test_outside_any_scope_tables_lie_on_the_host() -> None:
     table = TableConfig(10, 8, name="t", place="sharded")
     embedding = TPUEmbedding(FeatureConfig(table))
     assert np.asarray(embedding.embedding_tables[table].value).shape == (10, 8)
+
+
+def test_a_table_without_a_place_lies_on_the_host_where_devices_are_cpus() -> None:
+    tables = [TableConfig(1 << 10, 8, name=name, place="auto") for name in "ab"]
+    with LocalStrategy().scope():
+        embedding = TPUEmbedding([FeatureConfig(table) for table in tables], 4, SGD(0.1))
+    assert [(table.place, table.place_reason) for table in tables] == [
+        ("host", "place='auto', and devices are CPUs")
+    ] * 2
+    embedding.enqueue([np.arange(4), np.arange(4)])
+    assert [one.shape for one in embedding.dequeue()] == [(4, 8), (4, 8)]
+    # With the memory of a larger chip, as `BuiltEmbedding` asks for it.
+    more = [TableConfig(rows, 8, name=f"{rows}", place="auto") for rows in (1 << 10, 1 << 20)]
+    declared = DeclaredTables.of([FeatureConfig(table) for table in more], SGD(0.1), needs_optimizer=True)
+    declared.place(lambda: DeviceRoom(kind="chip", memory_bytes=1 << 20, num_parts=4))
+    assert [table.place for table in more] == ["sharded", "host"]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
+from podembed.embedding.device_places import DeviceRoom
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts
 from podembed.tools.preflight.answering import answering
@@ -27,6 +28,7 @@ from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.gang_errors import GangError
 from podembed.workers.device.model_step import DenseStateError, DeviceWorker
 from podembed.workers.device.options import DeviceOptions
+from podembed.workers.job.auto_places import chosen_places, with_places
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.padding import LARGEST_LEVELS, PaddingLevels, smallest_levels
 from podembed.workers.job.reference import JobReference
@@ -80,6 +82,12 @@ def _compile_for(
     mine = [device for device in devices if device.process_index == min(hosts)]
     mesh = GangMesh.over(devices, mine, options, num_hosts=len(hosts))
     check_hosts(job, ScalingConfig(num_hosts=mesh.num_hosts))
+    room = DeviceRoom(
+        kind=devices[0].device_kind, memory_bytes=wanted["memory_bytes"], num_parts=mesh.num_all_parts, is_tpu=True
+    )
+    places = chosen_places(job, room)
+    job = with_places(job, places)
+    tell(places=places)
     share = -(-job.num_lanes // mesh.num_hosts) * (job.batch_size // job.num_lanes)
     worker = DeviceWorker(job=job, num_samples=-(-share // mesh.num_parts) * mesh.num_parts, gang=mesh, options=options)
     worker.build(is_restored_later=True, is_rehearsal=True)

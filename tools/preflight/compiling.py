@@ -45,6 +45,7 @@ class SliceAccount:
       dense_bytes: bytes of parameters, their optimizer and state on each device.
       programs: programs that compiled.
       failures: why others did not, by their names.
+      places: tables with place='auto', and where they are to lie and why.
       refusal: why the job cannot be trained on so many hosts or devices; empty if it can.
     """
 
@@ -58,6 +59,7 @@ class SliceAccount:
     dense_bytes: int = 0
     programs: list[ProgramAccount] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)
     refusal: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -76,6 +78,7 @@ class SliceAccount:
             "dense_bytes": self.dense_bytes,
             "programs": [program.as_json(rates) for program in self.programs],
             "failures": self.failures,
+            "places": {name: {"place": place, "why": why} for name, (place, why) in self.places.items()},
             "refusal": self.refusal,
         }
 
@@ -119,7 +122,13 @@ def compile_for(
     request = {
         "job": {"function": job.function, "arguments": dict(job.arguments), "folder": job.folder},
         "slices": [
-            {"name": one.compiler_name, "host_bounds": one.host_bounds, "num_slices": num_slices} for one in slices
+            {
+                "name": one.compiler_name,
+                "host_bounds": one.host_bounds,
+                "num_slices": num_slices,
+                "memory_bytes": one.rates.memory_bytes // one.rates.devices,
+            }
+            for one in slices
         ],
         "devices_per_host": options.per_host,
         "mesh": options.mesh,
@@ -147,6 +156,8 @@ def compile_for(
         elif "begins" in line:
             current = line["slice"], line["begins"]
             notice(f"{account.wanted.name}: {line['begins']}")
+        elif "places" in line:
+            account.places = {name: (place, why) for name, (place, why) in line["places"].items()}
         elif "fails" in line:
             account.failures[line["fails"]] = line["why"]
         elif "program" in line:

@@ -1,7 +1,4 @@
-"""The TPU slices that programs can be compiled for: their names, their sizes, and the published rates of their chips.
-
-Rates bound what a program can reach. They are nobody's measurement.
-"""
+"""The TPU slices that programs can be compiled for: their names and their sizes."""
 
 from __future__ import annotations
 
@@ -9,58 +6,10 @@ import math
 import re
 from dataclasses import dataclass
 
+from podembed.orchestrator.api.chips import CHIPS, ChipRates
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.topology import TOPOLOGIES, Topology
 
-_GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChipRates:
-    """What the maker publishes of one chip.
-
-    Sources: memory, its rate, bfloat16 flops and links are those of https://cloud.google.com/tpu/docs (pages v4, v5e,
-    v5p, v6e, tpu7x). The links of v4 and the way to the host are those of https://jax-ml.github.io/scaling-book/tpus.
-    Links are published for both directions together, so one direction is half of that.
-
-    Attributes:
-      memory_bytes: bytes of memory.
-      memory_bytes_s: bytes a second of that memory.
-      flops: bfloat16 operations a second. At JAX's default precision, products of float32 are products of bfloat16.
-      link_bytes_s: bytes a second that leave by all links to other chips.
-      host_bytes_s: bytes a second to or from the host; None where nothing is published.
-      devices: devices that JAX sees in a chip. They share it evenly.
-    """
-
-    memory_bytes: int
-    memory_bytes_s: float
-    flops: float
-    link_bytes_s: float
-    host_bytes_s: float | None
-    devices: int = 1
-
-
-# By generation, as Ray names it.
-CHIPS = {
-    "v4": ChipRates(memory_bytes=32 * _GIB, memory_bytes_s=1.2e12, flops=275e12, link_bytes_s=270e9, host_bytes_s=16e9),
-    "v5litepod": ChipRates(
-        memory_bytes=16 * _GIB, memory_bytes_s=819e9, flops=197e12, link_bytes_s=200e9, host_bytes_s=16e9
-    ),
-    "v5p": ChipRates(
-        memory_bytes=95 * _GIB, memory_bytes_s=2.765e12, flops=459e12, link_bytes_s=600e9, host_bytes_s=16e9
-    ),
-    "v6e": ChipRates(
-        memory_bytes=32 * _GIB, memory_bytes_s=1.6e12, flops=918e12, link_bytes_s=400e9, host_bytes_s=32e9
-    ),
-    "v7x": ChipRates(
-        memory_bytes=192 * _GIB,
-        memory_bytes_s=7.38e12,
-        flops=2307e12,
-        link_bytes_s=600e9,
-        host_bytes_s=None,
-        devices=2,
-    ),
-}
 # What libtpu calls a generation, where that is another name; and names that users know.
 _OF_COMPILER = {"v5litepod": "v5e", "v7x": "tpu7x"}
 _ALIASES = {"v5e": "v5litepod", "tpu7x": "v7x", "7x": "v7x"}

@@ -7,6 +7,7 @@ from podembed.tools.preflight.account import ProgramAccount
 from podembed.tools.preflight.compiling import SliceAccount
 
 _FOOT = "Bounds follow from the chips' published rates. Nothing ran on a TPU: real steps take longer."
+_MOST_PLACES = 6
 _PARTS = {
     "arithmetic": "arithmetic",
     "memory": "the chip's memory",
@@ -72,6 +73,7 @@ def _slice(account: SliceAccount) -> str:
         f"{slices}{wanted.name}: {account.num_devices} x {account.kind} on {plural(account.num_hosts, 'host')}, "
         f"each with {each} of memory"
     ]
+    lines += _places(account)
     rows = [
         ("program", "compiled in", "memory", "temporaries", "flops", "memory traffic", "sends", "from and to host", "")
     ]
@@ -94,6 +96,13 @@ def _slice(account: SliceAccount) -> str:
         lines.append("  the rate between these chips and their host is not published, so it bounds nothing here")
     lines += [f"  ! {sentence}" for sentence in (*problems(account), *flaws(account))]
     return "\n".join(lines)
+
+
+def _places(account: SliceAccount) -> list[str]:
+    """Where tables with place='auto' lie, those on hosts first."""
+    found = sorted(account.places.items(), key=lambda item: item[1][0] != "host")
+    lines = [f"  {name} on {'hosts' if place == 'host' else 'devices'}: {why}" for name, (place, why) in found]
+    return lines if len(lines) <= _MOST_PLACES else [*lines[:_MOST_PLACES], f"  ... {len(lines) - _MOST_PLACES} more"]
 
 
 def _row(program: ProgramAccount, account: SliceAccount) -> tuple[str, ...]:

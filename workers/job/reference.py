@@ -19,6 +19,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from podembed.embedding.device_places import AutoPlace
+from podembed.workers.job.auto_places import with_places
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.typo_hints import typo_hint
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
@@ -41,12 +43,14 @@ class JobReference:
         record.
       initial_accumulator_value: what the run recorded of `JobConfig.initial_accumulator_value`, in place of what the
         function returns; None before there is a run.
+      places: places of tables with place='auto', by their names, once they were chosen.
     """
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
     initial_accumulator_value: float | None = None
+    places: Mapping[str, AutoPlace] = field(default_factory=dict)
 
     def resolve(self) -> JobConfig:
         """Imports the module, calls the function and returns its job.
@@ -95,6 +99,8 @@ class JobReference:
             raise JobError(f"Job '{self.function}' returned a {type(job).__name__}. Expected a JobConfig.")
         if self.initial_accumulator_value is not None:
             job = replace(job, initial_accumulator_value=self.initial_accumulator_value)
+        if self.places:
+            job = with_places(job, self.places)
         return job
 
     def to_json(self) -> dict[str, Any]:

@@ -41,9 +41,10 @@ def choose_buckets(job: JobConfig) -> tuple[int, ...]:
                 all_features=sum(features),
                 most_hosts=job.num_lanes,
             ),
-            fewest_buckets(spec.num_rows) if spec.is_sharded else 1,
+            # One with place='auto' may be cut over devices by another start of the run.
+            fewest_buckets(spec.num_rows) if spec.is_sharded or table.place == "auto" else 1,
         )
-        for spec, count in zip(table_specs(job, (None,) * len(job.tables)), features, strict=True)
+        for spec, table, count in zip(table_specs(job, (None,) * len(job.tables)), job.tables, features, strict=True)
     )
     return within_reason(wanted)
 

@@ -12,11 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from podembed.embedding.device_places import DeviceRoom
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
 from podembed.embedding.tf.engine.engine import EngineSpec
 
 _TABLES = "podembed.workers.stepwise.sharded_tables"
+_ROOM = "podembed.workers.device.room"
 
 
 class DeviceTables(Protocol):
@@ -51,6 +53,11 @@ class DeviceTables(Protocol):
     def placed(self, activations: np.ndarray) -> Any:
         """Activations of a table on this host as a JAX array that lies as those of `look_up` do."""
         ...
+
+
+def devices_here() -> DeviceRoom | str:
+    """The devices of this process, or why there are none for tables."""
+    return importlib.import_module(_ROOM).room_here()
 
 
 def cut_for_devices(spec: EngineSpec) -> EngineSpec:

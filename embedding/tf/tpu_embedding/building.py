@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.tf.engine.device_tables import devices_here
 from podembed.embedding.tf.engine.engine import Engine, EngineSpec, no_first_values
 from podembed.embedding.tf.features.shapes import (
     Shape,
@@ -68,7 +69,9 @@ class BuiltEmbedding(ModuleMembers):
         self._is_pipelined = bool(pipeline_execution_with_tensor_core)
         self._starts_engine = bool(initialize_tpu_embedding)
         self._declared = DeclaredTables.of(feature_config, optimizer, needs_optimizer=self._strategy is not None)
-        if self._strategy is not None and not isinstance(self._strategy, LocalStrategy):
+        if isinstance(self._strategy, LocalStrategy):
+            self._declared.place(devices_here)
+        elif self._strategy is not None:
             _refuse_sharded(self._declared)
         # As replicas get it, once it was packed.
         self._declared_there: Kept[DeclaredTables] | None = None

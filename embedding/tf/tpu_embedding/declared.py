@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.device_places import problem_on_devices
+from podembed.embedding.device_places import DeviceRoom, auto_places, problem_on_devices
 from podembed.embedding.features.id_policies import shown_path
-from podembed.embedding.optimizers import ROW_OPTIMIZERS, Optimizer
+from podembed.embedding.optimizers import ROW_OPTIMIZERS, SGD, Optimizer
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tf.features.structures import flatten_with_paths, pack_like
 from podembed.embedding.tf.tpu_config.learning_rate_tags import TaggedLearningRate
@@ -69,6 +69,20 @@ class DeclaredTables:
             tables=tables,
             table_numbers=tuple(number[id(feature.table)] for feature in features),
         )
+
+    def place(self, room: Callable[[], DeviceRoom | str]) -> None:
+        """Writes a place into each table with place='auto'.
+
+        Args:
+          room: asks for the devices of this process, as for `auto_places`. Not called where no table waits.
+        """
+        waiting = {str(table.name): table for table in self.tables if table.place == "auto"}
+        if not waiting:
+            return
+        # With an optimizer of its own each, or none that could be refused.
+        default = next((table.optimizer for table in self.tables if table.optimizer is not None), SGD())
+        for name, chosen in auto_places({str(one.name): one for one in self.tables}, default, room()).items():
+            waiting[name].place, waiting[name].place_reason = chosen
 
     def with_default_optimizer(self, optimizer: Optimizer | None) -> DeclaredTables:
         """The same with this optimizer for the tables that declare none, also where another embedding has written its

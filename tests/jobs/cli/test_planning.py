@@ -68,3 +68,17 @@ def test_resume_says_the_placement_that_hosts_will_have(tmp_path: Path) -> None:
     assert summary(found) != summary(planned(again, None, num_hosts=3))
     introduce(again, ScalingConfig(num_hosts=(3, 5)), kept)
     assert f"{summary(found)} (on 3 hosts)" in kept.notices
+
+
+def test_plan_says_where_tables_without_a_place_lie_and_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    job = ["--job", "tests.tools.preflight.odd_jobs:linear", "--set", "place=auto", "rows=50000000"]
+    code, out, _ = run("plan", *job)
+    assert code == 0
+    assert "place='auto', and devices are CPUs; within a host's fair share" in out
+    code, out, _ = run("plan", *job, "--topology", "2x2", "--accelerator-type", "TPU-V6E")
+    assert code == 0
+    assert "place='auto': 12,219 MiB on each of 4 x TPU-V6E, where 16,384 MiB are left for tables; each holds" in out
+    assert "place='auto': 12,219 MiB on each of 4 x TPU-V6E, where 4,166 MiB are left for tables; within a" in out

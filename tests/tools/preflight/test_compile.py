@@ -109,6 +109,23 @@ def test_what_does_not_fit_is_told_with_what_takes_the_memory() -> None:
 
 
 @needs_libtpu
+def test_tables_go_to_the_chips_while_there_is_room() -> None:
+    """Each of the two tables takes 12 GiB of a chip, where tables may take 16."""
+    (account,) = compile_for(job(place="auto", rows=50_000_000), [parse_slice("v6e:2x2")], environ=os.environ)
+    assert problems(account) == []
+    sizes = "12,219 MiB on each of 4 x TPU v6 lite, where {} MiB are left for tables"
+    assert account.places == {
+        "a": ("sharded", f"place='auto': {sizes.format('16,384')}"),
+        "b": ("host", f"place='auto': {sizes.format('4,166')}"),
+    }
+    assert f"\n  b on hosts: {account.places['b'][1]}\n  a on devices: " in render([account])
+    # What was said of a table is what the program takes of the chip.
+    assert account.table_bytes == pytest.approx(12_219 << 20, rel=1e-3)
+    train = next(program for program in account.programs if program.name == "train")
+    assert train.argument_bytes == pytest.approx(account.table_bytes, rel=1e-2)
+
+
+@needs_libtpu
 def test_a_compiler_that_ends_its_process_is_told() -> None:
     with pytest.raises(ConfigurationError, match=r"ended before its time\.\nit was ended by SIGABRT"):
         compile_for(job(kind="killed"), [parse_slice("v6e:2x2")], environ=os.environ)

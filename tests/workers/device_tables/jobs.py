@@ -96,13 +96,21 @@ OWN = CustomRowOptimizer(
 )
 
 
-def placed_job(folder: str, on_devices: Sequence[str] = (), sharded: Sequence[str] = ()) -> JobConfig:
+def placed_job(
+    folder: str, on_devices: Sequence[str] = (), sharded: Sequence[str] = (), auto: Sequence[str] = ()
+) -> JobConfig:
     """Two features look up in each table: one of single ids, and one of bags.
 
     Args:
       on_devices: tables that live there whole.
       sharded: tables of which each device has a part.
+      auto: tables that lie where there is room.
     """
+    places = {
+        **dict.fromkeys(on_devices, "replicated"),
+        **dict.fromkeys(sharded, "sharded"),
+        **dict.fromkeys(auto, "auto"),
+    }
     features, columns = {}, {}
     for name, size in SIZES.items():
         table = TableConfig(
@@ -111,7 +119,7 @@ def placed_job(folder: str, on_devices: Sequence[str] = (), sharded: Sequence[st
             name=name,
             combiner="sum",
             optimizer=PLAIN[name],
-            place="sharded" if name in sharded else "replicated" if name in on_devices else "host",
+            place=places.get(name, "host"),  # pyright: ignore[reportArgumentType]
         )
         for kind in ("id", "bag"):
             features[f"{name}_{kind}"] = FeatureConfig(table)
