@@ -30,6 +30,7 @@ from podembed.jobs.models.layers import (
     standardized,
     unit,
 )
+from podembed.jobs.models.positions import Padded, on_positions
 
 # Of times between two positions: one for each power of two of an int32.
 TIME_BUCKETS = 31
@@ -110,10 +111,14 @@ class HSTU:
         Args:
           is_last: only the last position of each history, `[n, 1, width]`. The last block then works on it alone.
         """
-        history = batch.sequences[self.history]
-        x, mask = history.padded(), history.mask_padded()[:, :, None]
-        places = jnp.arange(x.shape[1])
-        sees = (places[:, None] >= places) & mask[:, None, :, 0]
+        return on_positions(
+            batch.sequences[self.history], lambda at: self._states(params, at, batch, context, is_last=is_last)
+        )
+
+    def _states(self, params: Any, at: Padded, batch: ModelBatch, context: StepContext, *, is_last: bool) -> jax.Array:
+        x, mask, lengths = at.values, at.mask, at.history.lengths
+        places = jnp.arange(at.history.longest)
+        sees = (places[:, None] >= places) & at.history.mask_padded()[:, None, :]
         if self.segments:
             segments = batch.columns[self.segments][:, : len(places)]
             sees &= segments[:, :, None] == segments[:, None, :]
@@ -124,35 +129,43 @@ class HSTU:
             buckets = _time_buckets(times[:, :, None] - times[:, None, :])
         drop = self.dropout if context.training else 0.0
         first, *keys = jax.random.split(context.key, 1 + self.blocks)
-        x = here = dropped(first, x * x.shape[2] ** 0.5 + params["places"][places], drop)
+        x = at.dropped(first, x * x.shape[2] ** 0.5 + params["places"][at.places], drop)
         for number, (block, key) in enumerate(zip(params["blocks"], keys, strict=True)):
+            here = None
             if is_last and number == self.blocks - 1:
                 between = jnp.broadcast_to(between, sees.shape)
-                here, sees, mask, between = (
-                    next_items.last_of(one, history.lengths)[:, None] for one in (x, sees, mask, between)
-                )
-                buckets = None if buckets is None else next_items.last_of(buckets, history.lengths)[:, None]
+                sees, between = (next_items.last_of(one, lengths)[:, None] for one in (sees, between))
+                here, mask = at.last(x), (lengths > 0)[:, None, None]
+                buckets = None if buckets is None else next_items.last_of(buckets, lengths)[:, None]
             bias = block["place_bias"][between]
             bias = bias if buckets is None else bias + _chosen(block["time_bias"], buckets)
-            u, v, q, k = self._projected(block["uvqk"][0], x, here)
+            u, v, q, k = self._projected(block["uvqk"][0], at, x, here)
             by_head = (bias, sees) if self.heads == 1 else (bias[..., None, :, :], sees[:, None])
             logits = jnp.einsum("...qd,...kd->...qk", q, k) + by_head[0]
             weights = jnp.where(by_head[1], jax.nn.silu(logits) / len(block["place_bias"]), 0.0)
             seen = of_heads(jnp.einsum("...qk,...kd->...qd", weights, v))
-            x = here = here + linear(block["out"][0], dropped(key, u * standardized(seen), drop))
-        return unit(x) * mask
+            if here is None:
+                x = x + linear(block["out"][0], at.dropped(key, u * standardized(at.of_padded(seen)), drop))
+            else:
+                x = here + linear(block["out"][0], dropped(key, u * standardized(seen), drop))
+        states = unit(x) * mask
+        return states if is_last else at.padded(states)
 
-    def _projected(self, layer: dict[str, jax.Array], x: jax.Array, here: jax.Array) -> tuple[jax.Array, ...]:
-        """U and Q of the positions `here`, V and K of all; all but U by head."""
-        if here is x:
-            u, v, q, k = jnp.split(jax.nn.silu(linear(layer, standardized(x))), 4, axis=2)
+    def _projected(
+        self, layer: dict[str, jax.Array], at: Padded, x: jax.Array, here: jax.Array | None
+    ) -> tuple[jax.Array, ...]:
+        """U and Q of all positions, or of those `here`, V and K of all; all but U padded and by head."""
+        if here is None:
+            u, *others = jnp.split(jax.nn.silu(linear(layer, standardized(x))), 4, axis=2)
+            v, q, k = (at.padded(one) for one in others)
         else:
             each = {name: jnp.split(values, 4, axis=-1) for name, values in layer.items()}
-            u, v, q, k = ({name: values[at] for name, values in each.items()} for at in range(4))
+            u, v, q, k = ({name: values[part] for name, values in each.items()} for part in range(4))
             (u, q), (v, k) = (
                 [jax.nn.silu(found) for found in linear_each(layers, standardized(given))]
                 for layers, given in (((u, q), here), ((v, k), x))
             )
+            v, k = at.padded(v), at.padded(k)
         return u, *(in_heads(one, self.heads) for one in (v, q, k))
 
     def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> jax.Array:

@@ -155,8 +155,12 @@ def dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
     """`x` with this share of its numbers replaced by zeros, and the others larger by as much."""
     if not share:
         return x
-    kept = jax.lax.optimization_barrier(jax.random.bernoulli(key, 1 - share, x.shape))
-    return jnp.where(kept, x / (1 - share), 0.0)
+    return jnp.where(kept_in_dropout(key, x.shape, share), x / (1 - share), 0.0)
+
+
+def kept_in_dropout(key: jax.Array, shape: Sequence[int], share: float) -> jax.Array:
+    """bool of this shape: True but for a share. The barrier keeps XLA from computing it again in the backward pass."""
+    return jax.lax.optimization_barrier(jax.random.bernoulli(key, 1 - share, shape))
 
 
 def standardized(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:

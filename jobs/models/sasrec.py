@@ -25,6 +25,7 @@ from podembed.jobs.models.layers import (
     of_heads,
     standardized,
 )
+from podembed.jobs.models.positions import Padded, on_positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,29 +83,38 @@ class SASRec:
         Args:
           is_last: only the last position of each history, `[n, 1, width]`. The last block then works on it alone.
         """
-        history = batch.sequences[self.history]
-        x, mask = history.padded(), history.mask_padded()[:, :, None]
-        places = jnp.arange(x.shape[1])
-        ages = jnp.clip(history.lengths[:, None] - 1 - places, 0, len(params["positions"]) - 1)
+        return on_positions(
+            batch.sequences[self.history], lambda at: self._states(params, at, context, is_last=is_last)
+        )
+
+    def _states(self, params: Any, at: Padded, context: StepContext, *, is_last: bool) -> jax.Array:
+        x, mask, lengths = at.values, at.mask, at.history.lengths
+        places = jnp.arange(at.history.longest)
+        ages = jnp.minimum(at.ages, len(params["positions"]) - 1)
         keys = jax.random.split(context.key, 1 + 3 * self.blocks)
         drop = self.dropout if context.training else 0.0
-        x = dropped(keys[0], x * x.shape[2] ** 0.5 + params["positions"][ages], drop) * mask
-        sees, here = (places[:, None] >= places) & mask[:, None, :, 0], x
+        x = at.dropped(keys[0], x * x.shape[2] ** 0.5 + params["positions"][ages], drop) * mask
+        sees = (places[:, None] >= places) & at.history.mask_padded()[:, None, :]
         for number, block in enumerate(params["blocks"]):
             attends, first, second = keys[1 + 3 * number : 4 + 3 * number]
-            if is_last and number == self.blocks - 1:
-                here, sees, mask = (next_items.last_of(one, history.lengths)[:, None] for one in (x, sees, mask))
+            here, dropped_here = x, at.dropped
+            is_here = is_last and number == self.blocks - 1
+            if is_here:
+                here, mask, sees = at.last(x), (lengths > 0)[:, None, None], next_items.last_of(sees, lengths)[:, None]
+                dropped_here = dropped
             query = _normed(block["norm_1"], here)
-            here = query + self._attention(block, query, x, sees, attends, drop)
-            here = _normed(block["norm_2"], here)
-            inner = dropped(first, jax.nn.relu(linear(block["inner"][0], here)), drop)
-            x = here = (here + dropped(second, linear(block["outer"][0], inner), drop)) * mask
-        return _normed(params["norm"], x) * mask
+            q = linear(block["query"][0], query)
+            k, v = (at.padded(one) for one in linear_each([block["key"][0], block["value"][0]], x))
+            found = self._attention(q if is_here else at.padded(q), k, v, sees, attends, drop)
+            here = _normed(block["norm_2"], query + (found if is_here else at.of_padded(found)))
+            inner = dropped_here(first, jax.nn.relu(linear(block["inner"][0], here)), drop)
+            x = (here + dropped_here(second, linear(block["outer"][0], inner), drop)) * mask
+        states = _normed(params["norm"], x) * mask
+        return states if is_last else at.padded(states)
 
-    def _attention(self, block: Any, query: jax.Array, x: jax.Array, sees: jax.Array, key: Any, drop: float) -> Any:
-        """As `query`, `[n, positions, width]`. `sees` is bool `[n, positions, longest]`."""
-        vectors = linear(block["query"][0], query), *linear_each([block["key"][0], block["value"][0]], x)
-        q, k, v = (in_heads(one, self.heads) for one in vectors)
+    def _attention(self, q: jax.Array, k: jax.Array, v: jax.Array, sees: jax.Array, key: Any, drop: float) -> Any:
+        """As `q`, `[n, positions, width]`. `sees` is bool `[n, positions, longest]`."""
+        q, k, v = (in_heads(one, self.heads) for one in (q, k, v))
         logits = jnp.einsum("...qd,...kd->...qk", q, k) / q.shape[-1] ** 0.5
         # Rows behind a history see nothing; a large number keeps their softmax finite.
         weights = dropped(

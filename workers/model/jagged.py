@@ -102,6 +102,12 @@ class Jagged:
         length = self.longest if length is None else length
         return _padded(self.with_values(jnp.zeros((self.capacity, 0))), length, self.values)
 
+    def rows_of(self, padded: jax.Array) -> jax.Array:
+        """`[n, length, ...]` → `[capacity, ...]`: what lies side by side as rows again; zeros at filling, and at
+        positions from `length` on.
+        """
+        return _rows(self.with_values(jnp.zeros((self.capacity, 0))), padded.shape[1], padded)
+
     def mask_padded(self, length: int | None = None) -> jax.Array:
         """bool `[n, length]`: which positions of `padded` there are."""
         return jnp.arange(self.longest if length is None else length) < self.lengths[:, None]
@@ -140,6 +146,22 @@ def _padded_backward(length: int, places: Jagged, gradient: jax.Array) -> tuple[
 
 
 _padded.defvjp(_padded_forward, _padded_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _rows(places: Jagged, length: int, padded: jax.Array) -> jax.Array:
+    return _one_after_another(places, padded)
+
+
+def _rows_forward(places: Jagged, length: int, padded: jax.Array) -> tuple[jax.Array, Jagged]:
+    return _one_after_another(places, padded), places
+
+
+def _rows_backward(length: int, places: Jagged, gradient: jax.Array) -> tuple[None, jax.Array]:
+    return None, _side_by_side(places, length, gradient)
+
+
+_rows.defvjp(_rows_forward, _rows_backward)
 
 
 def _sum_of_each(places: Jagged, values: jax.Array) -> jax.Array:

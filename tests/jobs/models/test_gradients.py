@@ -19,6 +19,7 @@ from podembed.jobs.models.two_towers import TwoTowers
 from tests.long_tests import long_case
 
 NUM_SAMPLES, LONGEST, WIDTH = 6, 12, 4
+LENGTHS = [12, 1, 5, 0, 7, 12]
 SEQUENCES = ("history", "next", "other")
 SPEC = ModelSpec(
     num_dense=2,
@@ -56,12 +57,20 @@ def numbers(model: Any) -> tuple[Any, dict[str, np.ndarray]]:
     return params, {name: random.normal(0, 1, (NUM_SAMPLES, *shape)) for name, shape in given.items()}
 
 
-def loss_of(model: Any, params: Any, arrays: Any) -> Any:
+def compact(padded: Any, lengths: jax.Array) -> Jagged:
+    """Rows one after another, and three of filling that are no zeros."""
+    mask = np.arange(LONGEST) < np.array(LENGTHS)[:, None]
+    values = jnp.pad(padded[mask], ((0, 3), (0, 0)), constant_values=9.0)
+    return Jagged.of(values, lengths, longest=LONGEST)
+
+
+def loss_of(model: Any, params: Any, arrays: Any, *, is_compact: bool) -> Any:
     dense, named = arrays["dense"], {name: values for name, values in arrays.items() if name != "dense"}
     if isinstance(model, TwoTowers):
         return (model.apply(params, dense, named) ** 2).sum()
-    lengths = jnp.asarray([12, 1, 5, 0, 7, 12], jnp.int32)
-    sequences = {name: Jagged.of_padded(named[name], lengths) for name in SEQUENCES if name in named}
+    lengths = jnp.asarray(LENGTHS, jnp.int32)
+    make = compact if is_compact else Jagged.of_padded
+    sequences = {name: make(named[name], lengths) for name in SEQUENCES if name in named}
     batch = ModelBatch(
         dense=dense,
         activations=Activations(named),
@@ -81,15 +90,29 @@ def loss_of(model: Any, params: Any, arrays: Any) -> Any:
 LONG = {"sasrec of the last state", "hstu of the last state", "ple"}
 
 
-@pytest.mark.parametrize("name", [long_case(name) if name in LONG else name for name in MODELS])
-def test_gradients_are_the_differences_of_the_loss_in_float64(name: str) -> None:
+# Models that have a form for rows one after another.
+BY_ROW = ("sasrec", "hstu", "sasrec of the last state", "hstu of the last state")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_compact"),
+    [
+        *(long_case(name, False) if name in LONG else (name, False) for name in MODELS),
+        *(long_case(name, True) if name in LONG else (name, True) for name in BY_ROW),
+    ],
+)
+def test_gradients_are_the_differences_of_the_loss_in_float64(name: str, is_compact: bool) -> None:
     model = MODELS[name]
     given = numbers(model)
     along = jax.tree.map(lambda leaf: np.random.default_rng(leaf.size).normal(size=leaf.shape), given)
     with jax.enable_x64(True):
-        moved = jax.jit(lambda at: loss_of(model, *jax.tree.map(lambda leaf, to: leaf + at * to, given, along)))
+        moved = jax.jit(
+            lambda at: loss_of(
+                model, *jax.tree.map(lambda leaf, to: leaf + at * to, given, along), is_compact=is_compact
+            )
+        )
         right = float(moved(1e-5) - moved(-1e-5)) / 2e-5
     narrow = jax.tree.map(lambda leaf: leaf.astype(np.float32), given)
-    found = jax.jit(jax.grad(lambda given: loss_of(model, *given)))(narrow)
+    found = jax.jit(jax.grad(lambda given: loss_of(model, *given, is_compact=is_compact)))(narrow)
     total = jax.tree.map(lambda leaf, to: (np.asarray(leaf, np.float64) * to).sum(), found, along)
     assert sum(jax.tree.leaves(total)) == pytest.approx(right, rel=1e-3)

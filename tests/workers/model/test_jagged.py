@@ -56,6 +56,19 @@ def test_padded_puts_positions_side_by_side(made: Callable[[], Jagged], length: 
 
 
 @pytest.mark.parametrize("made", [compact, of_padded])
+def test_what_lies_side_by_side_is_rows_again(made: Callable[[], Jagged]) -> None:
+    jagged = made()
+    mask = np.asarray(jagged.mask)
+    found = np.asarray(jagged.rows_of(jagged.padded()))
+    np.testing.assert_array_equal(found[mask], np.asarray(jagged.values)[mask])
+    assert not found[~mask].any()
+    cut = np.asarray(jagged.rows_of(jagged.padded(2)))
+    is_early = mask & (np.asarray(jagged.positions) < 2)
+    np.testing.assert_array_equal(cut[is_early], np.asarray(jagged.values)[is_early])
+    assert not cut[~is_early].any()
+
+
+@pytest.mark.parametrize("made", [compact, of_padded])
 def test_sums_and_values_of_samples(made: Callable[[], Jagged]) -> None:
     jagged = made()
     np.testing.assert_allclose(jagged.sum(), [one.sum(axis=0) for one in histories()], rtol=1e-6)
@@ -86,4 +99,6 @@ def test_gradients_are_those_of_scattered_rows(made: Callable[[], Jagged]) -> No
     check(lambda values: jagged.with_values(values).padded(), jagged.values)
     check(lambda values: jagged.with_values(values).padded(2), jagged.values)
     check(lambda values: jagged.with_values(values).sum(), jagged.values)
+    check(jagged.rows_of, jnp.ones((len(LENGTHS), LONGEST, WIDTH)))
+    check(jagged.rows_of, jnp.ones((len(LENGTHS), 2, WIDTH)))
     check(jagged.of_samples, jnp.ones((len(LENGTHS), WIDTH)))
