@@ -88,6 +88,7 @@ def small_job(
     cut_bags: bool = False,
     dynamic: bool = False,
     room: float = 0.25,
+    places: Mapping[str, str] = {},
 ) -> JobConfig:
     """The job on what `write_small_data` wrote.
 
@@ -95,6 +96,7 @@ def small_job(
       cut_bags: with a larger table still, which is cut in the place of b. Its owners pool their part of each bag.
       dynamic: whether keys of all tables but the audit's come and go.
       room: for which share of their values.
+      places: places of tables by their names.
     """
     features = tiny_features(cut_rows=B_ROWS)
     data = replace(tiny_data(folder, features), order=order)
@@ -116,6 +118,8 @@ def small_job(
         )
         features["audit"] = FeatureConfig(table)
         data = replace(data, features={**data.features, "audit": IdColumn("sample_id")})
+    for table in {feature.table for feature in features.values()}:
+        table.place = places.get(str(table.name), table.place)
     return JobConfig(
         name="small",
         features=features,

@@ -12,8 +12,6 @@ from podembed.workers.job.job import JobConfig
 
 def chosen_places(job: JobConfig, room: DeviceRoom | str) -> dict[str, AutoPlace]:
     """The places of a job's tables with place='auto'; `room` as for `auto_places`."""
-    if job.staleness:
-        room = f"devices look up with every update, but staleness={job.staleness}"
     return auto_places(dict(zip(job.table_names, job.tables, strict=True)), job.optimizer, room)
 
 

@@ -77,7 +77,7 @@ class JobConfig:
       seed: seed of the order of the samples, of the rows' first values and of the model's.
       staleness: steps between a lookup and the newest update that it sees. 0 is synchronous. With 1 the lookup of step
         t + 1 is made while the device works on step t. It sees the updates up to step t - 1, and all of them in the
-        first step after a commit.
+        first step after a commit. Tables on devices are looked up in the step itself, with every update.
       overlap: with staleness 0, whether rows without conflict are prefetched. While the device works on step t, hosts
         send what it does not touch of the lookup of step t + 1. None measures, and does so where it pays. Changes no
         number.
@@ -181,7 +181,7 @@ class JobConfig:
         if problem:
             raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
         self._check_metrics()
-        problem = placement_problem(self.features, self.optimizer, staleness=self.staleness)
+        problem = placement_problem(self.features, self.optimizer)
         if problem:
             raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
         tell_order(self.model, self.features)

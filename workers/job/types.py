@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.device_places import ON_HOSTS, problem_on_devices
+from podembed.embedding.device_places import problem_on_devices
 from podembed.embedding.optimizers import Optimizer
 from podembed.workers.control.callback import Callback
 from podembed.workers.control.stopping import EarlyStopping
@@ -303,17 +303,11 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def placement_problem(features: Mapping[str, FeatureConfig], optimizer: Optimizer, *, staleness: int) -> str | None:
+def placement_problem(features: Mapping[str, FeatureConfig], optimizer: Optimizer) -> str | None:
     """What is wrong with the tables that a job wants on its devices, in sentences for the user; None if nothing is.
 
     Args:
       optimizer: optimizer of tables that have none of their own.
     """
     tables = {id(feature.table): feature.table for feature in features.values() if feature.table.is_on_devices}
-    if tables and staleness:
-        place = next(iter(tables.values())).place
-        return (
-            f"Found staleness={staleness} beside TableConfig(place={place!r}). Expected staleness=0, since devices "
-            f"look up with every update in the table. {ON_HOSTS}, or set staleness=0."
-        )
     return next((problem for table in tables.values() if (problem := problem_on_devices(table, optimizer))), None)

@@ -30,6 +30,9 @@ PATIENCE_S = 900.0
 NUM_STEPS, COMMIT_EVERY, KILLED_AT = 14, 4, 9
 CUT = {"data": 2, "model": 2}
 
+# Of some tables; the others are on hosts.
+PLACES = {"a": "replicated", "b": "sharded"}
+
 
 class Notes(SilentReporter):
     """Keeps what is said, and kills this program once it has got so far."""
@@ -139,6 +142,8 @@ def test_a_host_of_four_devices_trains_as_one_device(run: Run) -> None:
         ({"devices_per_host": 4, "transfers": "packed"}, {"staleness": 1}),
         ({"mesh": CUT}, {"staleness": 1}),
         ({"devices_per_host": 1, "transfers": "packed"}, {"staleness": 1}),
+        ({"devices_per_host": 4, "transfers": "packed"}, {"staleness": 1, "places": PLACES}),
+        ({"mesh": CUT}, {"staleness": 1, "places": PLACES}),
     ],
     ids=str,
 )

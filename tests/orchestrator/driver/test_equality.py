@@ -105,7 +105,7 @@ class PlainJax:
     half.
 
     With staleness 1 a step sees the tables as they are before the update of the step before, unless `drain` was called
-    in between.
+    in between. Those on devices are never stale.
     """
 
     def __init__(self, job: JobConfig) -> None:
@@ -131,8 +131,10 @@ class PlainJax:
         self.waiting: tuple[Any, list[np.ndarray]] | None = None
 
     def step(self, batch) -> float:
-        seen = list(self.tables)
+        stale = list(self.tables)
         self.drain()
+        places = zip(self.job.tables, self.tables, stale, strict=True)
+        seen = [now if table.is_on_devices else before for table, now, before in places]
         loss, (dense, rows) = self._gradients(self.params, seen, self._arrays(batch))
         assert self.job.dense_optimizer is not None
         updates, self.state = self.job.dense_optimizer.update(dense, self.state, self.params)

@@ -30,7 +30,6 @@ def job_of(
     num_rows: int,
     optimizer: Optimizer,
     *,
-    staleness: int = 0,
     trainable: bool = True,
     dim: int = 8,
     place: Any = "device",
@@ -43,7 +42,6 @@ def job_of(
         data=ParquetData("nowhere/*.parquet", label="label"),
         batch_size=8,
         num_lanes=4,
-        staleness=staleness,
     )
 
 
@@ -59,10 +57,8 @@ def job_of(
         ),
         (9_000_000, SGD(), {"trainable": False}, r"9,000,000 rows"),
         (1_100_000_000, SGD(), {"place": "sharded"}, r"place='sharded'. Expected at most 1,073,741,824"),
-        (10, SGD(), {"staleness": 1, "place": "sharded"}, r"TableConfig\(place='sharded'\). Expected staleness=0"),
         (10, Halving(), {"place": "sharded"}, r"place='sharded' and a Halving, whose rule is compiled for hosts"),
         (8_000_000, SGD(), {"trainable": False, "dim": 256}, r"8,192,000,000 bytes"),
-        (10, SGD(), {"staleness": 1}, r"staleness=1 beside TableConfig\(place='replicated'\). Expected staleness=0"),
         (
             10,
             CustomRowOptimizer(branching),
