@@ -321,7 +321,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+    os.environ.setdefault("PJRT_NPROC", "1")
     prepare_environment()
     shape = workload(arguments.bench)
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:

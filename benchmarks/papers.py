@@ -222,5 +222,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+    os.environ.setdefault("PJRT_NPROC", "1")
     main()

@@ -173,8 +173,7 @@ def main() -> None:
     given = parser.parse_args()
     tune_allocator()
     # Before JAX is imported.
-    eigen = "true" if given.threads > 1 else "false"
-    os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen={eigen} intra_op_parallelism_threads={given.threads}"
+    os.environ["PJRT_NPROC"] = str(given.threads)
     import jax
 
     shape = {"samples": given.samples, "positions": given.positions, "width": given.width, "threads": given.threads}

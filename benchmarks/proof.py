@@ -367,5 +367,5 @@ if __name__ == "__main__":
     # Each process would compile all of our modules if none kept what it compiled.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Before JAX makes its devices. Hosts set the same for themselves.
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+    os.environ.setdefault("PJRT_NPROC", "1")
     main()

@@ -42,7 +42,7 @@ if "JAX_PLATFORMS" not in os.environ:
     os.environ["JAX_PLATFORMS"] = "cpu"
     jax.config.update("jax_platforms", "cpu")
 # Before JAX makes its devices: several processes share the machine.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+os.environ.setdefault("PJRT_NPROC", "1")
 # Of clusters that tests start, as of those of the program: no idle workers, which cost a second each.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 # Tests wait for the compiler more than for anything else, and it takes a third less so. Long tests have programs as

@@ -17,6 +17,12 @@ from collections.abc import Collection, Iterable
 OWN_CLUSTER = "PODEMBED_CLUSTER"
 """A variable in the environment of all processes of such a cluster."""
 
+XLA_THREADS = "PJRT_NPROC"
+"""A variable in the environment of a process: number of threads of XLA's pool for CPU devices. Each device has one at
+least. Neither `--xla_cpu_multi_thread_eigen` nor `intra_op_parallelism_threads` in `XLA_FLAGS` changes that in jax
+0.10 to 0.12: with both, products and loops still ran on all processors.
+"""
+
 _ALL = frozenset(os.sched_getaffinity(0))
 """As this process found them. A container or a batch system may have given it a part of the machine."""
 

@@ -26,6 +26,7 @@ from podembed.orchestrator.cluster.own_cluster import UNWANTED_LINES, OwnCluster
 from podembed.orchestrator.cluster.places import taking_connections
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.machines import RayLeftBehind
+from podembed.workers.processors import XLA_THREADS
 
 LOOPBACK = "127.0.0.1"
 FIRST_WITH_TOKENS = (2, 52)
@@ -448,7 +449,11 @@ def cluster_address() -> str:
     return ray.get_runtime_context().gcs_address
 
 
-def compile_cache() -> str:
-    """A folder for compiled programs on each machine, for all runs of this user."""
-    # XLA cuts work into parts for the processors that it finds, and JAX knows programs by other things.
-    return f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}-{len(os.sched_getaffinity(0))}"
+def compile_cache(threads: int | None) -> str:
+    """A folder for compiled programs on each machine, for all runs of this user whose CPU devices have so many threads;
+    None for as many as there are processors.
+    """
+    # XLA cuts work into parts for its threads and the processors, and JAX knows programs by other things.
+    processors = len(os.sched_getaffinity(0))
+    parts = os.environ.get(XLA_THREADS) or threads or processors
+    return f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}-{processors}-{parts}"

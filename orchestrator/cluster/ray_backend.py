@@ -190,7 +190,7 @@ class RayBackend:
         # Hosts that share one machine have no reason to be heard outside it; otherwise each binds to its machine's
         # address.
         bind_address = LOOPBACK if len({*self.placed.values()}) == 1 else ""
-        cache = compile_cache() if self._actors is None else ""
+        cache = compile_cache(self._scaling.threads_per_host) if self._actors is None else ""
         self._drop_dead(reservation)
         own = zip(reservation.places, hosts, strict=True)
         handles = handles_of(

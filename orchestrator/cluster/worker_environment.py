@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from podembed.orchestrator.events.machines import AcceleratorsIdle
 from podembed.workers.liveness.worker import WorkerKind
+from podembed.workers.processors import XLA_THREADS
 
 # glibc's allocator gives large blocks back to the kernel and takes them again in every step, with a page fault for each
 # 4 KiB. If it keeps them, in huge pages where there are any, a CPU device spends a fifth less time in a step.
@@ -52,14 +53,15 @@ def worker_environment(
       kind: which of a host's two processes.
       resources: Ray resources of a host.
       threads: threads of a host's kernels and its CPU device; None leaves the libraries' own choice.
-      environ: what the user set. The allocator's variables, and those of JAX for device processes, are left as they are
-        there.
+      environ: what the user set. The allocator's variables, XLA's flags and threads, and JAX's variables for device
+        processes are left as they are there.
       platforms: what the run's device processes ask JAX for, whatever the user's environment says; None leaves it to
         that.
     """
     asked = platforms or environ.get(PLATFORMS, "")
-    allocator = {} if _is_on_accelerators(kind, resources, asked) else _allocator(environ)
-    return allocator | _threads(threads, environ) | _devices(kind, resources, environ, platforms)
+    computes_here = not _is_on_accelerators(kind, resources, asked)
+    allocator = _allocator(environ) if computes_here else {}
+    return allocator | _threads(threads, environ, computes_here) | _devices(kind, resources, environ, platforms)
 
 
 def _is_on_accelerators(kind: WorkerKind, resources: Mapping[str, float], platforms: str) -> bool:
@@ -77,16 +79,13 @@ def _allocator(environ: Mapping[str, str]) -> dict[str, str]:
     return {} if is_set else {name: value for name, value in ALLOCATOR.items() if name not in environ}
 
 
-def _threads(threads: int | None, environ: Mapping[str, str]) -> dict[str, str]:
+def _threads(threads: int | None, environ: Mapping[str, str], computes_here: bool) -> dict[str, str]:
+    # A cluster of somebody else does not have the driver's environment.
+    own = {name: environ[name] for name in ("XLA_FLAGS", XLA_THREADS) if name in environ}
     if threads is None:
-        return {}
-    flags = f"{environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'}"
-    return {
-        "NUMBA_NUM_THREADS": str(threads),
-        "OMP_NUM_THREADS": str(threads),
-        "OPENBLAS_NUM_THREADS": str(threads),
-        "XLA_FLAGS": f"{flags} intra_op_parallelism_threads={threads}".strip(),
-    }
+        return own
+    kernels = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    return kernels | ({XLA_THREADS: str(threads)} if computes_here else {}) | own
 
 
 def _devices(

@@ -32,11 +32,9 @@ from podembed.serving.server.held_versions import HeldVersion, HeldVersions
 from podembed.serving.server.listening import ending_at_once, port_taken
 from podembed.serving.server.server_config import ServerConfig
 from podembed.serving.server.worker_memory import WorkerMemory
-from podembed.workers.processors import number_of_processors
+from podembed.workers.processors import XLA_THREADS, number_of_processors
 from podembed.workers.storage.store import Store
 
-# The size of XLA's pool. Each worker would have a thread for each processor, and lose time between them.
-_XLA_THREADS = "PJRT_NPROC"
 _LOAD_S = 300.0
 _REPLY_S = 20.0
 _LOOK_S = 0.5
@@ -70,7 +68,8 @@ class _Worker:
                 pass_fds=[other.fileno()],
                 # Ctrl-C of a terminal is for the process that tells it to end.
                 start_new_session=True,
-                env={_XLA_THREADS: str(share), **os.environ, "PROMETHEUS_MULTIPROC_DIR": series},
+                # By itself each worker would have a thread for each processor, and lose time between them.
+                env={XLA_THREADS: str(share), **os.environ, "PROMETHEUS_MULTIPROC_DIR": series},
             )
         self._received = b""
         self.loaded: set[str] = set()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -37,10 +40,50 @@ def test_accelerators_are_for_device_processes_that_reserve_some(
     assert without_allocator(environment(kind, resources, **environ)) == expected
 
 
-def test_threads_are_added_to_the_flags_of_the_user() -> None:
-    found = environment("host", {"CPU": 1}, 2, XLA_FLAGS="--xla_mine=1")
-    assert found["XLA_FLAGS"] == "--xla_mine=1 --xla_cpu_multi_thread_eigen=true intra_op_parallelism_threads=2"
-    assert found["NUMBA_NUM_THREADS"] == "2"
+THREADS_OF_XLA = """
+import os
+import jax
+jax.jit(lambda a: a @ a)(jax.numpy.ones((500, 500))).block_until_ready()
+names = [open(f"/proc/self/task/{thread}/comm").read().strip() for thread in os.listdir("/proc/self/task")]
+print(names.count("tf_XLAEigen"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "environ", "expected"),
+    [
+        (1, {}, 1),
+        (3, {}, 3),
+        (3, {"PJRT_NPROC": "2"}, 2),
+        (None, {"PJRT_NPROC": "2"}, 2),
+        # XLA has a thread for each device at least.
+        (1, {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}, 4),
+    ],
+)
+def test_a_device_process_has_as_many_threads_as_it_was_told(
+    threads: int | None, environ: dict[str, str], expected: int
+) -> None:
+    """A process of a cluster that does not have the driver's environment."""
+    there = {name: value for name, value in os.environ.items() if name not in ("PJRT_NPROC", "XLA_FLAGS")}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS_OF_XLA],
+        env=there | environment("device", {"CPU": 1}, threads, **environ),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert int(done.stdout) == expected
+
+
+def test_threads_are_those_of_the_kernels_and_of_cpu_devices() -> None:
+    found = environment("host", {"CPU": 1}, 2)
+    assert (found["NUMBA_NUM_THREADS"], found["PJRT_NPROC"]) == ("2", "2")
+    assert "PJRT_NPROC" not in environment("host", {"CPU": 1})
+    # What computes on an accelerator keeps XLA's pool as it is.
+    on_gpu = environment("device", {"CPU": 1, "GPU": 1}, 2)
+    assert on_gpu["NUMBA_NUM_THREADS"] == "2"
+    assert "PJRT_NPROC" not in on_gpu
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])

@@ -106,8 +106,7 @@ def test_members_of_the_next_gang_find_what_those_of_the_last_one_compiled(tmp_p
     cache = tmp_path / "compiled"
     cache.mkdir(mode=0o700)
     arguments = [str(cache), small_data, f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
-    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    environment = {**WITHOUT_CACHE, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment = {**WITHOUT_CACHE, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.workers.device.compile_cache_process"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     members = [

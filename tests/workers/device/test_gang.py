@@ -33,7 +33,7 @@ PATIENCE_S = 900.0
 def gang(small_data: str, tmp_path: Path) -> list[dict[str, np.ndarray]]:
     """What the hosts of the two processes got."""
     coordinator = f"127.0.0.1:{free_port()}"
-    flags = "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    flags = "--xla_force_host_platform_device_count=2"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     files = [tmp_path / f"{process}.npz" for process in range(NUM_PROCESSES)]
     members = [
