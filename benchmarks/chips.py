@@ -1,6 +1,6 @@
 """What the TPU's compiler makes of training steps, on a machine without a TPU. Prints one JSON line.
 
-    python benchmarks/chips.py [--topology v6e:2x2] [--shapes dlrm-128 sasrec ...]
+    python benchmarks/chips.py [--topology v6e:2x2] [--shapes dlrm-128 sasrec ...] [--sparse-cores]
 
 Figures are those of one device and one step: seconds to compile, bytes of arguments and of temporaries, bytes to and
 from the chip's memory, the same as a multiple of the step's arguments and results, and bytes of collectives.
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from podembed.tools.preflight.compiling import compile_for
 from podembed.tools.preflight.slices import parse_slice
+from podembed.workers.device.options import DeviceOptions
 from podembed.workers.job.reference import JobReference
 
 ROOT = Path(__file__).parents[1]
@@ -39,12 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topology", default="v6e:2x2")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--sparse-cores", action="store_true", help="let SparseCores look sharded tables up")
     options = parser.parse_args()
-    found = {}
+    found, devices = {}, DeviceOptions(has_sparse_cores=options.sparse_cores)
     for shape in options.shapes:
         name, arguments = SHAPES[shape]
         job = JobReference(function=f"benchmarks.chip_jobs:{name}", arguments=arguments, folder=str(ROOT))
-        (account,) = compile_for(job, [parse_slice(options.topology)], environ=os.environ)
+        (account,) = compile_for(job, [parse_slice(options.topology)], options=devices, environ=os.environ)
         if account.failures:
             raise SystemExit(f"{shape}: {account.failures}")
         program = next(program for program in account.programs if program.name.startswith("train"))

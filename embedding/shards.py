@@ -69,9 +69,12 @@ class ShardedArray:
 
     Attributes:
       tables: layout of each table by its name, on as many parts each.
+      cores: SparseCores of a part, if they look it up; 0 if not. Places follow each other on one core after another,
+        so that each has as many rows of each table. Then the rows of a part are a multiple of 16 for each core.
     """
 
     tables: Mapping[str, ShardLayout]
+    cores: int = 0
 
     @property
     def name(self) -> str:
@@ -86,7 +89,8 @@ class ShardedArray:
     @property
     def rows_per_part(self) -> int:
         """The places of a part, of all tables."""
-        return sum(layout.rows_per_part for layout in self.tables.values())
+        multiple = max(1, 16 * self.cores)
+        return -(-sum(layout.rows_per_part for layout in self.tables.values()) // multiple) * multiple
 
     @property
     def num_slots(self) -> int:
@@ -105,6 +109,18 @@ class ShardedArray:
         buckets = rows % layout.table.num_buckets
         place = self.begins[table] + layout.begin_of(buckets) + rows // layout.table.num_buckets
         return layout.part_of(buckets) * self.rows_per_part + place
+
+    def lies_at(self, places: Any) -> Any:
+        """Where the rows at some places of a part lie in its array: those of each core are in a row.
+
+        Args:
+          places: an integer array, or a slice.
+        """
+        if not self.cores:
+            return places
+        if isinstance(places, slice):
+            places = np.arange(places.start, places.stop)
+        return places % self.cores * (self.rows_per_part // self.cores) + places // self.cores
 
     def rows_of_bucket(self, table: str, bucket: int) -> slice:
         """The places of a bucket's rows in its part."""

@@ -62,6 +62,8 @@ class _Training:
     """Devices of each host's model. Where it runs on CPUs, so many are made. Default: all that are there."""
     mesh: tuple[str, ...] = ()
     """Axes of a host's devices, such as data=2,model=2, for models that declare how their parameters are cut."""
+    sparse_cores: bool = False
+    """Let SparseCores of the chips look sharded tables up, with jax-tpu-embedding: see docs/sparsecore.md."""
     in_process: bool = False
     """One host in this process, without Ray."""
     single_writer: bool = False

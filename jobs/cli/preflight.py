@@ -32,6 +32,8 @@ class Compile:
     """As for train."""
     mesh: tuple[str, ...] = ()
     """As for train."""
+    sparse_cores: bool = False
+    """As for train."""
     all: bool = False
     """Each room that sequences may have, and not only the largest and the smallest."""
     json: bool = False
@@ -63,7 +65,9 @@ def compile_job(command: Compile, environ: Mapping[str, str]) -> int:
         job_reference(job_name, command.set, plan_arguments(job_name, command.data)),
         slices,
         num_slices=command.slices,
-        options=device_options(scaling.devices_per_host, scaling.mesh, "auto", resources=None),
+        options=device_options(
+            scaling.devices_per_host, scaling.mesh, "auto", sparse_cores=command.sparse_cores, resources=None
+        ),
         is_all=command.all,
         dump=command.dump,
         environ=environ,

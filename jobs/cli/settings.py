@@ -171,6 +171,7 @@ def scaling_config(command: Train | Resume, hosts: int | tuple[int, int]) -> Sca
             in_process=command.in_process,
             devices_per_host=command.devices_per_host,
             mesh=parse_mesh(command.mesh),
+            sparse_cores=command.sparse_cores,
         )
 
 

@@ -41,6 +41,8 @@ class ScalingConfig:
         their parameters are cut. Hosts follow each other along `data`. None spreads samples over all devices.
       transfers: how arrays travel to devices and back: "packed" in one buffer, "separate", or "auto", which packs them
         for accelerators.
+      sparse_cores: lets SparseCores of the chips look sharded tables up, with jax-tpu-embedding
+        (`pip install 'podembed[sparsecore]'`). Never run on a TPU so far: see docs/sparsecore.md.
       plan: how tables lie in a run of an older version that recorded plans: "auto" follows them, "rule" places tables
         by sizes and features, as in all other runs.
     """
@@ -58,6 +60,7 @@ class ScalingConfig:
     devices_per_host: int | None = None
     mesh: Mapping[str, int] | None = None
     transfers: str = Transfers.AUTO
+    sparse_cores: bool = False
     plan: str = "auto"
 
     def __post_init__(self) -> None:
@@ -159,7 +162,9 @@ class ScalingConfig:
         """The devices of each host."""
         chips = {"TPU": self.slices.chips_per_host} if self.slices else {}
         reserved = {} if self.platform == "cpu" else {**(self.resources_per_host or {}), **chips}
-        return device_options(self.devices_per_host, self.mesh, self.transfers, resources=reserved)
+        return device_options(
+            self.devices_per_host, self.mesh, self.transfers, sparse_cores=self.sparse_cores, resources=reserved
+        )
 
     @property
     def least_hosts(self) -> int:

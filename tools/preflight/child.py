@@ -51,7 +51,11 @@ def main() -> None:
     except JobError as error:
         tell(refused=str(error))
         return
-    options = DeviceOptions(per_host=request["devices_per_host"], mesh=tuple(map(tuple, request["mesh"])))
+    options = DeviceOptions(
+        per_host=request["devices_per_host"],
+        mesh=tuple(map(tuple, request["mesh"])),
+        has_sparse_cores=request["sparse_cores"],
+    )
     for at, wanted in enumerate(request["slices"]):
         try:
             _compile_for(job, wanted, options, request, tell=lambda at=at, **values: tell(slice=at, **values))

@@ -132,6 +132,7 @@ def compile_for(
         ],
         "devices_per_host": options.per_host,
         "mesh": options.mesh,
+        "sparse_cores": options.has_sparse_cores,
         "all": is_all,
         "dump": dump,
     }

@@ -1,7 +1,8 @@
 """Bytes that a compiled program moves to and from the chip's memory.
 
 The compiler's own count is of all that operations read and write, also in the fast memory within the chip, where most
-arrays of a step lie. Here only arrays in the chip's large memory count.
+arrays of a step lie. Here only arrays in the chip's large memory count. What SparseCores move does not: the text says
+which tables they use, and not how many rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _CALLED = re.compile(r"\b(?:calls|body|to_apply)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota", "partition-id"}
+_BY_SPARSE_CORES = 'async_execution_thread="sparsecore"'
 _IN_PLACE = {"dynamic-update-slice", "scatter"}
 _PARTIAL = {"slice", "dynamic-slice", "gather"}
 
@@ -55,7 +57,7 @@ class _Program:
 
     def _moved_by(self, one: _Instruction, within: Mapping[str, _Instruction]) -> int:
         called = _CALLED.search(one.rest)
-        if one.op in _FREE or one.op.endswith("-done"):
+        if one.op in _FREE or one.op.endswith(("-done", "-update")) or _BY_SPARSE_CORES in one.rest:
             return 0
         if one.op == "while" and called is not None:
             trips = _TRIPS.search(one.rest)

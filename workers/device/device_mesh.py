@@ -6,6 +6,7 @@ parameter, and what it saves is whole. The number of hosts changes nothing but t
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,12 @@ class GangMesh:
     Attributes:
       mesh: mesh of all of them.
       local: those of this process: for each part of its samples the devices that work on it, in the order of the mesh.
+      num_cores: SparseCores of a device that look sharded tables up; 0 for none.
     """
 
     mesh: Mesh
     local: tuple[tuple[Any, ...], ...]
+    num_cores: int = 0
 
     @staticmethod
     def of(options: DeviceOptions) -> GangMesh:
@@ -53,7 +56,8 @@ class GangMesh:
           num_hosts: number of processes.
 
         Raises:
-          GangError: the devices are not as many as the settings say, or hosts have unlike numbers of them.
+          GangError: the devices are not as many as the settings say, hosts have unlike numbers of them, or they have no
+            SparseCores although these are asked for.
         """
         # JAX promises no order of its own, while the rows of a host are those of its devices. Within a host rows come
         # back in the order of the mesh.
@@ -66,10 +70,11 @@ class GangMesh:
                 "host (--resources, resources_per_host)."
             )
         _require_number(options, own)
+        num_cores = num_cores_of(own[0].device_kind, options) if options.has_sparse_cores else 0
         axes = dict(options.mesh) or {AXIS: len(own)}
         sizes = (num_hosts * axes.pop(AXIS), *axes.values())
         mesh = Mesh(np.asarray(devices).reshape(sizes), (AXIS, *axes))
-        return GangMesh(mesh, tuple(map(tuple, np.asarray(own).reshape(-1, options.num_replicas))))
+        return GangMesh(mesh, tuple(map(tuple, np.asarray(own).reshape(-1, options.num_replicas))), num_cores)
 
     @property
     def num_parts(self) -> int:
@@ -160,6 +165,37 @@ def whole(array: jax.Array | np.ndarray) -> np.ndarray:
     for shard in array.addressable_shards:
         made[shard.index] = shard.data
     return made
+
+
+CORES_BY_KIND = {"TPU v5": 4, "TPU v5p": 4, "TPU v6 lite": 2, "TPU7x": 2}
+"""SparseCores of a device, by JAX's name of its kind. Others have none that jax-tpu-embedding knows."""
+
+
+def num_cores_of(kind: str, options: DeviceOptions) -> int:
+    """SparseCores of a device.
+
+    Args:
+      kind: JAX's name of its kind.
+
+    Raises:
+      GangError: there are none, the package that uses them is missing, or several devices work on one sample.
+    """
+    if kind not in CORES_BY_KIND:
+        raise GangError(
+            f"Found sparse_cores on {kind}. Expected devices with SparseCores: v5p, v6e or tpu7x. Leave it out: the "
+            "same tables work on any device."
+        )
+    if options.num_replicas > 1:
+        raise GangError(
+            f"Found sparse_cores beside mesh={mesh_text(dict(options.mesh))}. Expected samples on all devices, since "
+            "SparseCores exchange rows between all of them. Leave one of them out."
+        )
+    if importlib.util.find_spec("jax_tpu_embedding") is None:
+        raise GangError(
+            "Found sparse_cores without the package jax-tpu-embedding. Expected it beside podembed on every host. "
+            "Install it: pip install 'podembed[sparsecore]'."
+        )
+    return CORES_BY_KIND[kind]
 
 
 def _require_number(options: DeviceOptions, own: Sequence[Any]) -> None:

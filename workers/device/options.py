@@ -34,12 +34,14 @@ class DeviceOptions:
       mesh: sizes of the axes of a host's devices, `data` first; empty for `data` alone.
       reserved: accelerators that Ray reserves for the host.
       transfers: how arrays travel.
+      has_sparse_cores: whether SparseCores look sharded tables up.
     """
 
     per_host: int | None = None
     mesh: tuple[tuple[str, int], ...] = ()
     reserved: int = 0
     transfers: Transfers = Transfers.AUTO
+    has_sparse_cores: bool = False
 
     @property
     def num_replicas(self) -> int:
@@ -58,11 +60,17 @@ class DeviceOptions:
 
 
 def device_options(
-    per_host: int | None, mesh: Mapping[str, int] | None, transfers: str, *, resources: Mapping[str, float] | None
+    per_host: int | None,
+    mesh: Mapping[str, int] | None,
+    transfers: str,
+    *,
+    sparse_cores: bool = False,
+    resources: Mapping[str, float] | None,
 ) -> DeviceOptions:
     """The options of settings without a problem.
 
     Args:
+      sparse_cores: whether SparseCores look sharded tables up.
       resources: resources of Ray, that a host reserves.
     """
     axes = dict(mesh or {})
@@ -72,6 +80,7 @@ def device_options(
         mesh=((AXIS, axes.pop(AXIS)), *axes.items()) if axes else (),
         reserved=int(reserved),
         transfers=Transfers(transfers),
+        has_sparse_cores=sparse_cores,
     )
 
 

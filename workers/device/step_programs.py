@@ -73,7 +73,9 @@ class StepPrograms:
         self._job, self._optimizer, self._mesh, self._way, self._shares = job, optimizer, mesh, way, shares
         self._values = jax.tree.map(_shape_of, values)
         self._tables = tables
-        self._table_step = TableStep(on_devices, num_parts=mesh.num_all_parts, platform=mesh.platform)
+        self._table_step = TableStep(
+            on_devices, num_parts=mesh.num_all_parts, platform=mesh.platform, num_cores=mesh.num_cores
+        )
         self._weighted = weighted_features(job)
         self._cut = tuple(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(self._values[0]))
         self._compiling = compiling

@@ -14,6 +14,7 @@ import jax
 from podembed.tools.preflight.account import ProgramAccount
 from podembed.tools.preflight.compiling import SliceAccount, compile_for
 from podembed.tools.preflight.slices import parse_slice
+from podembed.workers.device.options import DeviceOptions
 from podembed.workers.job.reference import JobReference
 
 ROOT = Path(__file__).parents[3]
@@ -26,11 +27,13 @@ class Compiled(NamedTuple):
     function: str
     arguments: dict[str, Any]
     slices: tuple[tuple[str, int | None], ...]
+    has_sparse_cores: bool = False
 
     def accounts(self) -> list[SliceAccount]:
         job = JobReference(function=self.function, arguments=self.arguments, folder=str(ROOT))
         wanted = [parse_slice(name, num_hosts=hosts) for name, hosts in self.slices]
-        return compile_for(job, wanted, environ=os.environ)
+        options = DeviceOptions(has_sparse_cores=self.has_sparse_cores)
+        return compile_for(job, wanted, options=options, environ=os.environ)
 
 
 _SMALL: dict[str, Any] = {"batch_size": 512, "dim": 16, "mlps": "small"}
@@ -41,6 +44,12 @@ FEW = {
         "tests.tools.preflight.odd_jobs:linear",
         {"place": "sharded", "batch_size": 1024, "rows": 1_000_000},
         (("v6e:2x4", 2),),
+    ),
+    "on SparseCores": Compiled(
+        "tests.tools.preflight.odd_jobs:linear",
+        {"place": "sharded", "batch_size": 1024, "dim": 32},
+        (("v6e:2x4", 2),),
+        has_sparse_cores=True,
     ),
 }
 MANY = {
@@ -65,6 +74,12 @@ MANY = {
     ),
     "sharded over many": Compiled(
         "tests.tools.preflight.odd_jobs:linear", {"place": "sharded", "batch_size": 4096}, (("v5p-128", 16),)
+    ),
+    "on many SparseCores": Compiled(
+        "tests.tools.preflight.odd_jobs:linear",
+        {"place": "sharded", "batch_size": 16384, "num_lanes": 128},
+        (("v5p-128", 16), ("v5p:8x8x8", None), ("tpu7x:2x2x1", None)),
+        has_sparse_cores=True,
     ),
 }
 

@@ -36,7 +36,13 @@ class Linear:
 
 
 def linear(
-    *, kind: str = "", place: str = "host", rows: int = 100_000, dim: int = 128, batch_size: int = 64
+    *,
+    kind: str = "",
+    place: str = "host",
+    rows: int = 100_000,
+    dim: int = 128,
+    batch_size: int = 64,
+    num_lanes: int = 16,
 ) -> JobConfig:
     return JobConfig(
         name="linear",
@@ -44,4 +50,5 @@ def linear(
         model=Linear(kind=kind),
         data=ParquetData("none-*.parquet", label="label", features={name: IdColumn(name) for name in "ab"}),
         batch_size=batch_size,
+        num_lanes=num_lanes,
     )

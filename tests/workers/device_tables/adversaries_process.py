@@ -2,7 +2,9 @@
 with `few`. Prints JSON: by kind of ids the largest differences of losses and of committed arrays, and the most rounds
 of a step.
 
-Usage: python -m tests.workers.device_tables.adversaries_process FOLDER few|all
+With `cores`, devices are as if they had SparseCores, which have room for few rows in a round.
+
+Usage: python -m tests.workers.device_tables.adversaries_process FOLDER few|all|cores
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ import pyarrow.parquet as pq
 
 from podembed.orchestrator.api.result import Result
 from podembed.tools.metrics.reading import StreamReader
+from podembed.workers.device.tables import sparse_cores
 from podembed.workers.storage.store import Store
 from tests.run_state import committed_state
 from tests.workers.device_tables import jobs
+from tests.workers.device_tables.emulated_cores import emulate
 from tests.workers.device_tables.jobs import NUM_ROWS, SIZES, train
 
 ALL = [*SIZES]
@@ -86,12 +90,16 @@ def compared(found: Result, expected: Result) -> dict[str, float]:
 
 def main() -> None:
     folder, found = Path(sys.argv[1]), {}
+    if sys.argv[2] == "cores":
+        emulate()
+        sparse_cores.MOST_ROWS = 8
     for kind in KINDS[: 1 if sys.argv[2] == "few" else None]:
         jobs.BATCH_SIZE = BATCH_SIZES.get(kind, 40)
         rows = folder / kind.replace(" ", "-") / "rows"
         write(rows, kind)
         given: dict[str, Any] = {"devices_per_host": jax.device_count(), "max_steps": NUM_STEPS}
         expected = train(rows, rows.parent, "hosts", **given)
+        given["sparse_cores"] = sys.argv[2] == "cores"
         found[kind] = compared(train(rows, rows.parent, "sharded", sharded=ALL, **given), expected)
     print(json.dumps(found))
 

@@ -199,6 +199,7 @@ def train(
     reporter: SilentReporter | None = None,
     devices_per_host: int | None = None,
     mesh: Mapping[str, int] | None = None,
+    sparse_cores: bool = False,
     in_process: bool | None = None,
     warm_start: WarmStart | None = None,
     checkpoints: CheckpointConfig = CheckpointConfig(every_steps=5),  # noqa: B008  # frozen
@@ -212,6 +213,7 @@ def train(
         in_process=num_hosts == 1 if in_process is None else in_process,
         devices_per_host=devices_per_host,
         mesh=mesh,
+        sparse_cores=sparse_cores,
     )
     config = RunConfig(
         storage_path=str(storage),

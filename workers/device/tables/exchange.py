@@ -88,15 +88,20 @@ class AskedArray(NamedTuple):
         Args:
           level: level of the room; None for one in which as many rows as ids fit.
         """
-        slots = jnp.concatenate(
-            [
-                jnp.where(rows[name] < 0, array.num_slots, array.slots_of(name, jnp.maximum(rows[name], 0)))
-                for name in array.tables
-            ]
-        )
+        slots = slots_of_ids(rows, array)
         if level is None:
             level = room_level(sum(rows[name].size * layout.largest_share for name, layout in array.tables.items()))
         return AskedArray(array, Wanted.of(slots, array), min(len(slots), rows_of_room(level)))
+
+
+def slots_of_ids(rows: Mapping[str, jax.Array], array: ShardedArray) -> jax.Array:
+    """int32, the slot of each id of an array's tables, one table after another; `num_slots` for none."""
+    return jnp.concatenate(
+        [
+            jnp.where(rows[name] < 0, array.num_slots, array.slots_of(name, jnp.maximum(rows[name], 0)))
+            for name in array.tables
+        ]
+    )
 
 
 class AskedRound(NamedTuple):
@@ -107,12 +112,15 @@ class AskedRound(NamedTuple):
       is_there: bool `[num_parts, room]`: whether a place of the message has an id.
       sent: int32 `[num_parts, room]`: local slots at the owner; `rows_per_part` where there is none.
       is_now: bool `[n]`: which of the wanted slots it has.
+      first, last: int32 `[num_parts]`: the first slot of each owner that it has, and the one behind the last.
     """
 
     begin: jax.Array
     is_there: jax.Array
     sent: jax.Array
     is_now: jax.Array
+    first: jax.Array
+    last: jax.Array
 
     @property
     def index(self) -> jax.Array:
@@ -131,15 +139,15 @@ def fetched(
     """
 
     def turn(turns: Sequence[AskedRound], found: list[jax.Array]) -> list[jax.Array]:
-        asked = _exchanged([turn.sent for turn in turns])
+        asked = exchanged([turn.sent for turn in turns])
         own = [rows_at(*one, fill=0) for one in zip(tables, asked, dims, strict=True)]
         return [
             _taken(shard, turn, vectors, before)
-            for shard, turn, vectors, before in zip(shards, turns, _exchanged(own), found, strict=True)
+            for shard, turn, vectors, before in zip(shards, turns, exchanged(own), found, strict=True)
         ]
 
     start = [jnp.zeros((shard.wanted.slots.shape[0], dim)) for shard, dim in zip(shards, dims, strict=True)]
-    return _in_rounds(shards, turn, start)
+    return in_rounds(shards, turn, start)
 
 
 def given(
@@ -164,7 +172,7 @@ def given(
         for turn, values in zip(turns, sums, strict=True):
             picked = values[jnp.minimum(turn.index, values.shape[0] - 1)]
             own.append(jnp.where(turn.is_there[:, :, None], picked, 0))
-        found = _exchanged([*(turn.sent for turn in turns), *own])
+        found = exchanged([*(turn.sent for turn in turns), *own])
         rows, gradients = found[: len(shards)], found[len(shards) :]
         entries = [
             Entries(
@@ -175,13 +183,18 @@ def given(
         ]
         return take(entries, state)
 
-    return _in_rounds(shards, turn, start)[0]
+    return in_rounds(shards, turn, start)[0]
 
 
-def _in_rounds(
+def in_rounds(
     shards: Sequence[AskedArray], turn: Callable[[Sequence[AskedRound], Any], Any], start: Any
 ) -> tuple[Any, jax.Array]:
-    """The last state, and the number of rounds."""
+    """The last state, and the number of rounds.
+
+    Args:
+      turn: (rounds of all arrays; state) → state.
+      start: first state.
+    """
     bounds = [_bounds(shard.array) for shard in shards]
     first, last = (jnp.stack([part[at] for part in bounds]) for at in (slice(None, -1), slice(1, None)))
 
@@ -228,7 +241,8 @@ def _turn(shard: AskedArray, covered: jax.Array, until: jax.Array) -> AskedRound
     is_there = (index < ends[1:, None]) & (wanted < until[:, None])
     sent = jnp.where(is_there, wanted - _bounds(array)[:-1, None], array.rows_per_part)
     owner = _owners(shard)
-    return AskedRound(begin, is_there, sent, (slots >= covered[owner]) & (slots < until[owner]))
+    is_now = (slots >= covered[owner]) & (slots < until[owner])
+    return AskedRound(begin, is_there, sent, is_now, covered, until)
 
 
 def _owners(shard: AskedArray) -> jax.Array:
@@ -244,7 +258,7 @@ def _taken(shard: AskedArray, turn: AskedRound, vectors: jax.Array, before: jax.
     return jnp.where(turn.is_now[:, None], found, before)
 
 
-def _exchanged(parts: Sequence[jax.Array]) -> list[jax.Array]:
+def exchanged(parts: Sequence[jax.Array]) -> list[jax.Array]:
     """What all devices sent this one, `[num_parts, ...]` each, by the device; in one message a pair."""
     words = [jax.lax.bitcast_convert_type(part, jnp.uint32).reshape(part.shape[0], -1) for part in parts]
     came = jax.lax.all_to_all(jnp.concatenate(words, axis=1), AXIS, split_axis=0, concat_axis=0, tiled=True)

@@ -26,6 +26,7 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.workers.device.device_mesh import GangMesh
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.device.tables.lines import as_rows, rows_at, shape_in_lines
+from podembed.workers.device.tables.sparse_cores import with_cores
 from podembed.workers.device.tables.updates import CHANGED, layout_of
 from podembed.workers.device.transfers.ways import own_shards
 from podembed.workers.job.tables import DeviceTable
@@ -51,6 +52,7 @@ class HeldTables:
         self._mesh, self.tables = mesh, tuple(tables)
         self._specs = {table.at: table.spec for table in tables}
         sharded = sharded_arrays([table.spec for table in tables], mesh.num_all_parts)
+        sharded = with_cores(sharded, tables, num_cores=mesh.num_cores)
         self._sharded = {name: array for array in sharded for name in array.tables}
         # Tables of one array are as wide and have the same slots, so any will do.
         self._first = {self._array_of(spec): spec for spec in reversed(self._specs.values())}
@@ -185,12 +187,13 @@ class HeldTables:
             if spec.is_sharded:
                 array = self._sharded[spec.name]
                 part = array.tables[spec.name].part_of(bucket) - self._mesh.first_part
-                rows = array.rows_of_bucket(spec.name, bucket)
+                rows = array.lies_at(array.rows_of_bucket(spec.name, bucket))
             # As the host has them: compiled programs give a table's arrays back in alphabetical order.
+            count = layout.num_rows_of(bucket)
             for name, width in spec.widths.items():
-                own = as_rows(coming[name][part], width)[rows]
-                own[...] = memory[at : at + own.size].reshape(own.shape)
-                at += own.size
+                size = count * width
+                as_rows(coming[name][part], width)[rows] = memory[at : at + size].reshape(count, width)
+                at += size
 
     def _write_rows(self, memory: np.ndarray, number: int, rows: np.ndarray, *, at: int) -> None:
         """Some rows of a table, int32, and their slots, into the memory from `at` on."""
@@ -199,7 +202,7 @@ class HeldTables:
         if spec.is_sharded:
             array = self._sharded[spec.name]
             parts, rows = np.divmod(array.slots_of(spec.name, rows), array.rows_per_part)
-            parts -= self._mesh.first_part
+            parts, rows = parts - self._mesh.first_part, array.lies_at(rows)
         out, shards, arrays = {}, {}, self.arrays[self._array_of(spec)]
         for name, width in spec.widths.items():
             out[name] = memory[at : at + len(rows) * width].reshape(len(rows), width)

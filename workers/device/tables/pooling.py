@@ -77,6 +77,17 @@ def gradients_of_ids(each: jax.Array, bags: jax.Array | None, weights: jax.Array
     return spread if weights is None else spread * weights[:, None]
 
 
+def gains_of_ids(ids: BagIds) -> jax.Array:
+    """What each id's row counts in its bag, float32 `[n]`: its weight by what the bag is divided by. 0 where that is 0.
+
+    On TPUs alone, whose sums have an order.
+    """
+    amount = _denominators(ids, in_a_tree=False)
+    divisor = jnp.where((amount == 0) | (ids.combiner == "sum"), 1, amount)
+    shares = jnp.where(amount == 0, jnp.float32(0), 1 / divisor)
+    return gradients_of_ids(shares[:, None], ids.bags, ids.weights)[:, 0]
+
+
 def _divided(vectors: jax.Array, ids: BagIds, *, in_a_tree: bool) -> jax.Array:
     amount = _denominators(ids, in_a_tree=in_a_tree)[:, None]
     divided = vectors if ids.combiner == "sum" else vectors / jnp.where(amount == 0, 1, amount)

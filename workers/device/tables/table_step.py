@@ -7,6 +7,7 @@ sharded ones each device has a part, and `exchange.py` brings ids, vectors and g
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +19,10 @@ import jax.numpy as jnp
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.shards import sharded_arrays
 from podembed.workers.device.options import AXIS
-from podembed.workers.device.tables.exchange import AskedArray, fetched, given
+from podembed.workers.device.tables import sparse_cores
+from podembed.workers.device.tables.exchange import AskedArray, fetched, given, slots_of_ids
 from podembed.workers.device.tables.pooling import BagIds, gradients_of_bags, gradients_of_ids, pooled
+from podembed.workers.device.tables.sparse_cores import CoreAsked, with_cores
 from podembed.workers.device.tables.updates import (
     ROWS,
     Arrays,
@@ -42,11 +45,13 @@ class TableStep:
       tables: tables in the job's order.
       num_parts: parts of the samples, over all hosts.
       platform: platform of the devices, as JAX calls it.
+      num_cores: SparseCores of a device that look up; 0 for none.
     """
 
-    def __init__(self, tables: Sequence[DeviceTable], *, num_parts: int, platform: str) -> None:
+    def __init__(self, tables: Sequence[DeviceTable], *, num_parts: int, platform: str, num_cores: int = 0) -> None:
         self.tables = tuple(tables)
-        self._arrays = sharded_arrays([table.spec for table in tables], num_parts)
+        arrays = sharded_arrays([table.spec for table in tables], num_parts)
+        self._arrays = with_cores(arrays, tables, num_cores=num_cores)
         self._by_name = {table.spec.name: table for table in tables}
         # Additions to one place have no order on GPUs, and each device would get other sums.
         self._in_a_tree = platform not in ("cpu", "tpu")
@@ -57,34 +62,58 @@ class TableStep:
         Args:
           levels: room of messages for each array of sharded tables; none for as many rows as there are ids.
         """
-        named, shards = dict(ids), {}
+        named, shards, of_cores = dict(ids), {}, {}
         for at, array in enumerate(self._arrays):
             features = {name: self._by_name[name].features for name in array.tables}
             rows = {table: jnp.concatenate([ids[name].rows for name in names]) for table, names in features.items()}
             shard, begin = AskedArray.of(rows, array, level=levels[at] if levels else None), 0
+            if array.cores:
+                own = [ids[name] for name in itertools.chain.from_iterable(features.values())]
+                of_cores[array.name] = CoreAsked.of(shard, slots_of_ids(rows, array), own)
+                continue
             for name in itertools.chain.from_iterable(features.values()):
                 one = ids[name].rows
                 places = shard.wanted.places[begin : begin + one.size]
                 named[name], begin = replace(ids[name], rows=places), begin + one.size
             shards[array.name] = shard
-        return Asked(named, shards)
+        return Asked(named, shards, of_cores)
 
     def looked_up(self, tables: Tables, asked: Asked) -> tuple[dict[str, jax.Array], jax.Array | None]:
         """The vectors of each feature, `[num_bags, dim]`, and the rounds of sharded tables; None without any."""
-        found = {}
-        by_table, rounds = {name: arrays[ROWS] for name, arrays in tables.items()}, None
+        found, rounds = {}, []
+        by_table = {name: arrays[ROWS] for name, arrays in tables.items()}
+        if asked.of_cores:
+            names = [*asked.of_cores]
+            sums, count = sparse_cores.looked_up(
+                [*asked.of_cores.values()],
+                [by_table[name] for name in names],
+                [self._by_name[name].spec.dim for name in names],
+            )
+            rounds.append(count)
+            for one, own in zip(asked.of_cores.values(), sums, strict=True):
+                found |= {feature: own[place] for feature, place in self._places(one, asked).items()}
         if asked.shards:
             shards = [*asked.shards.values()]
             dims = [self._by_name[name].spec.dim for name in asked.shards]
-            fetching, rounds = fetched(shards, [by_table[name] for name in asked.shards], dims)
+            fetching, count = fetched(shards, [by_table[name] for name in asked.shards], dims)
+            rounds.append(count)
             for shard, values in zip(asked.shards.values(), fetching, strict=True):
                 by_table |= dict.fromkeys(shard.array.tables, values)
+        by_cores = {name for one in asked.of_cores.values() for name in one.ids.array.tables}
         for table in self.tables:
+            if table.spec.name in by_cores:
+                continue
             rows = by_table[table.spec.name]
             for name in table.features:
                 ids, dim = asked.ids[name], table.spec.dim
                 found[name] = pooled(rows, ids, table.quantization, dim=dim, in_a_tree=self._in_a_tree)
-        return found, rounds
+        return found, functools.reduce(jnp.maximum, rounds) if rounds else None
+
+    def _places(self, one: CoreAsked, asked: Asked) -> dict[str, slice]:
+        """Where the bags of each feature of an array are among those of all of them."""
+        names = [name for table in one.ids.array.tables for name in self._by_name[table].features]
+        ends = itertools.accumulate((asked.ids[name].num_bags for name in names), initial=0)
+        return {name: slice(a, b) for name, (a, b) in zip(names, itertools.pairwise(ends), strict=True)}
 
     def updated(
         self, tables: Tables, asked: Asked, gradients: Mapping[str, jax.Array], *, rates: jax.Array
@@ -107,6 +136,7 @@ class TableStep:
         ]
         after: dict[str, Any] = dict(tables)
         after |= self._shards_updated(tables, asked, {one.name: one for one in trained}, rates)
+        after |= self._updated_by_cores(tables, asked, gradients, rates)
         trained = [one for one in trained if not one.table.spec.is_sharded]
         summed = [one for one in trained if one.is_summed]
         for one, sums in zip(summed, _over_devices([one.sums() for one in summed]), strict=True):
@@ -165,6 +195,23 @@ class TableStep:
             for (name, (optimizer, rate)), one in zip(rules.items(), found, strict=True)
         }
 
+    def _updated_by_cores(
+        self, tables: Tables, asked: Asked, gradients: Mapping[str, jax.Array], rates: jax.Array
+    ) -> dict[str, Any]:
+        """The arrays that SparseCores update, after the step."""
+        numbers = {table.spec.name: number for number, table in enumerate(self.tables)}
+        arrays = {name: one for name, one in asked.of_cores.items() if self._by_name[name].spec.optimizer is not None}
+        if not arrays:
+            return {}
+        of_bags, rules = [], []
+        for name, one in arrays.items():
+            spec = self._by_name[name].spec
+            own = jnp.concatenate([gradients[feature].reshape(-1, spec.dim) for feature in self._places(one, asked)])
+            of_bags.append(jnp.pad(own, ((0, one.ids.num_bags - own.shape[0]), (0, 0))))
+            rules.append((spec.optimizer, rates[numbers[name]]))
+        after = sparse_cores.updated([*arrays.values()], of_bags, [tables[name] for name in arrays], rules)
+        return dict(zip(arrays, after, strict=True))
+
 
 class Asked(NamedTuple):
     """The ids of a step on one device.
@@ -172,10 +219,12 @@ class Asked(NamedTuple):
     Attributes:
       ids: ids by feature. Those of a sharded table are places among the rows that the device fetches.
       shards: arrays of sharded tables by name.
+      of_cores: those that SparseCores look up. Their ids are rows.
     """
 
     ids: Mapping[str, BagIds]
     shards: Mapping[str, AskedArray]
+    of_cores: Mapping[str, CoreAsked]
 
 
 class _Part(NamedTuple):

@@ -72,7 +72,7 @@ def update_all(
     """
     num_rows = len(sums)
     old = {name: as_rows(table[name], width)[:num_rows] for name, width in widths.items()}
-    new = _updated(old, sums[:, :-1], optimizer, rate)
+    new = updated_rows(old, sums[:, :-1], optimizer, rate)
     if optimizer.touches_all_rows:
         return new
     is_touched = sums[:, -1:] > 0
@@ -114,7 +114,7 @@ def update_named(
     changed = table[CHANGED].at[places].set(True, mode="drop", unique_indices=True)
     table = {name: laid_out(values) for name, values in table.items() if name != CHANGED}
     old = {name: rows_at(values, places, widths[name], fill=1) for name, values in table.items()}
-    new = _updated(old, sums, optimizer, rate)
+    new = updated_rows(old, sums, optimizer, rate)
     after = {name: laid_out(with_rows(table[name], places, laid_out(values))) for name, values in new.items()}
     return {**after, CHANGED: changed}
 
@@ -143,7 +143,7 @@ def sums_of_runs(
     return jnp.zeros((num, values.shape[1]), values.dtype).at[places].set(running, mode="drop")
 
 
-def _updated(old: Arrays, gradients: jax.Array, optimizer: Optimizer, rate: jax.Array) -> dict[str, jax.Array]:
+def updated_rows(old: Arrays, gradients: jax.Array, optimizer: Optimizer, rate: jax.Array) -> dict[str, jax.Array]:
     """Rows and slots after the rule, in the order of the kernels: limit, decay, rule, limit."""
     # By name: compiled programs get the arrays of a table in alphabetical order.
     weight, names = old[ROWS], [slot.name for slot in optimizer.slots]
