@@ -117,7 +117,9 @@ def parts(num_samples: int, positions: int, width: int) -> dict[str, dict[str, f
 
 
 def model_steps(kind: str, num_samples: int, positions: int, width: int) -> dict[str, float]:
-    """A loss and its gradients: of all positions with and without dropout, and of 20 candidates by the last state."""
+    """A loss and its gradients: of all positions with and without dropout, and of 20 candidates by the last state. The
+    history is padded, or comes as rows in the room that a step has for it.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -125,16 +127,21 @@ def model_steps(kind: str, num_samples: int, positions: int, width: int) -> dict
     from podembed import Jagged, ModelBatch, ModelSpec, StepContext
     from podembed.embedding.features.activations import Activations
     from podembed.jobs import models
+    from podembed.workers.job.padding import SequencePadding
 
     random, names = np.random.default_rng(0), ("history", "next", "other")
     shapes = {"item": (20, width), **dict.fromkeys(names, (positions, width))}
     spec = ModelSpec(
         num_dense=0, activation_shapes=shapes, batch_size=num_samples, sequences=dict.fromkeys(names, positions)
     )
-    lengths = jnp.asarray(random.integers(1, positions + 1, num_samples), jnp.int32)
+    drawn = random.integers(1, positions + 1, num_samples)
+    padding, lengths = SequencePadding({"history": positions}, num_samples), jnp.asarray(drawn, jnp.int32)
+    num_rows = padding.vectors("history", padding.levels_for({"history": drawn}))
     arrays = {name: random.standard_normal((num_samples, *shape), np.float32) for name, shape in shapes.items()}
 
-    def step(dropout: float, **trained: str) -> Callable[..., Any]:
+    arrays["rows"] = random.standard_normal((num_rows, width), np.float32)
+
+    def step(dropout: float, *, by_row: bool = False, **trained: str) -> Callable[..., Any]:
         model = getattr(models, kind)(history="history", item="item", blocks=1, dropout=dropout, **trained)
 
         def loss(params: Any, arrays: Any) -> Any:
@@ -144,7 +151,11 @@ def model_steps(kind: str, num_samples: int, positions: int, width: int) -> dict
                 labels={"label": jnp.ones(num_samples)},
                 weights=jnp.ones(num_samples),
                 lengths=dict.fromkeys(names, lengths),
-                sequences={name: Jagged.of_padded(arrays[name], lengths) for name in names},
+                sequences={
+                    "history": Jagged.of(arrays["rows"], lengths, longest=positions)
+                    if by_row
+                    else Jagged.of_padded(arrays["history"], lengths)
+                },
             )
             context = StepContext.alone(num_samples)
             return model.loss(model.apply(params, batch, context), batch, context).sum()
@@ -158,6 +169,9 @@ def model_steps(kind: str, num_samples: int, positions: int, width: int) -> dict
             "all positions": step(0.0, **trained),
             "all positions, dropout": step(0.2, **trained),
             "last state": step(0.0),
+            "all positions, as rows": step(0.0, by_row=True, **trained),
+            "all positions, as rows, dropout": step(0.2, by_row=True, **trained),
+            "last state, as rows": step(0.0, by_row=True),
         },
         made.init(jax.random.key(0), spec),
         arrays,

@@ -18,8 +18,9 @@ from podembed import Jagged
 from podembed.jobs.models.layers import dropped, kept_in_dropout
 from podembed.jobs.models.next_items import last_of
 
-# Rows of a piece at most: the products of pieces give the gradient of a weight, see `layers.product`.
-_LONGEST_PIECE = 256
+# Rows of a piece: the products of pieces give the gradient of a weight, see `layers.product`. Shorter pieces cost more,
+# and with longer ones products of wide layers do. Rooms of a step are multiples of it.
+_LONGEST_PIECE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,8 @@ from podembed.embedding.ragged import Ragged
 # Smaller arrays are not worth a program of their own.
 LEAST_VECTORS = 4096
 LEAST_LENGTH = 16
-_MULTIPLE = 16
+# So that models can cut rows into pieces of one size.
+_MULTIPLE = 64
 _LAST_ROOM = 60
 ONE_ID = _LAST_ROOM + 1
 """The level of a feature whose bags have one id at most."""
