@@ -120,8 +120,8 @@ def on_positions(history: Jagged, function: Callable[[Padded], jax.Array]) -> ja
     """What the function returns for the history in the form that is faster. It is called for both, and must give the
     same for both, up to rounding.
     """
-    num_padded = len(history.lengths) * history.longest
-    if not history.is_compact or 4 * history.capacity > 3 * num_padded:
+    # First, since exported models have padded positions, of any number of samples.
+    if not history.is_compact or 4 * history.capacity > 3 * history.lengths.shape[0] * history.longest:
         return function(Padded(history=history))
     return jax.lax.platform_dependent(
         history,

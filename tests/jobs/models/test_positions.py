@@ -74,3 +74,15 @@ def test_programs_for_accelerators_have_the_padded_form(platform: str) -> None:
     assert rows not in products(platform)
     assert padded in products(platform)
     assert rows in products("cpu")
+
+
+def test_an_exported_model_takes_any_number_of_samples() -> None:
+    (n,) = jax.export.symbolic_shape("n")
+
+    def values(padded: jax.Array, lengths: jax.Array) -> jax.Array:
+        return on_positions(Jagged.of_padded(padded, lengths), lambda at: at.padded(at.values))
+
+    shapes = jax.ShapeDtypeStruct((n, LONGEST, WIDTH), jnp.float32), jax.ShapeDtypeStruct((n,), jnp.int32)
+    exported = jax.export.export(jax.jit(values))(*shapes)
+    found = exported.call(jnp.ones((3, LONGEST, WIDTH)), jnp.asarray([2, 0, 5], jnp.int32))
+    np.testing.assert_array_equal(found.sum(axis=(1, 2)), [2 * WIDTH, 0, 5 * WIDTH])
