@@ -30,7 +30,7 @@ from podembed.embedding.ragged import Ragged
 LEAST_VECTORS = 4096
 LEAST_LENGTH = 16
 # So that models can cut rows into pieces of one size.
-_MULTIPLE = 64
+MULTIPLE = 64
 _LAST_ROOM = 60
 ONE_ID = _LAST_ROOM + 1
 """The level of a feature whose bags have one id at most."""
@@ -59,7 +59,7 @@ class SequencePadding:
         full = self.num_samples * self.sequences[feature]
         # In whole numbers, so that all machines round alike.
         wanted = math.isqrt((full * full - 1) >> levels[0]) + 1
-        wanted = -(-wanted // _MULTIPLE) * _MULTIPLE
+        wanted = -(-wanted // MULTIPLE) * MULTIPLE
         return min(full, max(LEAST_VECTORS, wanted))
 
     def longest(self, feature: str, levels: PaddingLevels) -> int:

@@ -31,7 +31,7 @@ class Told(SilentReporter):
 
 
 def main(folder: str) -> None:
-    padding.LEAST_VECTORS, padding.LEAST_LENGTH = 16, 2
+    padding.LEAST_VECTORS, padding.LEAST_LENGTH, padding.MULTIPLE = 16, 2, 16
     told = Told()
     losses = trained(sequence_job(Path(folder), Reading("rows")), Path(folder) / "two_devices", told)
     json.dump({"losses": losses, "compiled": told.compiled}, sys.stdout)
