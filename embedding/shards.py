@@ -69,8 +69,8 @@ class ShardedArray:
 
     Attributes:
       tables: layout of each table by its name, on as many parts each.
-      cores: SparseCores of a part, if they look it up; 0 if not. Places follow each other on one core after another,
-        so that each has as many rows of each table. Then the rows of a part are a multiple of 16 for each core.
+      cores: SparseCores of a part, if they look it up; 0 if not. The rows of a table are dealt to them one by one, so
+        that each core has as many. Slots of a core lie in a row, and their number is a multiple of 16.
     """
 
     tables: Mapping[str, ShardLayout]
@@ -93,6 +93,11 @@ class ShardedArray:
         return -(-sum(layout.rows_per_part for layout in self.tables.values()) // multiple) * multiple
 
     @property
+    def rows_per_core(self) -> int:
+        """The places of a SparseCore; those of a part where there is none."""
+        return self.rows_per_part // max(1, self.cores)
+
+    @property
     def num_slots(self) -> int:
         """The slots of all parts."""
         return self.num_parts * self.rows_per_part
@@ -108,25 +113,20 @@ class ShardedArray:
         layout = self.tables[table]
         buckets = rows % layout.table.num_buckets
         place = self.begins[table] + layout.begin_of(buckets) + rows // layout.table.num_buckets
-        return layout.part_of(buckets) * self.rows_per_part + place
+        return layout.part_of(buckets) * self.rows_per_part + self._dealt(place)
 
-    def lies_at(self, places: Any) -> Any:
-        """Where the rows at some places of a part lie in its array: those of each core are in a row.
-
-        Args:
-          places: an integer array, or a slice.
-        """
+    def _dealt(self, places: Any) -> Any:
+        """Each core has every so manieth of the places; those of a core lie in a row."""
         if not self.cores:
             return places
-        if isinstance(places, slice):
-            places = np.arange(places.start, places.stop)
-        return places % self.cores * (self.rows_per_part // self.cores) + places // self.cores
+        return places % self.cores * self.rows_per_core + places // self.cores
 
-    def rows_of_bucket(self, table: str, bucket: int) -> slice:
+    def rows_of_bucket(self, table: str, bucket: int) -> slice | np.ndarray:
         """The places of a bucket's rows in its part."""
         layout = self.tables[table]
         first = self.begins[table] + layout.begin_of(bucket)
-        return slice(first, first + layout.table.num_rows_of(bucket))
+        count = layout.table.num_rows_of(bucket)
+        return self._dealt(first + np.arange(count)) if self.cores else slice(first, first + count)
 
     def rows_at(self, table: str, part: int, is_wanted: np.ndarray) -> np.ndarray:
         """int64, the rows of a table whose places in a part are wanted.
@@ -134,6 +134,8 @@ class ShardedArray:
         Args:
           is_wanted: bool `[rows_per_part]`.
         """
+        if self.cores:
+            is_wanted = is_wanted.reshape(self.cores, -1).T.reshape(-1)
         layout, begin = self.tables[table], self.begins[table]
         places = np.flatnonzero(is_wanted[begin : begin + layout.rows_per_part])
         buckets = layout.first_bucket(part) + places // layout.table.rows_per_bucket

@@ -15,14 +15,15 @@ from podembed.embedding.shards import ShardedArray, ShardLayout, cut_for_parts, 
 from podembed.embedding.table_spec import TableSpec
 
 
+@pytest.mark.parametrize("cores", [0, 2, 4])
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 8, 12, 512])
 @pytest.mark.parametrize(("num_rows", "num_buckets"), [(1, 1), (12, 16), (1_000, 8), (997, 64), (70_000, 65_536)])
 def test_every_row_has_a_slot_of_its_own_in_the_part_of_its_bucket(
-    num_rows: int, num_buckets: int, num_parts: int
+    num_rows: int, num_buckets: int, num_parts: int, cores: int
 ) -> None:
     layout = ShardLayout(table=BucketLayout(num_rows=num_rows, num_buckets=num_buckets), num_parts=num_parts)
     other = ShardLayout(table=BucketLayout(num_rows=10, num_buckets=4), num_parts=num_parts)
-    array = ShardedArray({"before": other, "table": layout, "behind": other})
+    array = ShardedArray({"before": other, "table": layout, "behind": other}, cores=cores)
     rows = np.arange(num_rows, dtype=np.int32)
     slots = array.slots_of("table", rows)
     assert slots.dtype == np.int32
@@ -38,8 +39,17 @@ def test_every_row_has_a_slot_of_its_own_in_the_part_of_its_bucket(
     # The rows of a bucket follow each other, as hosts give and take them.
     for bucket in {0, num_buckets // 3, num_buckets - 1}:
         own, places = array.slots_of("table", layout.table.ids_of(bucket)), array.rows_of_bucket("table", bucket)
-        expected = np.arange(places.start, places.stop)
+        expected = np.arange(array.rows_per_part)[places]
         np.testing.assert_array_equal(own, layout.part_of(bucket) * array.rows_per_part + expected)
+        part = int(layout.part_of(bucket))
+        is_wanted = np.isin(np.arange(array.rows_per_part), expected)
+        np.testing.assert_array_equal(np.sort(array.rows_at("table", part, is_wanted)), layout.table.ids_of(bucket))
+    if cores:
+        # Each core has as many rows as the others.
+        in_first = slots[slots < array.rows_per_part] // array.rows_per_core
+        counts = np.bincount(in_first, minlength=cores)
+        assert len(counts) == cores
+        assert counts.max() - counts.min() <= -(-num_buckets // num_parts)
 
 
 @pytest.mark.parametrize(

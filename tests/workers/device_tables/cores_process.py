@@ -21,7 +21,7 @@ from jax_tpu_embedding.sparsecore.lib.nn import embedding, embedding_spec
 
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.shards import ShardedArray, ShardLayout
-from podembed.workers.device.tables.exchange import AskedRound
+from podembed.workers.device.tables.exchange import AskedArray, AskedRound, Wanted
 from podembed.workers.device.tables.pooling import BagIds
 from podembed.workers.device.tables.sparse_cores import CoreIds
 from tests.workers.device_tables.emulated_cores import emulate
@@ -53,7 +53,7 @@ def lists_of(case: tuple[int, int, int, int, str, bool]) -> list[str]:
         own = range(chip * num_own, (chip + 1) * num_own)
         rows = np.concatenate([bags[at] for at in own]).astype(np.int32)
         core, place = rows % num_cores, rows // num_cores
-        slots = core // cores * array.rows_per_part + place * cores + core % cores
+        slots = core * array.rows_per_core + place
         of_bag = np.repeat(np.arange(num_own), [len(bags[at]) for at in own])
         own_weights = jnp.asarray(np.concatenate([weights[at] for at in own]), jnp.float32)
         ids = BagIds(
@@ -63,9 +63,10 @@ def lists_of(case: tuple[int, int, int, int, str, bool]) -> list[str]:
             combiner=combiner,
             num_bags=num_own,
         )
+        asked = AskedArray(array, Wanted.of(jnp.asarray(slots, jnp.int32), array), len(slots))
         bounds = jnp.arange(num_chips + 1, dtype=jnp.int32) * array.rows_per_part
         whole = AskedRound(*[jnp.zeros(0)] * 4, bounds[:-1], bounds[1:])
-        mine = CoreIds.of(array, jnp.asarray(slots, jnp.int32), [ids]).lists(whole)
+        mine = CoreIds.of(asked, [ids]).lists(whole)
         found[chip] = [np.asarray(one).reshape(cores, -1) for one in mine]
     return [name for name, same in compared(found, expected).items() if not same]
 

@@ -88,20 +88,15 @@ class AskedArray(NamedTuple):
         Args:
           level: level of the room; None for one in which as many rows as ids fit.
         """
-        slots = slots_of_ids(rows, array)
+        slots = jnp.concatenate(
+            [
+                jnp.where(rows[name] < 0, array.num_slots, array.slots_of(name, jnp.maximum(rows[name], 0)))
+                for name in array.tables
+            ]
+        )
         if level is None:
             level = room_level(sum(rows[name].size * layout.largest_share for name, layout in array.tables.items()))
         return AskedArray(array, Wanted.of(slots, array), min(len(slots), rows_of_room(level)))
-
-
-def slots_of_ids(rows: Mapping[str, jax.Array], array: ShardedArray) -> jax.Array:
-    """int32, the slot of each id of an array's tables, one table after another; `num_slots` for none."""
-    return jnp.concatenate(
-        [
-            jnp.where(rows[name] < 0, array.num_slots, array.slots_of(name, jnp.maximum(rows[name], 0)))
-            for name in array.tables
-        ]
-    )
 
 
 class AskedRound(NamedTuple):

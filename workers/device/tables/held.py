@@ -187,7 +187,7 @@ class HeldTables:
             if spec.is_sharded:
                 array = self._sharded[spec.name]
                 part = array.tables[spec.name].part_of(bucket) - self._mesh.first_part
-                rows = array.lies_at(array.rows_of_bucket(spec.name, bucket))
+                rows = array.rows_of_bucket(spec.name, bucket)
             # As the host has them: compiled programs give a table's arrays back in alphabetical order.
             count = layout.num_rows_of(bucket)
             for name, width in spec.widths.items():
@@ -202,7 +202,7 @@ class HeldTables:
         if spec.is_sharded:
             array = self._sharded[spec.name]
             parts, rows = np.divmod(array.slots_of(spec.name, rows), array.rows_per_part)
-            parts, rows = parts - self._mesh.first_part, array.lies_at(rows)
+            parts = parts - self._mesh.first_part
         out, shards, arrays = {}, {}, self.arrays[self._array_of(spec)]
         for name, width in spec.widths.items():
             out[name] = memory[at : at + len(rows) * width].reshape(len(rows), width)

@@ -84,13 +84,9 @@ class CoreIds(NamedTuple):
     is_first: jax.Array
 
     @staticmethod
-    def of(array: ShardedArray, slots: jax.Array, features: Sequence[BagIds]) -> CoreIds:
-        """The ids of the features of an array.
-
-        Args:
-          slots: int32 `[n]`, of the ids of all features; `num_slots` for none.
-          features: their ids.
-        """
+    def of(asked: AskedArray, features: Sequence[BagIds]) -> CoreIds:
+        """The ids of the features of an array, in the order in which it was asked for them."""
+        array, wanted = asked.array, asked.wanted
         multiple = _ALIGNED * array.cores
         num_bags = -(-sum(one.num_bags for one in features) // multiple) * multiple
         bags, gains, begin = [], [], 0
@@ -99,18 +95,27 @@ class CoreIds(NamedTuple):
             bags.append(jnp.minimum(begin + own, num_bags - 1))
             gains.append(gains_of_ids(one))
             begin += one.num_bags
-        at, num_cores = jnp.concatenate(bags), array.cores * array.num_parts
-        part, place = jnp.divmod(slots, array.rows_per_part)
-        asking, within = jnp.divmod(at, num_bags // array.cores)
-        pair = asking * num_cores + part * array.cores + place % array.cores
-        pair = jnp.where(slots == array.num_slots, array.cores * num_cores, pair)
-        pair, rows, within, gain = jax.lax.sort(
-            (pair, place // array.cores, within, jnp.concatenate(gains)), num_keys=3, is_stable=True
-        )
+        num_cores = array.cores * array.num_parts
+        slots = wanted.slots[jnp.cumsum(wanted.is_first) - 1]
+        asking = jnp.concatenate(bags)[wanted.order] // (num_bags // array.cores)
+        asking = jnp.where(slots == array.num_slots, array.cores, asking)
+        # They are sorted by slot, and of one slot by bag. A sort by the asking core as well would take the compiler of
+        # TPUs half a minute; there are but a few cores, and each one's ids stay in their order.
+        is_of = asking == jnp.arange(array.cores + 1, dtype=jnp.int32)[:, None]
+        places = jnp.cumsum(is_of, dtype=jnp.int32).reshape(is_of.shape)
+        places = jnp.where(is_of, places, 0).sum(axis=0) - 1
+        by_core = jnp.zeros_like(places).at[places].set(jnp.arange(len(places), dtype=jnp.int32), unique_indices=True)
+        order = wanted.order[by_core]
+        slots, asking = slots[by_core], asking[by_core]
+        within = jnp.concatenate(bags)[order] % (num_bags // array.cores)
+        owner, rows = jnp.divmod(slots, array.rows_per_core)
+        pair = jnp.where(asking == array.cores, array.cores * num_cores, asking * num_cores + owner)
         is_other = (pair[1:] != pair[:-1]) | (rows[1:] != rows[:-1]) | (within[1:] != within[:-1])
         is_first = jnp.concatenate([jnp.ones(1, bool), is_other])
         number = jnp.cumsum(is_first) - 1
-        summed = jax.ops.segment_sum(gain, number, num_segments=len(gain), indices_are_sorted=True)
+        summed = jax.ops.segment_sum(
+            jnp.concatenate(gains)[order], number, num_segments=len(slots), indices_are_sorted=True
+        )
         return CoreIds(array, num_bags, pair, rows, within, summed[number], is_first)
 
     @property
@@ -129,7 +134,7 @@ class CoreIds(NamedTuple):
         array = self.array
         num_cores = array.cores * array.num_parts
         owner = self.pair % num_cores
-        slots = owner // array.cores * array.rows_per_part + self.rows * array.cores + owner % array.cores
+        slots = owner * array.rows_per_core + self.rows
         part = owner // array.cores
         is_now = self.is_first & (self.pair < array.cores * num_cores)
         is_now &= (slots >= turn.first[part]) & (slots < turn.last[part])
@@ -166,10 +171,9 @@ class CoreAsked(NamedTuple):
     ids: CoreIds
 
     @staticmethod
-    def of(asked: AskedArray, slots: jax.Array, features: Sequence[BagIds]) -> CoreAsked:
+    def of(asked: AskedArray, features: Sequence[BagIds]) -> CoreAsked:
         """Arguments as of `CoreIds.of`."""
-        room = min(asked.room, MOST_ROWS)
-        return CoreAsked(asked._replace(room=room), CoreIds.of(asked.array, slots, features))
+        return CoreAsked(asked._replace(room=min(asked.room, MOST_ROWS)), CoreIds.of(asked, features))
 
     @property
     def limits(self) -> dict[str, int]:

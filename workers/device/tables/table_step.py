@@ -20,7 +20,7 @@ from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.shards import sharded_arrays
 from podembed.workers.device.options import AXIS
 from podembed.workers.device.tables import sparse_cores
-from podembed.workers.device.tables.exchange import AskedArray, fetched, given, slots_of_ids
+from podembed.workers.device.tables.exchange import AskedArray, fetched, given
 from podembed.workers.device.tables.pooling import BagIds, gradients_of_bags, gradients_of_ids, pooled
 from podembed.workers.device.tables.sparse_cores import CoreAsked, with_cores
 from podembed.workers.device.tables.updates import (
@@ -69,7 +69,7 @@ class TableStep:
             shard, begin = AskedArray.of(rows, array, level=levels[at] if levels else None), 0
             if array.cores:
                 own = [ids[name] for name in itertools.chain.from_iterable(features.values())]
-                of_cores[array.name] = CoreAsked.of(shard, slots_of_ids(rows, array), own)
+                of_cores[array.name] = CoreAsked.of(shard, own)
                 continue
             for name in itertools.chain.from_iterable(features.values()):
                 one = ids[name].rows
