@@ -98,6 +98,11 @@ class ShardedArray:
         return self.rows_per_part // max(1, self.cores)
 
     @property
+    def num_owners(self) -> int:
+        """SparseCores of all parts; parts where there are no cores."""
+        return self.num_parts * max(1, self.cores)
+
+    @property
     def num_slots(self) -> int:
         """The slots of all parts."""
         return self.num_parts * self.rows_per_part

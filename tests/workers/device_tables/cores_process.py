@@ -64,7 +64,7 @@ def lists_of(case: tuple[int, int, int, int, str, bool]) -> list[str]:
             num_bags=num_own,
         )
         asked = AskedArray(array, Wanted.of(jnp.asarray(slots, jnp.int32), array), len(slots))
-        bounds = jnp.arange(num_chips + 1, dtype=jnp.int32) * array.rows_per_part
+        bounds = jnp.arange(num_cores + 1, dtype=jnp.int32) * array.rows_per_core
         whole = AskedRound(*[jnp.zeros(0)] * 4, bounds[:-1], bounds[1:])
         mine = CoreIds.of(asked, [ids]).lists(whole)
         found[chip] = [np.asarray(one).reshape(cores, -1) for one in mine]

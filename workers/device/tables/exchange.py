@@ -1,10 +1,11 @@
 """Ids to the devices that have their rows, vectors back, and gradients there: what a step does for sharded tables.
 
 Pure functions of the arrays of one device, within a map over all devices. A device makes the slots of its ids distinct
-and sorts them, so those of each owner lie in a row. A message has a fixed *room* of ids for each pair of devices. An
-owner of more than that is asked in several *rounds*. All devices agree where a round ends at each owner: at the first
-slot for which some device has no more room. So a row is wholly in one round, and sums that are made in order do not
-hang on the room. All arrays share a round's messages. Nearly all steps have one round.
+and sorts them, so those of each owner lie in a row. An owner is a device, or each of its SparseCores. A message has a
+fixed *room* of ids for each owner. One that is asked for more is asked in several *rounds*. All devices agree where a
+round ends at each owner: at the first slot for which some device has no more room. So a row is wholly in one round, and
+sums that are made in order do not hang on the room. All arrays share a round's messages. Nearly all steps have one
+round.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Wanted(NamedTuple):
       slots: int32 `[n]`: distinct ones, rising; behind them `num_slots` of the array.
       places: int32 `[n]`: by id, where its slot is among these; -1 for none.
       order, is_first: int32 and bool `[n]`: the ids by their slots, and which of them begins another slot.
-      ends: int32 `[num_parts + 1]`: where the slots of each owner begin among `slots`, and where the last one's end.
+      ends: int32 `[num_owners + 1]`: where the slots of each owner begin among `slots`, and where the last one's end.
     """
 
     slots: jax.Array
@@ -74,7 +75,7 @@ class AskedArray(NamedTuple):
     Attributes:
       array: its tables.
       wanted: slots that this device wants.
-      room: ids of a message between two devices.
+      room: ids of a message from a device to an owner.
     """
 
     array: ShardedArray
@@ -103,11 +104,11 @@ class AskedRound(NamedTuple):
     """An array in one round.
 
     Attributes:
-      begin: int32 `[num_parts]`: the first place of each owner's slots.
-      is_there: bool `[num_parts, room]`: whether a place of the message has an id.
-      sent: int32 `[num_parts, room]`: local slots at the owner; `rows_per_part` where there is none.
+      begin: int32 `[num_owners]`: the first place of each owner's slots.
+      is_there: bool `[num_owners, room]`: whether a place of the message has an id.
+      sent: int32 `[num_owners, room]`: places in the owner's part; `rows_per_part` where there is none.
       is_now: bool `[n]`: which of the wanted slots it has.
-      first, last: int32 `[num_parts]`: the first slot of each owner that it has, and the one behind the last.
+      first, last: int32 `[num_owners]`: the first slot of each owner that it has, and the one behind the last.
     """
 
     begin: jax.Array
@@ -119,7 +120,7 @@ class AskedRound(NamedTuple):
 
     @property
     def index(self) -> jax.Array:
-        """int32 `[num_parts, room]`: the places of what is sent among the wanted slots."""
+        """int32 `[num_owners, room]`: the places of what is sent among the wanted slots."""
         return self.begin[:, None] + jnp.arange(self.is_there.shape[1], dtype=jnp.int32)
 
 
@@ -213,8 +214,8 @@ def in_rounds(
 
 
 def _bounds(array: ShardedArray) -> jax.Array:
-    """int32 `[num_parts + 1]`: the first slot of each part, and the end of all."""
-    return jnp.arange(array.num_parts + 1, dtype=jnp.int32) * array.rows_per_part
+    """int32 `[num_owners + 1]`: the first slot of each owner, and the end of all."""
+    return jnp.arange(array.num_owners + 1, dtype=jnp.int32) * array.rows_per_core
 
 
 def _begin(shard: AskedArray, covered: jax.Array) -> jax.Array:
@@ -234,7 +235,8 @@ def _turn(shard: AskedArray, covered: jax.Array, until: jax.Array) -> AskedRound
     index = begin[:, None] + jnp.arange(shard.room, dtype=jnp.int32)
     wanted = slots[jnp.minimum(index, slots.shape[0] - 1)]
     is_there = (index < ends[1:, None]) & (wanted < until[:, None])
-    sent = jnp.where(is_there, wanted - _bounds(array)[:-1, None], array.rows_per_part)
+    parts = _bounds(array)[:-1, None] // array.rows_per_part * array.rows_per_part
+    sent = jnp.where(is_there, wanted - parts, array.rows_per_part)
     owner = _owners(shard)
     is_now = (slots >= covered[owner]) & (slots < until[owner])
     return AskedRound(begin, is_there, sent, is_now, covered, until)
@@ -242,7 +244,7 @@ def _turn(shard: AskedArray, covered: jax.Array, until: jax.Array) -> AskedRound
 
 def _owners(shard: AskedArray) -> jax.Array:
     """int32 `[n]`: the owner of each wanted slot; the last one where there is none."""
-    return jnp.minimum(shard.wanted.slots // shard.array.rows_per_part, shard.array.num_parts - 1)
+    return jnp.minimum(shard.wanted.slots // shard.array.rows_per_core, shard.array.num_owners - 1)
 
 
 def _taken(shard: AskedArray, turn: AskedRound, vectors: jax.Array, before: jax.Array) -> jax.Array:
@@ -254,7 +256,7 @@ def _taken(shard: AskedArray, turn: AskedRound, vectors: jax.Array, before: jax.
 
 
 def exchanged(parts: Sequence[jax.Array]) -> list[jax.Array]:
-    """What all devices sent this one, `[num_parts, ...]` each, by the device; in one message a pair."""
+    """What all devices sent this one, `[num_owners, ...]` each, by the device; in one message a pair."""
     words = [jax.lax.bitcast_convert_type(part, jnp.uint32).reshape(part.shape[0], -1) for part in parts]
     came = jax.lax.all_to_all(jnp.concatenate(words, axis=1), AXIS, split_axis=0, concat_axis=0, tiled=True)
     found, at = [], 0
