@@ -43,7 +43,9 @@ class Wanted(NamedTuple):
     def of(asked: jax.Array, array: ShardedArray) -> Wanted:
         """The slots of ids: int32 `[n]`, `num_slots` for none."""
         size = asked.shape[0]
-        slots, order = jax.lax.sort((asked, jnp.arange(size, dtype=jnp.int32)), num_keys=1, is_stable=True)
+        # Equal ids stay in their order, since their numbers are a key as well. A stable sort takes the compiler of TPUs
+        # half as long again: 30 instead of 20 CPU seconds for 53,248 ids.
+        slots, order = jax.lax.sort((asked, jnp.arange(size, dtype=jnp.int32)), num_keys=2, is_stable=False)
         is_first = jnp.concatenate([jnp.ones(1, bool), slots[1:] != slots[:-1]])
         number = jnp.cumsum(is_first, dtype=jnp.int32) - 1
         distinct = jnp.full(size, array.num_slots, jnp.int32).at[number].set(slots)
