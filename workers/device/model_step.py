@@ -43,6 +43,7 @@ from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 from podembed.workers.job.padding import LARGEST_LEVELS
 from podembed.workers.job.tables import device_tables
+from podembed.workers.liveness.memory import give_back_free
 from podembed.workers.liveness.progress import WORK, Recorder, Stopwatch
 from podembed.workers.model.context import Shares
 
@@ -120,6 +121,7 @@ class DeviceWorker:
     trace: Recorder = field(default_factory=Recorder)
     _batches: HostBatches = field(init=False)
     _compiled_s: float = 0.0
+    _compiled_before_s: float = -1.0
     _measures: WindowMeasures = field(init=False)
 
     def build(self, *, is_restored_later: bool = False, is_rehearsal: bool = False) -> float:
@@ -248,6 +250,10 @@ class DeviceWorker:
             end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
             # Hosts may look at rows of tables between two steps.
             record, begun = self._after_rows(end, following or wait(), wait), ahead
+        if self._compiled_before_s < self._compiled_s:
+            # What the compiler took is free now, and it comes rarely: after the first window, and later new programs.
+            self._compiled_before_s = self._compiled_s
+            give_back_free()
         return self._measures.window(
             losses=tuple(float(loss) for loss in jax.device_get(losses)),
             num_steps=num_steps,
