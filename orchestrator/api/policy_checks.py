@@ -100,10 +100,10 @@ def _check_stopping(job: JobConfig, config: RunConfig) -> None:
 
 
 def check_hosts(job: JobConfig, scaling: ScalingConfig) -> None:
-    """Refuses more hosts than there are lanes to read.
+    """Refuses more hosts than there are lanes to read, and SparseCores without a table for them.
 
     Raises:
-      ConfigurationError: a host would have nothing to do.
+      ConfigurationError: a host, or the SparseCores, would have nothing to do.
     """
     if scaling.most_hosts > job.num_lanes:
         found = f"up to {scaling.most_hosts}" if scaling.is_range else scaling.most_hosts
@@ -114,6 +114,11 @@ def check_hosts(job: JobConfig, scaling: ScalingConfig) -> None:
             f"Found {found} hosts{whence} for the {job.num_lanes} lanes of job '{job.name}'. Expected at most one host "
             f"a lane. Use fewer {fewer}, or begin a new run with JobConfig(num_lanes=...) of at least "
             f"{scaling.most_hosts}."
+        )
+    if scaling.sparse_cores and not any(table.place in ("sharded", "auto") for table in job.tables):
+        raise ConfigurationError(
+            f"Found sparse_cores, and no table of job '{job.name}' on the chips. Expected one for SparseCores to look "
+            "up. Declare TableConfig(place='sharded'), or leave sparse_cores (--sparse-cores) out."
         )
 
 

@@ -85,7 +85,7 @@ def _compile_for(
     hosts = {device.process_index for device in devices}
     mine = [device for device in devices if device.process_index == min(hosts)]
     mesh = GangMesh.over(devices, mine, options, num_hosts=len(hosts))
-    check_hosts(job, ScalingConfig(num_hosts=mesh.num_hosts))
+    check_hosts(job, ScalingConfig(num_hosts=mesh.num_hosts, sparse_cores=options.has_sparse_cores))
     room = DeviceRoom(
         kind=devices[0].device_kind, memory_bytes=wanted["memory_bytes"], num_parts=mesh.num_all_parts, is_tpu=True
     )

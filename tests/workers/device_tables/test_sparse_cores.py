@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
+from podembed.orchestrator.api.policy_checks import check_hosts
 from podembed.workers.device import device_mesh
 from podembed.workers.device.device_mesh import num_cores_of
 from podembed.workers.device.gang_errors import GangError
 from podembed.workers.device.options import DeviceOptions
 from tests.long_tests import is_long, long_case
+from tests.workers.device_tables.jobs import placed_job
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = "jax-tpu-embedding"
@@ -80,3 +83,12 @@ def test_where_there_are_no_cores_a_run_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(device_mesh.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(GangError, match=r"without the package jax-tpu-embedding.*pip install 'podembed\[sparsecore\]'"):
         num_cores_of("TPU v6 lite", options)
+
+
+def test_where_no_table_is_for_cores_a_run_is_refused(tmp_path: Path) -> None:
+    cores = ScalingConfig(sparse_cores=True)
+    check_hosts(placed_job(str(tmp_path), sharded=["many"]), cores)
+    check_hosts(placed_job(str(tmp_path), auto=["many"]), cores)
+    check_hosts(placed_job(str(tmp_path), on_devices=["many"]), ScalingConfig())
+    with pytest.raises(ConfigurationError, match="Found sparse_cores, and no table of job 'placed' on the chips"):
+        check_hosts(placed_job(str(tmp_path), on_devices=["many"]), cores)
