@@ -51,7 +51,9 @@ def predicted(run: str, job: JobConfig, data: Path, out: Path, *, commit: str | 
 def scored(replica: Replica, columns: dict[str, list[Any]]) -> np.ndarray:
     """The scores of the version that answers."""
     with replica.use() as version:
-        (outputs,) = version.model.score([version.model.read(columns, with_context=True)])
+        # As the server does: on some processors a larger run has other bits.
+        samples = version.model.read(columns, with_context=True)
+        outputs = version.model.score_whole(samples, version.most_samples)
     return np.asarray(scores_among(outputs))
 
 
